@@ -1,0 +1,162 @@
+"""Record every call into an instance, and replay a recording against a fresh one.
+
+A recording of a real run, replayed here, must give the same decisions: that is the proof that simulator and harness
+run the same policy code.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from pdsim.core import messages
+from pdsim.core.instance import Instance, Levels
+from pdsim.core.messages import Command, DecodeStep, Message, Step, StepResult
+from pdsim.core.sequence import Spans, TokenIds
+from pdsim.core.transfer_plan import TransferUnit
+
+
+class Entry(NamedTuple):
+    """One call into an instance: its arguments, the last of which is now_ns, and what it returned."""
+
+    instance_id: str
+    call: str
+    args: tuple[Any, ...]
+    returned: Any
+
+
+class TakesMessages(Protocol):
+    """An instance, or the router."""
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
+
+
+class Recorded:
+    """An instance or a router that also writes down what goes in and what comes out."""
+
+    def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
+        self.instance_id: str = inner.instance_id
+        self.inner = inner
+        self._record = record
+
+    def on_message(self, message: Message, now_ns: int) -> Any:
+        return self._note("on_message", (message, now_ns), self.inner.on_message(message, now_ns))
+
+    def next_step(self, now_ns: int) -> Any:
+        return self._note("next_step", (now_ns,), self.inner.next_step(now_ns))
+
+    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> Any:
+        return self._note("on_step_done", (step, result, now_ns), self.inner.on_step_done(step, result, now_ns))
+
+    def levels(self) -> Levels:
+        levels: Levels = self.inner.levels()
+        return levels
+
+    def waiting_for(self) -> list[str]:
+        lines: list[str] = self.inner.waiting_for()
+        return lines
+
+    def _note(self, call: str, args: tuple[Any, ...], returned: Any) -> Any:
+        self._record(Entry(self.instance_id, call, args, returned))
+        return returned
+
+
+class ReplayError(AssertionError):
+    """A replayed call returned something else than the recording says."""
+
+
+def replay(entries: Iterable[Entry], instances: Mapping[str, Instance | TakesMessages]) -> int:
+    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference."""
+    count = 0
+    for entry in entries:
+        if entry.instance_id not in instances:
+            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(instances)}")
+        got = getattr(instances[entry.instance_id], entry.call)(*entry.args)
+        if to_json(got) != to_json(entry.returned):
+            where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
+            raise ReplayError(f"{where}: recorded {to_json(entry.returned)}, replayed {to_json(got)}")
+        count += 1
+    return count
+
+
+def digest(entries: Iterable[Entry]) -> str:
+    """Equal for equal journals, whatever the process, the platform or PYTHONHASHSEED."""
+    h = blake2b(digest_size=16)
+    for entry in entries:
+        h.update(to_line(entry).encode())
+    return h.hexdigest()
+
+
+def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
+    """A journal by instance, with decode steps joined that only continue the one before.
+
+    Many steps at once and the same steps one at a time have equal decisions.
+    """
+    by_instance: dict[str, list[Any]] = {}
+    for entry in entries:
+        known = by_instance.setdefault(entry.instance_id, [])
+        plain = to_json((entry.call, *entry.args, entry.returned))
+        match entry:
+            case Entry(call="next_step", returned=(DecodeStep() as step, commands)):
+                continues = not (step.joined or step.left or commands)
+                if continues and known and known[-1][0] == "ran" and not known[-1][3]:
+                    known[-1][0] = "running"
+                else:
+                    known.append(["decode", entry.args[-1], to_json((step._replace(max_steps=0), commands))])
+            case Entry(call="on_step_done", args=(DecodeStep(), result, now_ns), returned=commands):
+                what = to_json((result.ended, commands)) if result.ended or commands else None
+                if known[-1][0] == "running":
+                    known[-1] = ["ran", known[-1][1] + result.num_steps, now_ns, what]
+                else:
+                    known.append(["ran", result.num_steps, now_ns, what])
+            case _:
+                known.append(plain)
+    return by_instance
+
+
+# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name.
+
+_TYPES: dict[str, Any] = {
+    name: kind
+    for name, kind in vars(messages).items()
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+} | {"TransferUnit": TransferUnit}
+
+
+def to_json(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {type(value).__name__: [to_json(v) for v in value]}
+    if isinstance(value, tuple | list):
+        return [to_json(v) for v in value]
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, Spans):
+        return {"Spans": [list(span) for span in value.spans]}
+    if isinstance(value, TokenIds):
+        return {"TokenIds": value.ids()}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(from_json(v) for v in value)
+    if isinstance(value, dict):
+        ((name, content),) = value.items()
+        if name == "range":
+            return range(*content)
+        if name == "Spans":
+            return Spans(tuple(span) for span in content)
+        if name == "TokenIds":
+            return TokenIds(content)
+        return _TYPES[name](*from_json(content))
+    return value
+
+
+def to_line(entry: Entry) -> str:
+    return json.dumps(to_json(tuple(entry)), separators=(",", ":")) + "\n"
+
+
+def from_lines(lines: Iterable[str]) -> Iterator[Entry]:
+    for line in lines:
+        instance_id, call, args, returned = from_json(json.loads(line))
+        yield Entry(instance_id, call, args, returned)

@@ -1,0 +1,158 @@
+"""Everything that crosses an instance boundary: immutable, ids and numbers only, fit to cross a process boundary.
+
+Messages go to an instance. Commands come out of it and are carried out by its driver. Steps are what an instance asks
+its executor to run. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
+"""
+
+from typing import Any, NamedTuple
+
+from pdsim.core.pages import PageRuns
+from pdsim.core.transfer_plan import TransferUnit
+from pdsim.policy.views import TokenSequence
+
+
+class Arrival(NamedTuple):
+    """Client to router."""
+
+    request_id: int
+    prompt: TokenSequence
+    max_output_tokens: int
+
+
+class NewRequest(NamedTuple):
+    """Router to both instances of the chosen pair."""
+
+    request_id: int
+    arrival_ns: int
+    prompt: TokenSequence
+    max_output_tokens: int
+    prefill_id: str
+    decode_id: str
+
+
+class KvGranted(NamedTuple):
+    """Decode to prefill: these pages wait for the KV of tokens [num_cached_tokens, prompt end)."""
+
+    request_id: int
+    num_cached_tokens: int
+    pages: PageRuns
+
+
+class KvArrived(NamedTuple):
+    """Transport to decode: all KV is in place, and so is the first token."""
+
+    request_id: int
+    first_token_ends: bool
+
+
+class KvSent(NamedTuple):
+    """Transport to prefill: no page of this request is read any more."""
+
+    request_id: int
+
+
+class Abort(NamedTuple):
+    """One instance of a pair to the other: this request will not be served."""
+
+    request_id: int
+    reason: str
+
+
+class FirstToken(NamedTuple):
+    """Decode streams the first token."""
+
+    request_id: int
+
+
+class Retracted(NamedTuple):
+    """Decode took the request's pages back; its KV waits in host memory."""
+
+    request_id: int
+
+
+class PrefillDone(NamedTuple):
+    """Prefill has seen its transfer end and holds nothing of the request any more."""
+
+    request_id: int
+
+
+class Finished(NamedTuple):
+    """Decode has streamed the last token and freed what the request held."""
+
+    request_id: int
+
+
+class Failed(NamedTuple):
+    request_id: int
+    reason: str
+
+
+Outcome = PrefillDone | Finished | Failed
+Message = Arrival | NewRequest | KvGranted | KvArrived | KvSent | Abort | Outcome
+
+
+class Send(NamedTuple):
+    to: str
+    message: Message
+
+
+class StartTransfer(NamedTuple):
+    """Queue this unit behind the earlier ones of its pair. After a request's last unit, answer with KvArrived and KvSent."""
+
+    unit: TransferUnit
+
+
+Command = Send | StartTransfer | FirstToken | Retracted | Outcome
+
+
+class PrefillChunk(NamedTuple):
+    """Compute num_tokens of a prompt behind num_context_tokens whose KV exists."""
+
+    request_id: int
+    num_context_tokens: int
+    num_tokens: int
+    is_last: bool
+
+
+class PrefillStep(NamedTuple):
+    step_id: int
+    chunks: tuple[PrefillChunk, ...]
+
+
+class DecodeStep(NamedTuple):
+    """One token for every running request, up to max_steps times before the instance must be asked again.
+
+    The batch is the previous step's, less those that ended or are in `left`, and `joined`.
+    """
+
+    step_id: int
+    joined: tuple[int, ...]
+    left: tuple[int, ...]
+    num_requests: int
+    num_context_tokens: int
+    """KV tokens that the first step reads: each request's own, and the one it writes."""
+    max_steps: int
+
+
+Step = PrefillStep | DecodeStep
+
+
+class StepResult(NamedTuple):
+    """What the executor reports.
+
+    `ended` has (request_id, output) for each sequence that stopped; the output is the whole of it. A prefill step
+    reports sequences that stop with their first token.
+    """
+
+    num_steps: int = 1
+    ended: tuple[tuple[int, Any], ...] = ()
+
+
+class Settle(NamedTuple):
+    """Let everything due at this very instant be delivered first. Nothing to do in real time."""
+
+
+class Wait(NamedTuple):
+    """Nothing to do until a message comes, or until_ns if that is sooner."""
+
+    until_ns: int | None = None

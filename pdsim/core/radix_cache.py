@@ -1,0 +1,221 @@
+"""The prefix cache of one instance: a compressed trie over whole pages, whose nodes own KV pages.
+
+A node is
+  protected   locked by requests that use it, itself or below it
+  evictable   locked by nobody
+and its pages go back to the pool when it is evicted, leaves first.
+"""
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+from pdsim.core.page_pool import PagePool
+from pdsim.core.pages import PageRuns, count_pages, cut_pages
+from pdsim.policy.protocols import EvictionPolicy
+from pdsim.policy.views import TokenSequence
+
+
+class Node:
+    """Tokens [start, stop) of a sequence that was inserted, with the pages that hold their KV."""
+
+    __slots__ = (
+        "born",
+        "children",
+        "heap_serial",
+        "key",
+        "last_access",
+        "locks",
+        "num_hits",
+        "num_pages",
+        "pages",
+        "parent",
+        "sequence",
+        "start",
+        "stop",
+    )
+
+    def __init__(
+        self, parent: "Node | None", key: Hashable, sequence: Any, start: int, stop: int, pages: PageRuns, born: int
+    ) -> None:
+        self.parent = parent
+        self.key = key
+        self.sequence = sequence
+        self.start = start
+        self.stop = stop
+        self.pages = pages
+        self.num_pages = count_pages(pages)
+        self.children: dict[Hashable, Node] = {}
+        self.locks = 0
+        self.last_access = born
+        self.num_hits = 0
+        self.born = born
+        self.heap_serial = 0
+
+
+class Match(NamedTuple):
+    """The longest cached prefix: its deepest node, its length and its pages in order."""
+
+    node: Node
+    num_tokens: int
+    pages: list[range]
+
+
+class RadixCache:
+    """Owns the pages of what it caches and frees them to the pool when they are evicted."""
+
+    def __init__(self, pool: PagePool, page_size: int, eviction: EvictionPolicy) -> None:
+        self.page_size = page_size
+        self.num_evictable_pages = 0
+        self.num_protected_pages = 0
+        self.num_evicted_pages = 0
+        self.root = Node(None, None, None, 0, 0, (), 0)
+        self._pool = pool
+        self._eviction = eviction
+        self._accesses = 0
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._serial = 0
+        self._compact_above = 64
+
+    def peek(self, sequence: TokenSequence) -> int:
+        """Tokens of the longest cached prefix, without touching the tree."""
+        node, position = self.root, 0
+        while (child := self._child(node, sequence, position)) is not None:
+            common = self._common(child, sequence, position)
+            position += common
+            if common < child.stop - child.start:
+                break
+            node = child
+        return position
+
+    def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
+        """The longest cached prefix of at most max_tokens, in whole pages. Splits a node that matches in part."""
+        node, position = self.root, 0
+        pages: list[range] = []
+        limit = max_tokens - max_tokens % self.page_size
+        while position < limit and (child := self._child(node, sequence, position)) is not None:
+            common = min(self._common(child, sequence, position), limit - position)
+            node = child if common == child.stop - child.start else self._split(child, common)
+            position += common
+            pages.extend(node.pages)
+            if node is not child:
+                break
+        self._touch(node, num_hits=0)
+        return Match(node, position, pages)
+
+    def insert(self, sequence: TokenSequence, num_tokens: int, pages: PageRuns, below: Node) -> Match:
+        """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
+
+        `pages` hold the tokens behind `below`. The tree keeps those it had not cached and leaves the others to the
+        caller: they are the first Match.num_tokens - below.stop tokens of `pages`, and Match.pages are the tree's own
+        instead of them.
+        """
+        node, position = below, below.stop
+        cached: list[range] = []
+        while position < num_tokens and (child := self._child(node, sequence, position)) is not None:
+            common = min(self._common(child, sequence, position), num_tokens - position)
+            node = child if common == child.stop - child.start else self._split(child, common)
+            position += common
+            cached.extend(node.pages)
+            if node is not child:
+                break
+        matched = position
+        if position < num_tokens:
+            new = cut_pages(pages, (position - below.stop) // self.page_size) if position > below.stop else pages
+            node = self._add_leaf(node, sequence, position, num_tokens, new)
+        self._touch(node, num_hits=1)
+        return Match(node, matched, cached)
+
+    def lock(self, node: Node, below: Node | None = None) -> None:
+        """Protect the path to node, or its part behind `below`."""
+        step: Node | None = node
+        while step is not below and step is not None:
+            if step.locks == 0:
+                self.num_evictable_pages -= step.num_pages
+                self.num_protected_pages += step.num_pages
+                step.heap_serial = 0
+            step.locks += 1
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            assert step.locks > 0, f"node [{step.start}, {step.stop}) unlocked more often than locked"
+            step.locks -= 1
+            if step.locks == 0:
+                self.num_evictable_pages += step.num_pages
+                self.num_protected_pages -= step.num_pages
+                self._offer(step)
+            step = step.parent
+
+    def evict(self, num_pages: int) -> int:
+        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""
+        freed = 0
+        while freed < num_pages and self._heap:
+            _, serial, node = heappop(self._heap)
+            if serial != node.heap_serial:
+                continue
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.key]
+            node.parent, node.heap_serial = None, 0
+            self._pool.free(node.pages)
+            freed += node.num_pages
+            self._offer(parent)
+        self.num_evictable_pages -= freed
+        self.num_evicted_pages += freed
+        return freed
+
+    def _child(self, node: Node, sequence: TokenSequence, position: int) -> Node | None:
+        if position + self.page_size > len(sequence) or not node.children:
+            return None
+        return node.children.get(sequence.page_key(position, self.page_size))
+
+    def _common(self, child: Node, sequence: TokenSequence, position: int) -> int:
+        common = min(sequence.common_prefix(position, child.sequence, child.start), child.stop - child.start)
+        return common - common % self.page_size
+
+    def _split(self, node: Node, num_tokens: int) -> Node:
+        """Put a new node with the first num_tokens above; `node`, which requests may hold, keeps the rest."""
+        parent, at = node.parent, num_tokens // self.page_size
+        assert parent is not None
+        middle = node.start + num_tokens
+        head = Node(parent, node.key, node.sequence, node.start, middle, cut_pages(node.pages, 0, at), node.born)
+        head.locks, head.last_access, head.num_hits = node.locks, node.last_access, node.num_hits
+        parent.children[node.key] = head
+        node.parent, node.start = head, middle
+        node.key = node.sequence.page_key(middle, self.page_size)
+        node.pages = cut_pages(node.pages, at)
+        node.num_pages -= at
+        head.children[node.key] = node
+        return head
+
+    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: PageRuns) -> Node:
+        key = sequence.page_key(start, self.page_size)
+        leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
+        parent.children[key] = leaf
+        parent.heap_serial = 0
+        self.num_evictable_pages += leaf.num_pages
+        return leaf
+
+    def _touch(self, node: Node, *, num_hits: int) -> None:
+        """An access to the path that ends in node. A look-up is no hit yet: it may come to nothing and be repeated."""
+        self._accesses += 1
+        step: Node | None = node
+        while step is not None:
+            step.last_access = self._accesses
+            step.num_hits += num_hits
+            step = step.parent
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Put a node that may be evicted, or one whose key changed, into the heap; its older entries lapse."""
+        if node.children or node.locks or node.parent is None:
+            return
+        self._serial += 1
+        node.heap_serial = self._serial
+        heappush(self._heap, (self._eviction.key(node), self._serial, node))
+        if len(self._heap) > self._compact_above:
+            self._heap = [entry for entry in self._heap if entry[1] == entry[2].heap_serial]
+            heapify(self._heap)
+            self._compact_above = 64 + 2 * len(self._heap)

@@ -1,0 +1,119 @@
+"""Chooses a prefill and a decode instance for each request, from what it routed and what came back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import Arrival, Command, Failed, Finished, Message, NewRequest, PrefillDone, Send
+from pdsim.core.page_pool import PagePool
+from pdsim.core.radix_cache import RadixCache
+from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.views import TokenSequence
+
+
+@dataclass(slots=True)
+class Load:
+    """Requests routed to one instance and not done, and their prompt tokens."""
+
+    instance_id: str
+    taken_at_ns: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
+class RoleRouter:
+    """The instances of one role: their loads as they are, and as they were when the policy's snapshot was taken."""
+
+    def __init__(
+        self, instance_ids: Sequence[str], policy: RoutingPolicy, *, snapshot_interval_ns: int, memory_tokens: int
+    ) -> None:
+        self.now_ns = 0
+        self.instances: list[Load] = []
+        self._policy = policy
+        self._loads = {instance_id: Load(instance_id) for instance_id in instance_ids}
+        self._snapshot_interval_ns = snapshot_interval_ns
+        self._next_snapshot_ns = 0
+        self._memory_tokens = memory_tokens
+        self._remembered: dict[str, KvCache] = {}
+
+    def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
+        """Prompts are remembered from the first time on that a policy asks: an approximate copy of the instance's cache."""
+        if not self._remembered:
+            for i in self._loads:
+                pool = PagePool(self._memory_tokens)
+                self._remembered[i] = KvCache(pool, 1, RadixCache(pool, 1, LeastRecentlyUsed()))
+        return self._remembered[instance_id].num_cached_tokens(prompt)
+
+    def pick(self, prompt: TokenSequence, now_ns: int) -> str:
+        self.now_ns = now_ns
+        if now_ns >= self._next_snapshot_ns:
+            self._take_snapshot(now_ns)
+        instance_id = self._policy.pick(prompt, self)
+        if instance_id not in self._loads:
+            raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
+        self._loads[instance_id].add(1, len(prompt))
+        if self._remembered:
+            self._remember(prompt, self._remembered[instance_id])
+        return instance_id
+
+    def release(self, instance_id: str, num_tokens: int) -> None:
+        self._loads[instance_id].add(-1, -num_tokens)
+
+    def _take_snapshot(self, now_ns: int) -> None:
+        if self._snapshot_interval_ns:
+            self.instances = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
+            self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
+        else:
+            self.instances = list(self._loads.values())
+            for load in self.instances:
+                load.taken_at_ns = now_ns
+
+    def _remember(self, prompt: TokenSequence, cache: KvCache) -> None:
+        if len(prompt) > cache.pool.num_pages:
+            return
+        lease = cache.open(prompt, len(prompt))
+        cache.grow(lease, len(prompt) - lease.num_pages)
+        cache.close(lease, prompt, len(prompt))
+
+
+class Router:
+    instance_id = "router"
+
+    def __init__(self, *, prefill: RoleRouter, decode: RoleRouter) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._at_prefill: dict[int, NewRequest] = {}
+        self._at_decode: dict[int, NewRequest] = {}
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        match message:
+            case Arrival(request_id, prompt, max_output_tokens):
+                prefill_id = self._prefill.pick(prompt, now_ns)
+                decode_id = self._decode.pick(prompt, now_ns)
+                new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
+                self._at_prefill[request_id] = self._at_decode[request_id] = new
+                return [Send(decode_id, new), Send(prefill_id, new)]
+            case PrefillDone(request_id):
+                self._leave_prefill(request_id)
+            case Finished(request_id):
+                self._leave_decode(request_id)
+            case Failed(request_id):
+                self._leave_prefill(request_id)
+                self._leave_decode(request_id)
+            case _:
+                raise TypeError(f"a router does not take {message}")
+        return []
+
+    def _leave_prefill(self, request_id: int) -> None:
+        if new := self._at_prefill.pop(request_id, None):
+            self._prefill.release(new.prefill_id, len(new.prompt))
+
+    def _leave_decode(self, request_id: int) -> None:
+        if new := self._at_decode.pop(request_id, None):
+            self._decode.release(new.decode_id, len(new.prompt))

@@ -1,0 +1,147 @@
+"""Token sequences: spans of named streams in simulation, token ids in reality. One interface, `TokenSequence`."""
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Tokens [offset, offset + length) of a stream. Equal tokens are the same offsets of the same stream."""
+
+    stream: int
+    offset: int
+    length: int
+
+
+class Spans:
+    """A sequence made of spans, so that a 55,000-token prompt costs a few objects.
+
+    Adjoining spans are joined, hence equal sequences are made of equal spans.
+    """
+
+    __slots__ = ("_ends", "_length", "spans")
+
+    def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
+        joined: list[Span] = []
+        ends: list[int] = []
+        length = 0
+        for stream, offset, n in spans:
+            if n <= 0:
+                continue
+            length += n
+            if joined and joined[-1].stream == stream and joined[-1].offset + joined[-1].length == offset:
+                joined[-1] = Span(stream, joined[-1].offset, joined[-1].length + n)
+                ends[-1] = length
+            else:
+                joined.append(Span(stream, offset, n))
+                ends.append(length)
+        self.spans = tuple(joined)
+        self._ends = ends
+        self._length = length
+
+    @classmethod
+    def of(cls, stream: int, length: int) -> "Spans":
+        """The first tokens of one stream."""
+        return cls(((stream, 0, length),))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spans) and self.spans == other.spans
+
+    def __hash__(self) -> int:
+        return hash(self.spans)
+
+    def __repr__(self) -> str:
+        return f"Spans({[tuple(span) for span in self.spans]})"
+
+    def page_key(self, start: int, size: int) -> Hashable:
+        i = bisect_right(self._ends, start)
+        span, end = self.spans[i], self._ends[i]
+        if start + size <= end:
+            return (span.stream, span.offset + span.length - end + start)
+        return tuple(self._slice(start, start + size))
+
+    def common_prefix(self, start: int, other: "Spans", other_start: int) -> int:
+        limit = min(self._length - start, other._length - other_start)
+        n = 0
+        i, j = bisect_right(self._ends, start), bisect_right(other._ends, other_start)
+        while n < limit:
+            mine, theirs = self.spans[i], other.spans[j]
+            mine_left, theirs_left = self._ends[i] - start - n, other._ends[j] - other_start - n
+            if mine.stream != theirs.stream or (
+                mine.offset + mine.length - mine_left != theirs.offset + theirs.length - theirs_left
+            ):
+                return n
+            step = min(mine_left, theirs_left)
+            n += step
+            i += step == mine_left
+            j += step == theirs_left
+        return limit
+
+    def head(self, num_tokens: int) -> "Spans":
+        return self if num_tokens >= self._length else Spans(self._slice(0, num_tokens))
+
+    def then(self, other: "Spans") -> "Spans":
+        return Spans((*self.spans, *other.spans))
+
+    def _slice(self, start: int, stop: int) -> list[Span]:
+        pieces = []
+        i = bisect_right(self._ends, start)
+        while start < stop:
+            span, end = self.spans[i], self._ends[i]
+            n = min(stop, end) - start
+            pieces.append(Span(span.stream, span.offset + span.length - end + start, n))
+            start += n
+            i += 1
+        return pieces
+
+
+class TokenIds:
+    """A sequence of real token ids, kept as the bytes of 32-bit integers: slices compare at memory speed."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, ids: Iterable[int] = (), *, data: bytes | None = None) -> None:
+        self._bytes = b"".join(i.to_bytes(4, "little") for i in ids) if data is None else data
+
+    def __len__(self) -> int:
+        return len(self._bytes) // 4
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenIds) and self._bytes == other._bytes
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+    def __repr__(self) -> str:
+        return f"TokenIds({self.ids()})"
+
+    def ids(self) -> list[int]:
+        return memoryview(self._bytes).cast("I").tolist()
+
+    def page_key(self, start: int, size: int) -> Hashable:
+        return self._bytes[4 * start : 4 * (start + size)]
+
+    def common_prefix(self, start: int, other: "TokenIds", other_start: int) -> int:
+        low, high = 0, min(len(self) - start, len(other) - other_start)
+        if self._same(start, other, other_start, high):
+            return high
+        while high - low > 1:  # equal up to low, different before high
+            middle = (low + high) // 2
+            if self._same(start + low, other, other_start + low, middle - low):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def head(self, num_tokens: int) -> "TokenIds":
+        return TokenIds(data=self._bytes[: 4 * num_tokens])
+
+    def then(self, other: "TokenIds") -> "TokenIds":
+        return TokenIds(data=self._bytes + other._bytes)
+
+    def _same(self, start: int, other: "TokenIds", other_start: int, n: int) -> bool:
+        mine = memoryview(self._bytes)[4 * start : 4 * (start + n)]
+        return mine == memoryview(other._bytes)[4 * other_start : 4 * (other_start + n)]

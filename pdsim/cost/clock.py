@@ -1,0 +1,55 @@
+"""When decode steps end, one at a time or many at once, to the same nanosecond.
+
+Every step adds the same number of KV tokens, so durations of consecutive steps are an arithmetic progression and the
+time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the next step: n steps at once take
+exactly what n steps one by one take.
+"""
+
+from math import sqrt
+
+from pdsim.core.messages import DecodeStep
+from pdsim.cost.model import FRACTION_BITS, DecodeLine
+
+_MASK = (1 << FRACTION_BITS) - 1
+
+
+class DecodeClock:
+    """Times the steps of one instance. `begin` a step, ask about it, `finish` it."""
+
+    __slots__ = ("_carry", "_first", "_growth")
+
+    def __init__(self) -> None:
+        self._carry = 0
+        self._first = 0
+        self._growth = 0
+
+    def begin(self, line: DecodeLine, step: DecodeStep) -> None:
+        self._first = line.base + line.per_context_token * step.num_context_tokens
+        self._growth = line.per_context_token * step.num_requests
+
+    @property
+    def growth_ns(self) -> float:
+        """By how much each step is longer than the one before."""
+        return self._growth / (1 << FRACTION_BITS)
+
+    def duration_ns(self, num_steps: int) -> int:
+        return self._total(num_steps) >> FRACTION_BITS
+
+    def steps_until(self, elapsed_ns: int) -> int:
+        """The number of steps at whose end at least elapsed_ns have passed; at least 1."""
+        need = elapsed_ns << FRACTION_BITS
+        half = self._growth / 2
+        linear = self._first - half
+        guess = (sqrt(linear * linear + 4 * half * need) - linear) / (2 * half) if half else need / self._first
+        n = max(1, int(guess) - 1)
+        while n > 1 and self.duration_ns(n - 1) >= elapsed_ns:
+            n -= 1
+        while self.duration_ns(n) < elapsed_ns:
+            n += 1
+        return n
+
+    def finish(self, num_steps: int) -> None:
+        self._carry = self._total(num_steps) & _MASK
+
+    def _total(self, num_steps: int) -> int:
+        return self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)

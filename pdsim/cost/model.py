@@ -1,0 +1,39 @@
+"""What the simulator asks of a cost model."""
+
+from typing import NamedTuple, Protocol
+
+from pdsim.core.messages import PrefillStep
+from pdsim.system.memory import Layout
+
+FRACTION_BITS = 20
+"""Decode steps are timed in 2**-20 ns, so that a step's share of one KV token is not rounded away."""
+
+
+class DecodeLine(NamedTuple):
+    """Duration of a decode step at one batch size: a line in the KV tokens that the batch reads, in 2**-20 ns."""
+
+    base: int
+    per_context_token: int
+
+    @classmethod
+    def of_ns(cls, base_ns: float, per_context_token_ns: float) -> "DecodeLine":
+        one_ns = 1 << FRACTION_BITS
+        return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns))
+
+
+class CostModel(Protocol):
+    """Times of one instance. Both methods are pure: equal arguments, equal answers."""
+
+    def prefill_ns(self, step: PrefillStep) -> int:
+        """Duration of one forward, at least 1."""
+        ...
+
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        """Durations of decode steps of this batch size."""
+        ...
+
+
+class CostSettings(Protocol):
+    """What a scenario names: a dataclass that makes the cost model of an instance from how its model is laid out."""
+
+    def model(self, layout: Layout) -> CostModel: ...

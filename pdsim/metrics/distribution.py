@@ -1,0 +1,109 @@
+"""Means and percentiles, of plain samples and of the durations of many decode steps.
+
+Percentiles interpolate linearly between order statistics, as numpy's do by default.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from math import floor, sqrt
+from typing import NamedTuple
+
+
+class Samples:
+    """Single values."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self._sorted = sorted(values)
+
+    @property
+    def count(self) -> int:
+        return len(self._sorted)
+
+    def mean(self) -> float:
+        return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
+
+    def std(self) -> float:
+        """Of the population, as numpy's."""
+        mean = self.mean()
+        return sqrt(sum((v - mean) ** 2 for v in self._sorted) / len(self._sorted)) if self._sorted else 0.0
+
+    def percentile(self, percent: float) -> float:
+        return _interpolate(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
+
+
+class Run(NamedTuple):
+    """`weight` copies each of the values first, first + growth, ... : length of them."""
+
+    first: float
+    growth: float
+    length: int
+    weight: int
+
+    @property
+    def last(self) -> float:
+        return self.first + self.growth * (self.length - 1)
+
+
+class RunSamples:
+    """Values given as arithmetic progressions: exact, without writing them all out."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self.count = sum(run.length * run.weight for run in runs)
+        self._by_first = sorted(runs, key=lambda run: run.first)
+        self._by_last = sorted(runs, key=lambda run: run.last)
+        self._up_to_first = list(accumulate(run.length * run.weight for run in self._by_first))
+        self._up_to_last = list(accumulate(run.length * run.weight for run in self._by_last))
+
+    def mean(self) -> float:
+        if not self.count:
+            return 0.0
+        return sum(r.weight * r.length * (r.first + r.growth * (r.length - 1) / 2) for r in self._runs) / self.count
+
+    def std(self) -> float:
+        """Of the population."""
+        if not self.count:
+            return 0.0
+        mean = self.mean()
+        total = 0.0
+        for run in self._runs:
+            start, n, growth = run.first - mean, run.length, run.growth
+            squares = n * start * start + start * growth * n * (n - 1) + growth * growth * n * (n - 1) * (2 * n - 1) / 6
+            total += run.weight * squares
+        return sqrt(max(0.0, total) / self.count)
+
+    def percentile(self, percent: float) -> float:
+        return _interpolate(percent, self.count, self._value_at) if self.count else 0.0
+
+    def max(self) -> float:
+        return self._by_last[-1].last if self._by_last else 0.0
+
+    def _value_at(self, rank: int) -> float:
+        """The value of this rank lies between the firsts and the lasts of that rank: write out only what lies there."""
+        low = self._by_first[bisect_right(self._up_to_first, rank)].first
+        high = self._by_last[bisect_right(self._up_to_last, rank)].last
+        below = 0
+        near: list[tuple[float, int]] = []
+        for run in self._by_first:
+            if run.first > high:
+                break
+            if run.last < low:
+                below += run.length * run.weight
+            else:
+                near += [(run.first + run.growth * i, run.weight) for i in range(run.length)]
+        near.sort()
+        for value, weight in near:
+            below += weight
+            if below > rank:
+                return value
+        raise AssertionError(f"rank {rank} of {self.count}")
+
+
+def _interpolate(percent: float, count: int, value_at: Callable[[int], float]) -> float:
+    position = (count - 1) * percent / 100
+    rank = floor(position)
+    low = value_at(rank)
+    if rank == position:
+        return float(low)
+    return float(low + (value_at(rank + 1) - low) * (position - rank))

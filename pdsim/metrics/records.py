@@ -1,0 +1,85 @@
+"""Rows that a run leaves behind, in simulation and in reality. Times are ns since the run began; None is "never"."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdsim.core.instance import Levels
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, stage by stage."""
+
+    request_id: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrival_ns: int
+    prefill_id: str = ""
+    decode_id: str = ""
+    admitted_ns: int | None = None
+    """Decode reserved its pages and asked prefill to compute."""
+    prefill_start_ns: int | None = None
+    prefill_end_ns: int | None = None
+    transfer_start_ns: int | None = None
+    transfer_end_ns: int | None = None
+    first_token_ns: int | None = None
+    """As the client sees it: streamed by decode."""
+    end_ns: int | None = None
+    num_decode_cached_tokens: int = 0
+    num_prefill_cached_tokens: int = 0
+    transfer_bytes: int = 0
+    """On one tensor-parallel rank."""
+    num_retractions: int = 0
+    outcome: str = "unfinished"
+    """unfinished, finished or failed"""
+    reason: str = ""
+
+
+class StepRecord(NamedTuple):
+    """A prefill forward, or so many decode steps of one batch, each longer than the one before by growth_ns."""
+
+    instance_id: str
+    kind: str
+    start_ns: int
+    duration_ns: int
+    num_steps: int
+    num_requests: int
+    num_tokens: int
+    num_context_tokens: int
+    """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
+    growth_ns: float
+    num_resumed: int = 0
+    """Requests for which the first of the steps ends a longer pause, in RunRecords.resume_gaps_ns."""
+
+
+class TransferRecord(NamedTuple):
+    """One transfer unit on its way from a prefill to a decode instance."""
+
+    request_id: int
+    source: str
+    target: str
+    num_bytes: int
+    num_pages: int
+    is_last: bool
+    queued_ns: int
+    start_ns: int
+    end_ns: int
+
+
+class LevelRecord(NamedTuple):
+    """The state of one instance from time_ns on, until its next record."""
+
+    instance_id: str
+    time_ns: int
+    levels: Levels
+
+
+@dataclass
+class RunRecords:
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    transfers: list[TransferRecord] = field(default_factory=list)
+    levels: list[LevelRecord] = field(default_factory=list)
+    """Empty unless asked for."""
+    resume_gaps_ns: list[int] = field(default_factory=list)
+    """Between the last token of a retracted request and its next."""

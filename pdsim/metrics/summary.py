@@ -1,0 +1,167 @@
+"""The summary of a run: the fields of SGLang's bench_serving by its definitions, and ours under "pdsim".
+
+docs/metrics.md has the formulas. Times are those of the client: TTFT includes the hand-over from prefill to decode.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pdsim.metrics.distribution import Run, RunSamples, Samples
+from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
+
+_MS = 1e6
+_S = 1e9
+
+
+def summarize(records: RunRecords, *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`extra` goes into the "pdsim" object."""
+    done = [r for r in records.requests if r.outcome == "finished"]
+    start_ns = min((r.arrival_ns for r in records.requests), default=0)
+    end_ns = max((_end_ns(r) for r in done), default=start_ns)
+    duration_s = (end_ns - start_ns) / _S
+    input_tokens = sum(r.num_prompt_tokens for r in done)
+    output_tokens = sum(r.num_output_tokens for r in done)
+    e2e = Samples(e2e_ms(r) for r in done)
+    ttft = Samples(ttft_ms(r) for r in done)
+    tpot = Samples(tpot_ms(r) for r in done if r.num_output_tokens > 1)
+    itl = itl_samples(records)
+
+    def rate(amount: float) -> float:
+        return amount / duration_s if duration_s else 0.0
+
+    return {
+        "duration": duration_s,
+        "completed": len(done),
+        "total_input_tokens": input_tokens,
+        "total_input_text_tokens": input_tokens,
+        "total_input_vision_tokens": 0,
+        "total_output_tokens": output_tokens,
+        "total_output_tokens_retokenized": output_tokens,
+        "request_throughput": rate(len(done)),
+        "input_throughput": rate(input_tokens),
+        "output_throughput": rate(output_tokens),
+        "total_throughput": rate(input_tokens + output_tokens),
+        **_statistics("e2e_latency", e2e),
+        **_statistics("ttft", ttft),
+        **_statistics("tpot", tpot),
+        **_statistics("itl", itl),
+        "max_itl_ms": itl.max(),
+        "concurrency": rate(e2e.mean() * e2e.count / 1e3),
+        "accept_length": None,
+        "max_output_tokens_per_s": _peak_tokens(records, start_ns),
+        "max_concurrent_requests": _peak_requests(done, start_ns),
+        "pdsim": {**_own_fields(records, duration_s), **(extra or {})},
+    }
+
+
+def e2e_ms(request: RequestRecord) -> float:
+    return (_end_ns(request) - request.arrival_ns) / _MS
+
+
+def ttft_ms(request: RequestRecord) -> float:
+    assert request.first_token_ns is not None
+    return (request.first_token_ns - request.arrival_ns) / _MS
+
+
+def tpot_ms(request: RequestRecord) -> float:
+    """Time per output token after the first; of requests with two or more."""
+    return (e2e_ms(request) - ttft_ms(request)) / (request.num_output_tokens - 1)
+
+
+def itl_samples(records: RunRecords) -> RunSamples:
+    """Gaps between tokens: each decode step is one for every request of its batch, except those it resumes."""
+    runs = [Run(gap_ns / _MS, 0.0, 1, 1) for gap_ns in records.resume_gaps_ns]
+    for step in records.steps:
+        if step.kind == "decode":
+            first, growth = first_step_ns(step) / _MS, step.growth_ns / _MS
+            runs.append(Run(first, growth, step.num_steps, step.num_requests - step.num_resumed))
+            if step.num_resumed and step.num_steps > 1:
+                runs.append(Run(first + growth, growth, step.num_steps - 1, step.num_resumed))
+    return RunSamples(runs)
+
+
+def first_step_ns(step: StepRecord) -> float:
+    """Of equally growing steps that last duration_ns together."""
+    return step.duration_ns / step.num_steps - step.growth_ns * (step.num_steps - 1) / 2
+
+
+def _end_ns(request: RequestRecord) -> int:
+    assert request.end_ns is not None
+    return request.end_ns
+
+
+def _statistics(name: str, samples: Samples | RunSamples) -> dict[str, float]:
+    percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
+    return {
+        f"mean_{name}_ms": samples.mean(),
+        f"median_{name}_ms": samples.percentile(50),
+        f"std_{name}_ms": samples.std(),
+        **percentiles,
+    }
+
+
+def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
+    requests, transfers = records.requests, records.transfers
+    prompt_tokens = sum(r.num_prompt_tokens for r in requests) or 1
+    decode_steps = [s for s in records.steps if s.kind == "decode"]
+    request_ns = sum(s.num_requests * s.duration_ns for s in decode_steps)
+    return {
+        "failed": sum(r.outcome == "failed" for r in requests),
+        "unfinished": sum(r.outcome == "unfinished" for r in requests),
+        "retractions": sum(r.num_retractions for r in requests),
+        "prefill_steps": len(records.steps) - len(decode_steps),
+        "decode_steps": sum(s.num_steps for s in decode_steps),
+        "mean_running_requests": request_ns / _S / duration_s if duration_s else 0.0,
+        "mean_running_requests_per_step": _per_step(decode_steps),
+        "prefill_cache_hit_rate": sum(r.num_prefill_cached_tokens for r in requests) / prompt_tokens,
+        "decode_cache_hit_rate": sum(r.num_decode_cached_tokens for r in requests) / prompt_tokens,
+        "transfer_bytes": sum(t.num_bytes for t in transfers),
+        "transfers": len(transfers),
+    }
+
+
+def _per_step(steps: Iterable[StepRecord]) -> float:
+    """As a server log samples it: once per decode step, never while decode idles."""
+    num_steps = num_requests = 0
+    for step in steps:
+        num_steps += step.num_steps
+        num_requests += step.num_steps * step.num_requests
+    return num_requests / num_steps if num_steps else 0.0
+
+
+def _peak_tokens(records: RunRecords, start_ns: int) -> int:
+    """Most output tokens in one second, counted from the start of the run."""
+    seconds: dict[int, int] = {}
+    for request in records.requests:
+        if request.first_token_ns is not None:
+            second = (request.first_token_ns - start_ns) // 10**9
+            seconds[second] = seconds.get(second, 0) + 1
+    for step in records.steps:
+        if step.kind != "decode":
+            continue
+        begin, end = step.start_ns - start_ns, step.start_ns - start_ns + step.duration_ns
+        if (second := begin // 10**9) == end // 10**9:
+            seconds[second] = seconds.get(second, 0) + step.num_steps * step.num_requests
+            continue
+        at = float(begin)
+        length = first_step_ns(step)
+        for _ in range(step.num_steps):
+            at += length
+            length += step.growth_ns
+            second = int(at // 1e9)
+            seconds[second] = seconds.get(second, 0) + step.num_requests
+    return max(seconds.values(), default=0)
+
+
+def _peak_requests(done: Iterable[RequestRecord], start_ns: int) -> int:
+    """Most requests that touch one second."""
+    changes: dict[int, int] = {}
+    for request in done:
+        first, last = (request.arrival_ns - start_ns) // 10**9, (_end_ns(request) - start_ns) // 10**9
+        changes[first] = changes.get(first, 0) + 1
+        changes[last + 1] = changes.get(last + 1, 0) - 1
+    peak = level = 0
+    for second in sorted(changes):
+        level += changes[second]
+        peak = max(peak, level)
+    return peak

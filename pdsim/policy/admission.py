@@ -1,0 +1,64 @@
+"""Built-in decode admission policies: when a request may have its pages."""
+
+from dataclasses import dataclass
+
+from pdsim.policy.protocols import Admitted, Deferred
+from pdsim.policy.views import Candidate, DecodeView, QueuedDecode
+
+
+def num_kv_tokens(request: QueuedDecode) -> int:
+    """Tokens whose KV a request holds: all but the last output token, which the next step computes."""
+    return request.num_prompt_tokens + max(request.num_output_tokens - 1, 0)
+
+
+def num_pages(num_tokens: int, page_size: int) -> int:
+    return -(-num_tokens // page_size)
+
+
+@dataclass
+class ReserveDecodeTokens:
+    """SGLang's rule: every active request keeps a fixed reserve of tokens to grow into.
+
+    It over-commits on purpose: who outgrows the reserve is paid for by the others, or by a retraction.
+    """
+
+    reserved_tokens: int = 512
+    """--num-reserved-decode-tokens"""
+    max_estimated_output_tokens: int = 4096
+    """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"""
+
+    def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
+        budget = view.num_available_pages * view.page_size
+        if not candidate.resumes:
+            budget -= sum(self._resume_tokens(request, view.page_size) for request in view.retracted)
+        reserve = self.reserved_tokens * view.num_active
+        need = candidate.num_new_pages * view.page_size + self.reserved_tokens
+        if need > budget - reserve:
+            return Deferred(ask_again_steps=None)
+        running = view.num_running_tokens
+        if not candidate.resumes:
+            need = max(need, self._whole_tokens(candidate.request) - candidate.num_cached_tokens - running)
+        if reserve < self.max_estimated_output_tokens:  # else no running request can exceed the reserve
+            reserve = max([reserve, *(self._whole_tokens(request) - running for request in view.running)])
+        return Admitted() if need <= budget - reserve else Deferred()
+
+    def _whole_tokens(self, request: QueuedDecode) -> int:
+        return request.num_prompt_tokens + min(request.max_output_tokens, self.max_estimated_output_tokens)
+
+    def _resume_tokens(self, request: QueuedDecode, page_size: int) -> int:
+        return num_pages(num_kv_tokens(request), page_size) * page_size + self.reserved_tokens
+
+
+@dataclass
+class ReserveMaxOutput:
+    """Admit only what can run to its longest output beside all that is active: nothing is ever retracted."""
+
+    def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
+        to_grow = sum(self._pages_to_grow(request, view.page_size) for request in (*view.active, candidate.request))
+        fits = candidate.num_new_pages + to_grow <= view.num_available_pages
+        return Admitted() if fits else Deferred(ask_again_steps=None)
+
+    @staticmethod
+    def _pages_to_grow(request: QueuedDecode, page_size: int) -> int:
+        longest = request.num_prompt_tokens + request.max_output_tokens - 1
+        return num_pages(longest, page_size) - num_pages(num_kv_tokens(request), page_size)

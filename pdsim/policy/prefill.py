@@ -1,0 +1,44 @@
+"""Built-in prefill policies: the order in which waiting prompts are computed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pdsim.policy.protocols import Pick
+from pdsim.policy.views import PrefillView, QueuedPrefill
+
+
+@dataclass
+class FirstComeFirstServed:
+    """In the order in which decode granted them (SGLang's fcfs)."""
+
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        return (Pick(request.request_id) for request in view.waiting)
+
+
+@dataclass
+class ShortestPromptFirst:
+    """Short prompts first, but nobody waits longer than patience_ns after its arrival."""
+
+    patience_ns: int = 10_000_000_000
+
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        def rank(request: QueuedPrefill) -> tuple[bool, int, int]:
+            overdue = view.now_ns - request.arrival_ns > self.patience_ns
+            return (not overdue, request.num_prompt_tokens, request.request_id)
+
+        return (Pick(request.request_id) for request in sorted(view.waiting, key=rank))
+
+
+@dataclass
+class LongestPrefixFirst:
+    """The prompt with most cached tokens first (SGLang's lpm), first come first served in long queues."""
+
+    max_ranked: int = 128
+    """SGLang falls back to fcfs above this queue length, to bound the tree walks."""
+
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        def rank(request: QueuedPrefill) -> int:
+            return -view.num_cached_tokens(request)
+
+        few = len(view.waiting) <= self.max_ranked
+        return (Pick(request.request_id) for request in (sorted(view.waiting, key=rank) if few else view.waiting))

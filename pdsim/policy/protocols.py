@@ -1,0 +1,92 @@
+"""The seams of the system: one small Protocol per decision.
+
+A policy proposes; the core checks and applies. A policy is a dataclass whose fields are its settings. It may keep
+private state (every instance gets its own copy), but it never touches what is behind a view.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from pdsim.policy.views import (
+    CachedLeaf,
+    Candidate,
+    DecodeView,
+    PrefillView,
+    RoutingView,
+    SendingPrefill,
+    TokenSequence,
+)
+
+
+class Pick(NamedTuple):
+    """Compute this prompt next, at most max_tokens of it; the core cuts it to the budgets and the pages."""
+
+    request_id: int
+    max_tokens: int | None = None
+
+
+class HoldUntil(NamedTuple):
+    """Start no new prompt before this time (or the next message), although some wait."""
+
+    time_ns: int
+
+
+class PrefillPolicy(Protocol):
+    """Which prompts the next forward computes."""
+
+    def select(self, view: PrefillView) -> Iterable[Pick] | HoldUntil:
+        """Waiting prompts in the order in which to take them; the core stops at the first that does not fit.
+
+        The one partly computed prompt always goes first and is not among them. Return a generator where the order
+        is expensive: the core pulls no more picks than it can use.
+        """
+        ...
+
+
+class Admitted(NamedTuple):
+    """Reserve the pages and ask prefill to compute."""
+
+
+class Deferred(NamedTuple):
+    """Not now. Ask again when a message comes, a request ends, or after so many decode steps."""
+
+    ask_again_steps: int | None = 1
+    """None: no number of decode steps alone can change the answer."""
+
+
+class AdmissionPolicy(Protocol):
+    """Whether the request at the head of a decode instance's queue may have its pages now."""
+
+    def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred: ...
+
+
+class PreemptionPolicy(Protocol):
+    """Who gives its pages back when the next decode step does not fit."""
+
+    def victim(self, view: DecodeView) -> int:
+        """The request_id of one of view.running."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    """Which unused leaf of the prefix cache goes first."""
+
+    def key(self, leaf: CachedLeaf) -> Any:
+        """Smaller goes first. May depend only on the leaf."""
+        ...
+
+
+class TransferPolicy(Protocol):
+    """How much of a prompt's KV to hand to the transfer engine after a chunk was computed."""
+
+    def send_until(self, request: SendingPrefill) -> int:
+        """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""
+        ...
+
+
+class RoutingPolicy(Protocol):
+    """Which instance of one role serves a request. Prefill and decode have a policy each, as in SGLang's gateway."""
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        """The instance_id of one of view.instances."""
+        ...

@@ -1,0 +1,69 @@
+"""Built-in routing policies, by the names and defaults of SGLang's gateway."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdsim.policy.draws import Draws
+from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
+
+
+def least_loaded(instances: Sequence[InstanceLoad]) -> str:
+    """Fewest requests, then fewest tokens; ties go to the first."""
+    return min(instances, key=lambda load: (load.num_requests, load.num_tokens)).instance_id
+
+
+@dataclass
+class RoundRobin:
+    _turn: int = field(default=0, init=False)
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        load = view.instances[self._turn % len(view.instances)]
+        self._turn += 1
+        return load.instance_id
+
+
+@dataclass
+class RandomChoice:
+    seed: int = 0
+    _draws: Draws = field(default_factory=Draws, init=False)
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        return view.instances[self._draws.below(len(view.instances), self.seed)].instance_id
+
+
+@dataclass
+class PowerOfTwo:
+    """The less loaded of two drawn at random, by tokens; ties go to the first drawn."""
+
+    seed: int = 0
+    _draws: Draws = field(default_factory=Draws, init=False)
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        n = len(view.instances)
+        first = self._draws.below(n, self.seed)
+        second = (first + 1 + self._draws.below(n - 1, self.seed)) % n if n > 1 else first
+        return min(view.instances[first], view.instances[second], key=lambda load: load.num_tokens).instance_id
+
+
+@dataclass
+class LeastLoaded:
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        return least_loaded(view.instances)
+
+
+@dataclass
+class CacheAware:
+    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor."""
+
+    match_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        counts = [load.num_requests for load in view.instances]
+        most, fewest = max(counts), min(counts)
+        if most - fewest > self.balance_abs_threshold and most > fewest * self.balance_rel_threshold:
+            return least_loaded(view.instances)
+        cached = {load.instance_id: view.num_cached_tokens(prompt, load.instance_id) for load in view.instances}
+        best = max(cached, key=lambda instance_id: cached[instance_id])
+        return best if cached[best] > self.match_threshold * len(prompt) else least_loaded(view.instances)

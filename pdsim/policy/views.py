@@ -1,0 +1,200 @@
+"""What a policy may see.
+
+Views are read-only Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
+Ground truth that a real system cannot know (the output length, the exact duration of a step) is in no view.
+"""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class TokenSequence(Protocol):
+    """A prompt or an output, without saying what its tokens are."""
+
+    def __len__(self) -> int: ...
+
+    def page_key(self, start: int, size: int) -> Hashable:
+        """Equal for equal tokens: identifies tokens [start, start + size)."""
+        ...
+
+    def common_prefix(self, start: int, other: Any, other_start: int) -> int:
+        """How many tokens from `start` equal those of `other` from `other_start`."""
+        ...
+
+    def head(self, num_tokens: int) -> "TokenSequence":
+        """The first num_tokens tokens."""
+        ...
+
+    def then(self, other: Any) -> "TokenSequence":
+        """This sequence followed by another of the same kind."""
+        ...
+
+
+class QueuedPrefill(Protocol):
+    """A prompt that waits for its first prefill chunk."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def prompt(self) -> TokenSequence: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+
+class PrefillView(Protocol):
+    """A prefill instance as a prefill policy sees it."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def waiting(self) -> Collection[QueuedPrefill]:
+        """In the order in which decode granted them."""
+        ...
+
+    @property
+    def num_available_pages(self) -> int:
+        """Free pages, and cached ones that nobody uses."""
+        ...
+
+    def num_cached_tokens(self, request: QueuedPrefill) -> int:
+        """How much of the prompt the prefix cache holds now. Costs a tree walk."""
+        ...
+
+
+class SendingPrefill(Protocol):
+    """A prompt whose KV is being computed and sent."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_sent_tokens(self) -> int: ...
+
+
+class QueuedDecode(Protocol):
+    """A request in a decode instance, in whatever state."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def max_output_tokens(self) -> int: ...
+
+
+class DecodeView(Protocol):
+    """A decode instance as its policies see it."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def num_available_pages(self) -> int:
+        """Free pages, and cached ones that nobody uses."""
+        ...
+
+    @property
+    def num_active(self) -> int:
+        """Requests that run, are ready to run, or wait for their KV: len(active)."""
+        ...
+
+    @property
+    def num_running_tokens(self) -> int:
+        """Prompt and output tokens of everything that runs."""
+        ...
+
+    @property
+    def running(self) -> Sequence[QueuedDecode]:
+        """What runs, in batch order. Costs time in proportion to the batch."""
+        ...
+
+    @property
+    def active(self) -> Collection[QueuedDecode]:
+        """What runs, is ready to run, or waits for its KV. Costs time in proportion to their number."""
+        ...
+
+    @property
+    def retracted(self) -> Collection[QueuedDecode]: ...
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A request at the head of the admission queue, its cached prefix matched and locked."""
+
+    request: QueuedDecode
+    num_tokens: int
+    """Tokens whose KV the decode instance must hold before the request can run."""
+    num_cached_tokens: int
+    """Of these, what the decode prefix cache holds."""
+    num_new_pages: int
+    """Pages to allocate for the rest."""
+    resumes: bool = False
+    """Whether it was retracted earlier and comes back."""
+
+
+class CachedLeaf(Protocol):
+    """A leaf of the prefix cache that nobody uses."""
+
+    @property
+    def last_access(self) -> int:
+        """Grows with every access to the tree."""
+        ...
+
+    @property
+    def num_hits(self) -> int:
+        """How often a prompt or an output was inserted through it."""
+        ...
+
+    @property
+    def born(self) -> int:
+        """The access at which it was inserted."""
+        ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+
+class InstanceLoad(Protocol):
+    """A router's knowledge of one instance, true at `taken_at_ns` and perhaps not any more."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def taken_at_ns(self) -> int: ...
+    @property
+    def num_requests(self) -> int:
+        """Routed there and not done."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Their prompt tokens."""
+        ...
+
+
+class RoutingView(Protocol):
+    """The instances of one role as a routing policy sees them."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def instances(self) -> Sequence[InstanceLoad]:
+        """Never empty, always in the same order."""
+        ...
+
+    def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
+        """How much of the prompt was routed to this instance before, as far as the router remembers."""
+        ...

@@ -1,0 +1,245 @@
+"""From a scenario to the pure objects it describes: instances, router, cost models, requests."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.page_pool import PagePool
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.router import RoleRouter, Router
+from pdsim.cost.model import CostModel
+from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
+from pdsim.scenario.schema import DecodeSettings, NetworkSettings, PrefillSettings, Scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
+from pdsim.workload.clients import Client
+from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.traces import TraceError
+
+Role = Literal["prefill", "decode"]
+
+_SMALL_BATCH = 32
+"""Up to this max_running_requests a decode instance gets two extra slots for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a driver needs. Instances are fresh: each build makes new ones."""
+
+    scenario: Scenario
+    """Resolved."""
+    instances: Sequence[PrefillInstance | DecodeInstance]
+    router: Router
+    costs: Mapping[str, CostModel]
+    bandwidth: Mapping[str, float]
+    """Bytes per second of one rank of each instance, per direction."""
+    transfer_latency_ns: int
+    message_latency_ns: int
+    requests: Sequence[RequestSpec]
+    client: Client
+
+
+def build(scenario: Scenario) -> Cluster:
+    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool."""
+    scenario = resolve(scenario)
+    try:
+        requests = scenario.workload.requests(Streams(scenario.seed))
+    except TraceError as wrong:
+        raise ConfigError(f"workload: {wrong}") from None
+    _check_requests(scenario, requests)
+    layouts: dict[Role, Layout] = {"prefill": _layout(scenario, "prefill"), "decode": _layout(scenario, "decode")}
+    costs: dict[Role, CostModel] = {
+        "prefill": scenario.cost.prefill.model(layouts["prefill"]),
+        "decode": scenario.cost.decode.model(layouts["decode"]),
+    }
+    roles: dict[str, Role] = {i: "prefill" for i in instance_ids(scenario.prefill, "prefill")}
+    roles |= {i: "decode" for i in instance_ids(scenario.decode, "decode")}
+    return Cluster(
+        scenario=scenario,
+        instances=build_instances(scenario),
+        router=build_router(scenario),
+        costs={i: costs[role] for i, role in roles.items()},
+        bandwidth={i: _bandwidth(scenario.network, layouts[role]) for i, role in roles.items()},
+        transfer_latency_ns=scenario.network.transfer_latency,
+        message_latency_ns=scenario.network.message_latency,
+        requests=requests,
+        client=scenario.client,
+    )
+
+
+def resolve(scenario: Scenario) -> Scenario:
+    """Fill in every default that follows from model and GPU."""
+    return scenario.model_copy(
+        update={
+            "prefill": _resolve_prefill(scenario, _layout(scenario, "prefill")),
+            "decode": _resolve_decode(scenario, _layout(scenario, "decode")),
+            "network": scenario.network,
+        }
+    )
+
+
+def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance]:
+    """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
+    prefill, decode = scenario.prefill, scenario.decode
+    page_bytes = _layout(scenario, "prefill").kv_token_bytes * scenario.page_size
+    made: list[PrefillInstance | DecodeInstance] = [
+        PrefillInstance(
+            instance_id,
+            cache=_cache(scenario, prefill),
+            limits=_prefill_limits(prefill),
+            page_bytes=page_bytes,
+            policy=deepcopy(prefill.policy),
+            transfer_policy=deepcopy(prefill.transfer),
+        )
+        for instance_id in instance_ids(prefill, "prefill")
+    ]
+    made += [
+        DecodeInstance(
+            instance_id,
+            cache=_cache(scenario, decode),
+            limits=_decode_limits(decode),
+            admission_policy=deepcopy(decode.admission),
+            preemption_policy=deepcopy(decode.preemption),
+        )
+        for instance_id in instance_ids(decode, "decode")
+    ]
+    return made
+
+
+def build_router(scenario: Scenario) -> Router:
+    settings = scenario.router
+
+    def role(ids: Sequence[str], policy: RoutingPolicy) -> RoleRouter:
+        return RoleRouter(
+            ids,
+            deepcopy(policy),
+            snapshot_interval_ns=settings.snapshot_interval,
+            memory_tokens=settings.memory_tokens,
+        )
+
+    return Router(
+        prefill=role(instance_ids(scenario.prefill, "prefill"), settings.prefill),
+        decode=role(instance_ids(scenario.decode, "decode"), settings.decode),
+    )
+
+
+def instance_ids(settings: PrefillSettings | DecodeSettings, role: Role) -> list[str]:
+    return [f"{role}-{i}" for i in range(settings.instances)]
+
+
+def _layout(scenario: Scenario, role: Role) -> Layout:
+    settings = getattr(scenario, role)
+    try:
+        model = load_model(scenario.model.name)
+        gpu = load_gpu(settings.gpu)
+        if scenario.model.weight_dtype is not None:
+            model = replace(model, weight_dtype=scenario.model.weight_dtype)
+        return Layout(model=model, gpu=gpu, tp=settings.tp, kv_dtype=scenario.model.kv_dtype)
+    except (UnknownNameError, LayoutError) as wrong:
+        raise ConfigError(f"{role}: {wrong}") from None
+
+
+def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
+    settings = scenario.prefill
+    chunk = settings.chunked_prefill_tokens
+    if chunk is None:
+        chunk = memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+    chunk = max(chunk, 0)
+    if 0 < chunk < scenario.page_size:
+        raise ConfigError(f"prefill: chunked_prefill_tokens {chunk} is less than a page of {scenario.page_size} tokens")
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "prefill", chunk or None, None)
+    pool = _pool_tokens(scenario, settings, layout, fraction, "prefill")
+    running = settings.max_running_requests or default_max_running(pool, layout.model.max_context_tokens)
+    update = {
+        "mem_fraction": fraction,
+        "pool_tokens": pool,
+        "max_running_requests": running,
+        "chunked_prefill_tokens": chunk,
+    }
+    return settings.model_copy(update=update)
+
+
+def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
+    settings = scenario.decode
+    given = settings.max_running_requests
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "decode", None, given)
+    pool = _pool_tokens(scenario, settings, layout, fraction, "decode")
+    extra = settings.extra_slots
+    if extra is None:
+        extra = 2 * given if given is not None and given <= _SMALL_BATCH else 0
+    update = {
+        "mem_fraction": fraction,
+        "pool_tokens": pool,
+        "max_running_requests": given or default_max_running(pool, layout.model.max_context_tokens),
+        "extra_slots": extra,
+    }
+    return settings.model_copy(update=update)
+
+
+def _pool_tokens(
+    scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout, fraction: float, role: Role
+) -> int:
+    page = scenario.page_size
+    if settings.pool_tokens is not None:
+        pool = settings.pool_tokens // page * page
+        if not pool:
+            raise ConfigError(f"{role}: pool_tokens {settings.pool_tokens} is less than a page of {page} tokens")
+        return pool
+    try:
+        return layout.pool_tokens(fraction, page)
+    except LayoutError as wrong:
+        raise ConfigError(f"{role}: {wrong}") from None
+
+
+def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Each request alone must fit both pools."""
+    page = scenario.page_size
+    longest = max(requests, key=lambda spec: len(spec.prompt))
+    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
+    room = (scenario.prefill.pool_tokens or 0) - 1 - page
+    if len(longest.prompt) > room:
+        raise ConfigError(
+            f"request {longest.request_id} has a prompt of {len(longest.prompt)} tokens; a prefill instance has room "
+            f"for {room}: give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+    tokens = len(largest.prompt) + len(largest.output) - 1
+    pool = scenario.decode.pool_tokens or 0
+    if tokens > pool:
+        raise ConfigError(
+            f"request {largest.request_id} grows to {tokens} tokens; a decode instance holds {pool}: "
+            f"give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def _cache(scenario: Scenario, settings: PrefillSettings | DecodeSettings) -> KvCache:
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    pool = PagePool(settings.pool_tokens // scenario.page_size)
+    eviction: EvictionPolicy = deepcopy(settings.eviction)
+    tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
+    return KvCache(pool, scenario.page_size, tree)
+
+
+def _prefill_limits(settings: PrefillSettings) -> PrefillLimits:
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    return PrefillLimits(
+        max_running_requests=settings.max_running_requests,
+        chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
+        max_prefill_tokens=settings.max_prefill_tokens,
+    )
+
+
+def _decode_limits(settings: DecodeSettings) -> DecodeLimits:
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    return DecodeLimits(max_running_requests=settings.max_running_requests, extra_slots=settings.extra_slots or 0)
+
+
+def _bandwidth(network: NetworkSettings, layout: Layout) -> float:
+    if network.bandwidth is not None:
+        return network.bandwidth
+    nominal = layout.gpu.nvlink_bandwidth if network.link == "nvlink" else layout.gpu.nic_bandwidth
+    return nominal * network.efficiency

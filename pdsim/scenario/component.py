@@ -1,0 +1,241 @@
+"""Policies, cost models, workloads and clients by name: `fcfs`, or `{use: "my_module:MyPolicy", patience: 5 s}`.
+
+A component is a dataclass whose fields are its settings. There is no registry: a name is a built-in one from the
+tables below or an import path. In a file a field with a unit goes without its suffix: patience_ns is `patience: 5 s`.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError, ValidationInfo
+from pydantic_core import CoreSchema, core_schema
+
+from pdsim.cost.model import CostSettings
+from pdsim.policy.protocols import (
+    AdmissionPolicy,
+    EvictionPolicy,
+    PreemptionPolicy,
+    PrefillPolicy,
+    RoutingPolicy,
+    TransferPolicy,
+)
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.workload.arrivals import Arrivals
+from pdsim.workload.clients import Client
+from pdsim.workload.lengths import Lengths
+from pdsim.workload.request_spec import Workload
+
+BUILT_IN: dict[Any, dict[str, str]] = {
+    PrefillPolicy: {
+        "fcfs": "pdsim.policy.prefill:FirstComeFirstServed",
+        "shortest_prompt_first": "pdsim.policy.prefill:ShortestPromptFirst",
+        "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
+    },
+    AdmissionPolicy: {
+        "reserve_decode_tokens": "pdsim.policy.admission:ReserveDecodeTokens",
+        "reserve_max_output": "pdsim.policy.admission:ReserveMaxOutput",
+    },
+    PreemptionPolicy: {
+        "fewest_outputs_first": "pdsim.policy.preemption:FewestOutputsFirst",
+        "last_arrived_first": "pdsim.policy.preemption:LastArrivedFirst",
+    },
+    EvictionPolicy: {
+        "lru": "pdsim.policy.eviction:LeastRecentlyUsed",
+        "lfu": "pdsim.policy.eviction:LeastFrequentlyUsed",
+        "fifo": "pdsim.policy.eviction:FirstInFirstOut",
+    },
+    TransferPolicy: {
+        "every_chunk": "pdsim.policy.transfer:EveryChunk",
+        "whole_prompt": "pdsim.policy.transfer:WholePrompt",
+    },
+    RoutingPolicy: {
+        "cache_aware": "pdsim.policy.routing:CacheAware",
+        "round_robin": "pdsim.policy.routing:RoundRobin",
+        "random": "pdsim.policy.routing:RandomChoice",
+        "power_of_two": "pdsim.policy.routing:PowerOfTwo",
+        "least_loaded": "pdsim.policy.routing:LeastLoaded",
+    },
+    CostSettings: {
+        "roofline": "pdsim.cost.roofline:Roofline",
+        "affine": "pdsim.cost.affine:Affine",
+    },
+    Workload: {
+        "random_lengths": "pdsim.workload.synthetic:RandomLengths",
+        "prefix_pool": "pdsim.workload.synthetic:PrefixPool",
+        "shared_prefix_groups": "pdsim.workload.synthetic:SharedPrefixGroups",
+        "sessions": "pdsim.workload.synthetic:Sessions",
+        "mooncake_trace": "pdsim.workload.traces:MooncakeTrace",
+        "azure_trace": "pdsim.workload.traces:AzureTrace",
+        "request_table": "pdsim.workload.traces:RequestTable",
+    },
+    Client: {
+        "open_loop": "pdsim.workload.clients:OpenLoop",
+        "closed_loop": "pdsim.workload.clients:ClosedLoop",
+    },
+    Arrivals: {
+        "poisson": "pdsim.workload.arrivals:Poisson",
+        "gamma": "pdsim.workload.arrivals:Gamma",
+        "constant": "pdsim.workload.arrivals:Constant",
+    },
+    Lengths: {
+        "fixed": "pdsim.workload.lengths:Fixed",
+        "uniform": "pdsim.workload.lengths:Uniform",
+        "normal": "pdsim.workload.lengths:Normal",
+    },
+}
+
+
+class Component:
+    """Marks a pydantic field that holds a component: the object itself in code, its name in a file."""
+
+    def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any, info: ValidationInfo[Any]) -> Any:
+            return build_component(seam, value, base_folder(info))
+
+        return core_schema.with_info_plain_validator_function(
+            validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(describe_component),
+            metadata={"seam": seam},
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        seam = schema["metadata"]["seam"]
+        by_name = {"type": "string", "anyOf": [{"enum": list(BUILT_IN[seam])}, {"pattern": ":"}]}
+        by_fields = {"type": "object", "required": ["use"], "properties": {"use": by_name}}
+        return {"anyOf": [by_name, by_fields]}
+
+
+def base_folder(info: ValidationInfo[Any]) -> Path:
+    """What paths in a file are relative to."""
+    return Path((info.context or {}).get("base", "."))
+
+
+def build_component(seam: Any, spec: Any, base: Path) -> Any:
+    """The object that a name, or a mapping with `use` and its fields, stands for. Objects stand for themselves."""
+    if seam is Lengths and isinstance(spec, int) and not isinstance(spec, bool):
+        spec = {"use": "fixed", "tokens": spec}
+    if is_dataclass(spec) and not isinstance(spec, type):
+        return _checked(seam, spec)
+    given = {"use": spec} if isinstance(spec, str) else spec
+    if not isinstance(given, Mapping) or not isinstance(given.get("use"), str):
+        raise ValueError(f"expected a name or a mapping with `use`, found {spec!r}; {_choices(seam)}")
+    settings = {name: value for name, value in given.items() if name != "use"}
+    return _checked(seam, _construct(_load(seam, given["use"]), given["use"], settings, base))
+
+
+def describe_component(value: Any) -> Any:
+    """The name of a component, with its settings if it has any: the inverse of build_component."""
+    kind = type(value)
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    name = next((n for table in BUILT_IN.values() for n, p in table.items() if p == path), path)
+    settings = {}
+    for field in fields(value):
+        if field.init:
+            key, dimension = _in_file(field.name)
+            settings[key] = _describe(getattr(value, field.name), dimension)
+    return {"use": name, **settings} if settings else name
+
+
+def _describe(value: Any, dimension: Dimension | None) -> Any:
+    if is_dataclass(value):
+        return describe_component(value)
+    if dimension is not None and value is not None:
+        return dimension.show(value)
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def _construct(kind: type[Any], name: str, settings: dict[str, Any], base: Path) -> Any:
+    hints = get_type_hints(kind)
+    known = {_in_file(field.name)[0]: field for field in fields(kind) if field.init}
+    arguments = {}
+    for key, value in settings.items():
+        if key not in known:
+            raise ValueError(f"{name} has no field {key!r}{did_you_mean(key, known)}; it has {', '.join(known) or 'none'}")
+        field_name = known[key].name
+        try:
+            arguments[field_name] = _convert(hints[field_name], _in_file(field_name)[1], value, base)
+        except ValueError as wrong:
+            raise ValueError(f"{name}.{key}: {wrong}") from None
+    missing = [
+        key
+        for key, field in known.items()
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in arguments
+    ]
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(missing)}")
+    return kind(**arguments)
+
+
+def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> Any:
+    """A value from a file as its field wants it."""
+    options = get_args(hint) or (hint,)
+    if value is None and NoneType in options:
+        return None
+    for seam in BUILT_IN:
+        if seam in options or hint == seam:
+            return build_component(seam, value, base)
+    if dimension is not None:
+        amount = dimension.parse(value)
+        return round(amount) if int in options else amount
+    if Path in options:
+        if not isinstance(value, str | Path):
+            raise ValueError(f"expected a path, found {value!r}")
+        return base / value
+    try:
+        return _adapter(hint).validate_python(value)
+    except ValidationError as wrong:
+        raise ValueError(f"{wrong.errors()[0]['msg']}, found {value!r}") from None
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+def _in_file(field_name: str) -> tuple[str, Dimension | None]:
+    for dimension in DIMENSIONS:
+        if field_name.endswith(dimension.suffix):
+            return field_name.removesuffix(dimension.suffix), dimension
+    return field_name, None
+
+
+def _load(seam: Any, name: str) -> type[Any]:
+    path = BUILT_IN[seam].get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise ValueError(f"no {_seam_name(seam)} {name!r}{did_you_mean(name, BUILT_IN[seam])}; {_choices(seam)}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"cannot import {name!r}: {missing}; is its folder in PYTHONPATH?") from None
+    except AttributeError:
+        raise ValueError(f"module {module!r} has no {attribute!r}") from None
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise ValueError(f"{name} is no dataclass: its fields would be its settings")
+    return found
+
+
+def _checked(seam: Any, made: Any) -> Any:
+    """Whether it answers to the seam's methods."""
+    kinds = get_args(seam)
+    if kinds and not isinstance(made, kinds):
+        raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")
+    if not kinds:
+        wanted = [name for name, value in vars(seam).items() if callable(value) and not name.startswith("_")]
+        if lacking := [name for name in wanted if not callable(getattr(made, name, None))]:
+            raise ValueError(f"{type(made).__name__} is no {_seam_name(seam)}: it has no method {', '.join(lacking)}")
+    return made
+
+
+def _seam_name(seam: Any) -> str:
+    return getattr(seam, "__name__", "client")
+
+
+def _choices(seam: Any) -> str:
+    return f"there are {', '.join(BUILT_IN[seam])}, or write module:Class"

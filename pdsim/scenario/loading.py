@@ -1,0 +1,72 @@
+"""From a scenario file and --set changes to a Scenario; every mistake with its file, line and field."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.schema import Scenario, Section
+from pdsim.scenario.yaml_file import ConfigError, line_of, parse_yaml, read_yaml
+
+
+def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
+    """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""
+    path = Path(path)
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+    for change in changes:
+        apply_change(data, change)
+    return parse_scenario(data, base=path.parent, where=str(path), text=path.read_text(encoding="utf-8"))
+
+
+def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:
+    """A scenario from plain data; paths in it are relative to base. Raises ConfigError with every mistake."""
+    try:
+        return Scenario.model_validate(data, context={"base": str(base)})
+    except ValidationError as wrong:
+        raise ConfigError("\n".join(_explain(error, where, text) for error in wrong.errors())) from None
+
+
+def apply_change(data: dict[str, Any], change: str) -> None:
+    """Set one field of plain data: "decode.radix_cache=true". The value is YAML."""
+    path, equals, value = change.partition("=")
+    if not equals or not path.strip():
+        raise ConfigError(f"--set {change}: expected path=value, such as decode.radix_cache=true")
+    *parents, last = path.strip().split(".")
+    at = data
+    for key in parents:
+        inside = at.get(key)
+        if isinstance(inside, str):  # a name that now gets fields
+            inside = {"name" if key == "model" else "use": inside}
+        elif inside is None:
+            inside = {}
+        elif not isinstance(inside, dict):
+            raise ConfigError(f"--set {change}: {key} is {inside!r}, which has no fields")
+        at[key] = at = inside
+    at[last] = parse_yaml(value, f"--set {change}")
+
+
+def _explain(error: Any, where: str, text: str) -> str:
+    path = [part for part in error["loc"] if not str(part).startswith("function-")]
+    line = line_of(text, path) if text else None
+    place = f"{where}, line {line}" if line else where
+    name = ".".join(map(str, path)) or "the file"
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(path[:-1])
+        hint = did_you_mean(str(path[-1]), known)
+        return f"{place}: unknown field {name!r}{hint}; here are {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{place}: {name} is missing"
+    if error["type"] == "value_error":
+        return f"{place}: {name}: {error['ctx']['error']}"
+    return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
+
+
+def _fields_at(path: list[Any]) -> list[str]:
+    section: type[Section] = Scenario
+    for key in path:
+        section = section.model_fields[key].annotation  # type: ignore[assignment]
+    return list(section.model_fields)

@@ -1,0 +1,89 @@
+"""Quantities with units: in a file the unit stands with the value ("512 MiB", "50 GB/s"), in code in the name (_ns)."""
+
+import re
+from difflib import get_close_matches
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+_NUMBER = re.compile(r"\s*([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*\Z")
+
+_DURATIONS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
+_SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+_BANDWIDTHS = {f"{unit}/s": factor for unit, factor in _SIZES.items()} | {
+    name: factor / 8
+    for prefix, factor in (("M", 1e6), ("G", 1e9), ("T", 1e12))
+    for name in (f"{prefix}bps", f"{prefix}b/s", f"{prefix}bit/s")
+}
+_RATES = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
+
+
+class Dimension(NamedTuple):
+    """A kind of quantity: the suffix of its fields in code, and the units of its values in files."""
+
+    what: str
+    suffix: str
+    units: dict[str, float]
+    example: str
+
+    def parse(self, value: Any) -> float:
+        """In base units. Raises ValueError with what is possible."""
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
+        match = _NUMBER.match(str(value))
+        if match is None:
+            raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
+        number, unit = float(match[1].replace("_", "")), match[2]
+        if not unit and number:  # nothing needs no unit
+            raise ValueError(f"bare number {value}: write a {self.what} with its unit, such as {self.example!r}")
+        if unit and unit not in self.units:
+            close = get_close_matches(unit, self.units, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{unit!r} is no unit of a {self.what}; there are {', '.join(self.units)}{hint}")
+        if number < 0:
+            raise ValueError(f"a {self.what} cannot be negative, found {value!r}")
+        return number * self.units[unit] if unit else 0.0
+
+    def show(self, value: float) -> str:
+        """In the largest unit that leaves a whole number, or else exactly, in the base unit."""
+        for unit, factor in sorted(self.units.items(), key=lambda item: -item[1]):
+            if value and value % factor == 0:
+                return f"{int(value / factor)} {unit}".replace(" /", "/")
+        base = min((unit for unit, factor in self.units.items() if factor == 1.0), key=len)
+        return f"{value!r} {base}".replace(" /", "/")
+
+
+DURATION = Dimension("duration", "_ns", _DURATIONS, "5 ms")
+SIZE = Dimension("size", "_bytes", _SIZES, "512 MiB")
+BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s")
+RATE = Dimension("rate", "_per_s", _RATES, "4/s")
+
+DIMENSIONS = (DURATION, BANDWIDTH, SIZE, RATE)
+"""A field's dimension is the first whose suffix its name ends with: _bytes_per_s comes before _per_s."""
+
+
+class Quantity:
+    """Marks a pydantic field whose value in a file carries a unit."""
+
+    def __init__(self, dimension: Dimension) -> None:
+        self.dimension = dimension
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def parse(value: Any) -> float:
+            amount = self.dimension.parse(value)
+            return round(amount) if kind is int else amount
+
+        return core_schema.no_info_plain_validator_function(
+            parse, serialization=core_schema.plain_serializer_function_ser_schema(self.dimension.show)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        what = f"a {self.dimension.what} with its unit"
+        return {"type": "string", "description": what, "examples": [self.dimension.example]}
+
+
+Duration = Annotated[int, Quantity(DURATION)]
+"""In ns."""
+Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
+"""In bytes per second."""

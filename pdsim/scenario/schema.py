@@ -1,0 +1,155 @@
+"""The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pdsim.cost.model import CostSettings
+from pdsim.cost.roofline import Roofline
+from pdsim.policy.admission import ReserveDecodeTokens
+from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.preemption import FewestOutputsFirst
+from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.protocols import (
+    AdmissionPolicy,
+    EvictionPolicy,
+    PreemptionPolicy,
+    PrefillPolicy,
+    RoutingPolicy,
+    TransferPolicy,
+)
+from pdsim.policy.routing import CacheAware
+from pdsim.policy.transfer import EveryChunk
+from pdsim.scenario.component import Component
+from pdsim.scenario.profile import cost_by_role
+from pdsim.scenario.quantity import Bandwidth, Duration
+from pdsim.system.model import Dtype
+from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
+from pdsim.workload.request_spec import Workload
+
+
+class Section(BaseModel):
+    """Immutable; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class ModelSettings(Section):
+    """Which model, and in which types. `model: NAME` is short for `model: {name: NAME}`."""
+
+    name: str
+    """In the catalog."""
+    weight_dtype: Dtype | None = None
+    """None: the catalog's."""
+    kv_dtype: Dtype = "bf16"
+
+
+class PrefillSettings(Section):
+    """The prefill instances, all alike."""
+
+    instances: int = Field(default=1, ge=1)
+    gpu: str
+    tp: int = Field(default=1, ge=1)
+    mem_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Of the GPU's memory for weights and KV; None: SGLang's rule."""
+    pool_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
+    radix_cache: bool = True
+    eviction: Annotated[EvictionPolicy, Component()] = LeastRecentlyUsed()
+    max_running_requests: int | None = Field(default=None, ge=1)
+    chunked_prefill_tokens: int | None = None
+    """None: by the GPU's memory; 0 or -1: no chunking."""
+    max_prefill_tokens: int = Field(default=16384, ge=1)
+    policy: Annotated[PrefillPolicy, Component()] = FirstComeFirstServed()
+    transfer: Annotated[TransferPolicy, Component()] = EveryChunk()
+
+
+class DecodeSettings(Section):
+    """The decode instances, all alike."""
+
+    instances: int = Field(default=1, ge=1)
+    gpu: str
+    tp: int = Field(default=1, ge=1)
+    mem_fraction: float | None = Field(default=None, gt=0, le=1)
+    pool_tokens: int | None = Field(default=None, ge=1)
+    radix_cache: bool = False
+    """--disaggregation-decode-enable-radix-cache"""
+    eviction: Annotated[EvictionPolicy, Component()] = LeastRecentlyUsed()
+    max_running_requests: int | None = Field(default=None, ge=1)
+    extra_slots: int | None = Field(default=None, ge=0)
+    """None: 0, or twice max_running_requests where that is given and at most 32."""
+    admission: Annotated[AdmissionPolicy, Component()] = ReserveDecodeTokens()
+    preemption: Annotated[PreemptionPolicy, Component()] = FewestOutputsFirst()
+
+
+class RouterSettings(Section):
+    """Which instances serve a request. `router: NAME` sets both roles."""
+
+    prefill: Annotated[RoutingPolicy, Component()] = CacheAware()
+    decode: Annotated[RoutingPolicy, Component()] = CacheAware()
+    snapshot_interval: Duration = 0
+    """How old the loads may be that the policies see; 0: always fresh."""
+    memory_tokens: int = Field(default=1 << 26, ge=1)
+    """Per instance, of the prompts that a cache-aware policy remembers."""
+
+
+class NetworkSettings(Section):
+    """What lies between instances. Bandwidth is of one rank, per direction."""
+
+    link: Literal["nic", "nvlink"] = "nic"
+    """Which of the GPU's links carries KV."""
+    bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """None: the link's nominal bandwidth times `efficiency`."""
+    efficiency: float = Field(default=0.8, gt=0, le=1)
+    transfer_latency: Duration = 30_000
+    """Before the first byte of each transfer."""
+    message_latency: Duration = Field(default=50_000, ge=1)
+    """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
+
+
+class CostChoice(Section):
+    """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+
+    prefill: Annotated[CostSettings, Component()] = Roofline()
+    decode: Annotated[CostSettings, Component()] = Roofline()
+
+
+def _by_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _by_role(value: Any) -> Any:
+    """One component stands for both roles."""
+    one = isinstance(value, str) or (isinstance(value, dict) and "use" in value)
+    return {"prefill": value, "decode": value} if one else value
+
+
+class Scenario(Section):
+    """A cluster, what arrives, and the seed: everything that a run depends on."""
+
+    name: str = "scenario"
+    description: str = ""
+    seed: int = 0
+    model: Annotated[ModelSettings, BeforeValidator(_by_name)]
+    page_size: int = Field(default=1, ge=1)
+    """Tokens."""
+    prefill: PrefillSettings
+    decode: DecodeSettings
+    router: Annotated[RouterSettings, BeforeValidator(_by_role)] = RouterSettings()
+    network: NetworkSettings = NetworkSettings()
+    cost: Annotated[CostChoice, BeforeValidator(_by_role), BeforeValidator(cost_by_role)] = CostChoice()
+    workload: Annotated[Workload, Component()]
+    client: Annotated[Client, Component()] = OpenLoop()
+
+    def benchmark_fields(self) -> dict[str, Any]:
+        """The arguments that SGLang's bench_serving writes in front of its results."""
+        closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
+        arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
+        trace_rate = "inf" if closed else "trace"
+        return {
+            "tag": self.name,
+            "backend": "pdsim",
+            "dataset_name": type(self.workload).__name__,
+            "request_rate": getattr(arrivals, "rate_per_s", trace_rate),
+            "max_concurrency": closed,
+        }

@@ -1,0 +1,59 @@
+"""YAML 1.2 files: reading, writing, and where a field stands."""
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+
+
+class ConfigError(ValueError):
+    """A file or flag that is wrong: the message names the place, what was found and what is possible."""
+
+
+def read_yaml(path: Path) -> Any:
+    if path.is_dir() or not path.exists():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        near = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise ConfigError(f"{path} {kind}" + (f"; {path.parent}/ has {', '.join(near)}" if near else ""))
+    return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as wrong:
+        mark = wrong.problem_mark
+        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{where}{at}: not YAML: {wrong.problem}") from None
+
+
+def write_yaml(data: Any, path: Path) -> None:
+    path.write_text(to_yaml(data), encoding="utf-8")
+
+
+def to_yaml(data: Any) -> str:
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.width = 120
+    out = StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """The line of the field at this path, or of the innermost field around it that stands in the file."""
+    node = YAML(typ="safe", pure=True).compose(text)
+    line = None
+    for key in path:
+        found = None
+        if node is not None and node.id == "mapping":
+            found = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+        elif node is not None and node.id == "sequence" and isinstance(key, int) and key < len(node.value):
+            found = (node.value[key], node.value[key])
+        if found is None:
+            break
+        line, node = found[0].start_mark.line + 1, found[1]
+    return line

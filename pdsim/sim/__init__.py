@@ -1,0 +1,1 @@
+"""The SimPy driver: simulated time, modelled durations, and no decisions."""

@@ -1,0 +1,77 @@
+"""Turns what the driver sees into rows."""
+
+from pdsim.core.instance import Instance
+from pdsim.core.messages import DecodeStep, PrefillStep
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.summary import first_step_ns
+from pdsim.workload.request_spec import RequestSpec
+
+
+class Recorder:
+    """Fills RunRecords. Called at the times of the events that it records."""
+
+    def __init__(self) -> None:
+        self.records = RunRecords()
+        self._requests: dict[int, RequestRecord] = {}
+        self._last_token_ns: dict[int, int] = {}
+        """Of retracted requests."""
+
+    def on_arrival(self, spec: RequestSpec, prefill_id: str, decode_id: str, now_ns: int) -> None:
+        record = RequestRecord(
+            spec.request_id, len(spec.prompt), len(spec.output), now_ns, prefill_id, decode_id
+        )
+        self._requests[spec.request_id] = record
+        self.records.requests.append(record)
+
+    def on_admitted(self, request_id: int, num_cached_tokens: int, now_ns: int) -> None:
+        record = self._requests[request_id]
+        record.admitted_ns = now_ns
+        record.num_decode_cached_tokens = num_cached_tokens
+
+    def on_step(self, step: PrefillStep | DecodeStep, record: StepRecord) -> None:
+        if isinstance(step, PrefillStep):
+            self._on_prefill(step, record)
+        elif step.joined and self._last_token_ns:
+            record = self._on_joined(step, record)
+        self.records.steps.append(record)
+
+    def on_transfer(self, row: TransferRecord) -> None:
+        record = self._requests[row.request_id]
+        if record.transfer_start_ns is None:
+            record.transfer_start_ns = row.start_ns
+        record.transfer_bytes += row.num_bytes
+        if row.is_last:
+            record.transfer_end_ns = row.end_ns
+        self.records.transfers.append(row)
+
+    def on_first_token(self, request_id: int, now_ns: int) -> None:
+        self._requests[request_id].first_token_ns = now_ns
+
+    def on_retracted(self, request_id: int, now_ns: int) -> None:
+        self._requests[request_id].num_retractions += 1
+        self._last_token_ns[request_id] = now_ns
+
+    def on_end(self, request_id: int, now_ns: int, outcome: str, reason: str = "") -> None:
+        record = self._requests[request_id]
+        record.end_ns = now_ns
+        record.outcome = outcome
+        record.reason = reason
+
+    def on_choice(self, instance: Instance, now_ns: int) -> None:
+        self.records.levels.append(LevelRecord(instance.instance_id, now_ns, instance.levels()))
+
+    def _on_prefill(self, step: PrefillStep, row: StepRecord) -> None:
+        for chunk in step.chunks:
+            record = self._requests[chunk.request_id]
+            if record.prefill_start_ns is None:
+                record.prefill_start_ns = row.start_ns
+                record.num_prefill_cached_tokens = chunk.num_context_tokens
+            if chunk.is_last:
+                record.prefill_end_ns = row.start_ns + row.duration_ns
+
+    def _on_joined(self, step: DecodeStep, row: StepRecord) -> StepRecord:
+        """Requests that come back have waited longer than this step takes."""
+        first_end_ns = row.start_ns + round(first_step_ns(row))
+        pauses = [self._last_token_ns.pop(i) for i in step.joined if i in self._last_token_ns]
+        self.records.resume_gaps_ns += [first_end_ns - last_ns for last_ns in pauses]
+        return row._replace(num_resumed=len(pauses))

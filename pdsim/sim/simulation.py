@@ -1,0 +1,203 @@
+"""Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simpy import Environment, Event
+
+from pdsim.core import messages as m
+from pdsim.core.instance import Instance
+from pdsim.core.invariants import check_idle
+from pdsim.core.journal import Entry, Recorded
+from pdsim.core.transfer_plan import TransferUnit
+from pdsim.metrics.records import RunRecords, TransferRecord
+from pdsim.metrics.summary import summarize
+from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.actor import Actor
+from pdsim.sim.alarm import Alarm
+from pdsim.sim.client import ClientDriver
+from pdsim.sim.network import Network
+from pdsim.sim.recorder import Recorder
+from pdsim.workload.request_spec import RequestSpec, Streams
+
+
+@dataclass
+class RunResult:
+    """What a run leaves behind."""
+
+    scenario: Scenario
+    """Resolved: every default filled in."""
+    records: RunRecords
+    num_events: int
+    stall: list[str] = field(default_factory=list)
+    """Who waits for what, if the run came to a halt before its last request ended."""
+
+    def summary(self) -> dict[str, Any]:
+        extra = {"events": self.num_events, "stalled": bool(self.stall)}
+        return {**self.scenario.benchmark_fields(), **summarize(self.records, extra=extra)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What to look at while running. None of it changes what happens."""
+
+    journal: Callable[[Entry], None] | None = None
+    """Called with every call into an instance."""
+    levels: bool = False
+    """Record how full each instance is, each time it chooses what to do."""
+    progress: Callable[[int], None] | None = None
+    """Called with the number of requests that have ended, now and then."""
+
+
+UNOBSERVED = Observation()
+
+
+def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> RunResult:
+    """Run to the end. single_steps runs decode steps one at a time: slower, and by law the same."""
+    return Simulation(build(scenario), observation, single_steps=single_steps).run()
+
+
+class Simulation:
+    def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
+        self._cluster = cluster
+        self._progress = observation.progress
+        self._env = Environment()
+        self._recorder = Recorder()
+        self._message_ns = cluster.message_latency_ns
+        self._num_ended = 0
+        outputs = {spec.request_id: spec.output for spec in cluster.requests}
+        instances: list[Any] = list(cluster.instances)
+        self._router: Any = cluster.router
+        if observation.journal is not None:
+            instances = [Recorded(instance, observation.journal) for instance in instances]
+            self._router = Recorded(cluster.router, observation.journal)
+        self._actors = {
+            instance.instance_id: Actor(
+                self._env,
+                index,
+                instance,
+                cost=cluster.costs[instance.instance_id],
+                outputs=outputs,
+                carry_out=self._carry_out,
+                on_step=self._recorder.on_step,
+                on_choice=self._on_choice if observation.levels else None,
+                single_steps=single_steps,
+            )
+            for index, instance in enumerate(instances)
+        }
+        self._network = Network(
+            self._env,
+            bandwidth=cluster.bandwidth,
+            latency_ns=cluster.transfer_latency_ns,
+            on_done=self._on_transfer_done,
+        )
+        self._client = ClientDriver(
+            self._env, cluster.client, cluster.requests, streams=Streams(cluster.scenario.seed), send=self._send_request
+        )
+        self._commands: dict[type, Callable[[Any], None]] = {
+            m.Send: self._send,
+            m.StartTransfer: self._start_transfer,
+            m.FirstToken: self._first_token,
+            m.Retracted: self._retracted,
+            m.PrefillDone: self._tell_router,
+            m.Finished: self._finished,
+            m.Failed: self._failed,
+        }
+
+    def run(self) -> RunResult:
+        """Collecting garbage in between finds none: everything that is made is kept or freed at once."""
+        for actor in self._actors.values():
+            actor.start()
+        self._client.start()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            self._env.run()
+        finally:
+            if was_enabled:
+                gc.enable()
+        return self.result()
+
+    def result(self) -> RunResult:
+        """Also of a run that was interrupted."""
+        num_unfinished = len(self._cluster.requests) - self._num_ended
+        ran_dry = self._env.peek() == float("inf")
+        stall: list[str] = []
+        if num_unfinished and ran_dry:
+            stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
+        elif ran_dry:
+            for instance in self._cluster.instances:
+                check_idle(instance)
+        num_events = next(self._env._eid)  # noqa: SLF001  SimPy counts its events nowhere else
+        return RunResult(self._cluster.scenario, self._recorder.records, num_events, stall)
+
+    # Clients and messages.
+
+    def _send_request(self, spec: RequestSpec) -> None:
+        now_ns = self._now()
+        commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
+        new: m.NewRequest = commands[0].message
+        self._recorder.on_arrival(spec, new.prefill_id, new.decode_id, now_ns)
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: list[m.Command]) -> None:
+        for command in commands:
+            self._commands[type(command)](command)
+
+    def _send(self, command: m.Send) -> None:
+        message = command.message
+        if isinstance(message, m.KvGranted):
+            self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._now())
+        Alarm(self._env, self._message_ns, self._deliver, value=command)
+
+    def _deliver(self, event: Event) -> None:
+        command: m.Send = event.value  # type: ignore[assignment]
+        self._actors[command.to].post(command.message)
+
+    # Transfers.
+
+    def _start_transfer(self, command: m.StartTransfer) -> None:
+        self._network.send(command.unit)
+
+    def _on_transfer_done(self, unit: TransferUnit, row: TransferRecord) -> None:
+        """Prefill's own engine knows at once; decode is told."""
+        self._recorder.on_transfer(row)
+        if unit.is_last:
+            arrived = m.KvArrived(unit.request_id, unit.first_token_ends)
+            Alarm(self._env, self._message_ns, self._deliver, value=m.Send(unit.target, arrived))
+            self._actors[unit.source].post(m.KvSent(unit.request_id))
+
+    # What becomes of requests.
+
+    def _first_token(self, command: m.FirstToken) -> None:
+        self._recorder.on_first_token(command.request_id, self._now())
+
+    def _retracted(self, command: m.Retracted) -> None:
+        self._recorder.on_retracted(command.request_id, self._now())
+
+    def _finished(self, command: m.Finished) -> None:
+        self._recorder.on_end(command.request_id, self._now(), "finished")
+        self._end(command)
+
+    def _failed(self, command: m.Failed) -> None:
+        self._recorder.on_end(command.request_id, self._now(), "failed", command.reason)
+        self._end(command)
+
+    def _end(self, outcome: m.Finished | m.Failed) -> None:
+        self._num_ended += 1
+        self._tell_router(outcome)
+        self._client.on_end(outcome.request_id)
+        if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
+            self._progress(self._num_ended)
+
+    def _tell_router(self, outcome: m.Outcome) -> None:
+        self._router.on_message(outcome, self._now())
+
+    def _on_choice(self, instance: Instance) -> None:
+        self._recorder.on_choice(instance, self._now())
+
+    def _now(self) -> int:
+        return int(self._env.now)

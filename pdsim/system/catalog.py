@@ -1,0 +1,49 @@
+"""Models and GPUs by name: one YAML file each, in this package."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pdsim.system.gpu import GpuSpec
+from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention, ModelSpec
+
+_FOLDER = Path(__file__).parent / "catalog"
+
+
+class UnknownNameError(ValueError):
+    """A name that no catalog entry has."""
+
+
+def names(kind: str) -> list[str]:
+    """Entries of "models" or "gpus"."""
+    return sorted(path.stem for path in (_FOLDER / kind).glob("*.yaml"))
+
+
+def load_model(name: str) -> ModelSpec:
+    data = _read("models", name)
+    attention = data.pop("attention")
+    kinds: dict[str, Any] = {"grouped-query": GroupedQueryAttention, "latent": LatentAttention}
+    experts = data.pop("experts", None)
+    return ModelSpec(
+        name=name,
+        attention=kinds[attention.pop("kind")](**attention),
+        experts=None if experts is None else Experts(**experts),
+        **data,
+    )
+
+
+def load_gpu(name: str) -> GpuSpec:
+    return GpuSpec(name=name, **_read("gpus", name))
+
+
+def _read(kind: str, name: str) -> dict[str, Any]:
+    path = _FOLDER / kind / f"{name}.yaml"
+    if not path.is_file():
+        known = names(kind)
+        close = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UnknownNameError(f"no {kind[:-1]} {name!r} in the catalog, which has {', '.join(known)}{hint}")
+    from ruamel.yaml import YAML  # noqa: PLC0415  the catalog alone needs it here
+
+    data: dict[str, Any] = YAML(typ="safe", pure=True).load(path)
+    return _read(kind, data["same_as"]) if "same_as" in data else data

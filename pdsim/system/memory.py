@@ -1,0 +1,107 @@
+"""How much of a GPU's memory is left for KV pages: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdsim.system.gpu import GpuSpec
+from pdsim.system.model import DTYPE_BYTES, Dtype, GroupedQueryAttention, ModelSpec
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+RUNTIME_BYTES = 2e9
+"""CUDA context, NCCL and workspaces inside the static fraction: the roughly 2 GB that make the published logs agree
+(Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
+
+
+class LayoutError(ValueError):
+    """A model that cannot be laid on these GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A model on the GPUs of one instance, split over tp ranks."""
+
+    model: ModelSpec
+    gpu: GpuSpec
+    tp: int
+    kv_dtype: Dtype
+
+    def __post_init__(self) -> None:
+        attention, name = self.model.attention, self.model.name
+        if self.tp < 1 or attention.num_query_heads % self.tp:
+            raise LayoutError(f"tp {self.tp} does not divide the {attention.num_query_heads} query heads of {name}")
+        if isinstance(attention, GroupedQueryAttention):
+            small, large = sorted((self.tp, attention.num_kv_heads))
+            if large % small:
+                raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """KV of one token on one rank, all layers."""
+        return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
+
+    @property
+    def weight_bytes_per_rank(self) -> float:
+        return self.model.weight_bytes / self.tp
+
+    def pool_tokens(self, mem_fraction: float, page_size: int) -> int:
+        """Tokens whose KV fits, in whole pages. Raises LayoutError if the weights leave no room."""
+        static = self.gpu.memory_bytes * mem_fraction
+        room = static - self.weight_bytes_per_rank - RUNTIME_BYTES
+        tokens = int(room // self.kv_token_bytes) // page_size * page_size
+        if tokens <= 0:
+            weights = self.weight_bytes_per_rank + RUNTIME_BYTES
+            raise LayoutError(
+                f"{self.model.name} in {self.model.weight_dtype} needs {weights / 1e9:.1f} GB on each of {self.tp} "
+                f"{self.gpu.name}, which give {static / 1e9:.1f} GB (memory fraction {mem_fraction:g}): "
+                f"no room for KV; use a larger tp or GPU"
+            )
+        return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTier:
+    """Defaults that follow from a GPU's memory."""
+
+    chunked_prefill_tokens: int
+    max_graph_batch: int
+
+
+def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
+    wide = tp >= 4  # noqa: PLR2004
+    tiers = (
+        (20, 2048, 8, 8),
+        (35, 4096, 48, 160),
+        (60, 4096, 32, 160),
+        (90, 8192, 256, 512),
+        (160, 8192, 256, 512),
+    )
+    for below_gib, chunk, batch, wide_batch in tiers:
+        if gpu.memory_bytes < below_gib * GIB:
+            return MemoryTier(chunked_prefill_tokens=chunk, max_graph_batch=wide_batch if wide else batch)
+    return MemoryTier(chunked_prefill_tokens=16384, max_graph_batch=512)
+
+
+def default_mem_fraction(
+    gpu: GpuSpec, tp: int, role: Literal["prefill", "decode"], chunk_tokens: int | None, max_running: int | None
+) -> float:
+    """mem_fraction_static when it is not given."""
+    tier = memory_tier(gpu, tp)
+    if role == "decode":
+        activation = max(max_running or tier.max_graph_batch, 2048)
+        graphs = 2 * tier.max_graph_batch
+    else:
+        activation = max(chunk_tokens or 16384, 2048)
+        graphs = 1536
+    memory_mib = gpu.memory_bytes / MIB
+    reserved = 512 + 1.5 * activation + tp / 8 * 1024 + graphs
+    if memory_mib > 60 * 1024:
+        reserved = max(reserved, 10240)
+    return round((memory_mib - reserved) / memory_mib, 3)
+
+
+def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
+    """max_running_requests when it is not given."""
+    by_context = int(pool_tokens / max_context_tokens * 512)
+    return min(max(2048, min(by_context, 4096)), pool_tokens // 2)

@@ -1,0 +1,108 @@
+"""What a language model costs: parameters, KV bytes and attention work, independent of where it runs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bf16", "fp8", "fp4"]
+
+DTYPE_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "fp4": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedQueryAttention:
+    """Layers with a paged KV cache of key and value heads (MHA and MQA are its ends)."""
+
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def num_kv_elements(self, tp: int) -> int:
+        """KV elements of one token on one rank: beyond one head each, ranks hold copies."""
+        return max(1, self.num_kv_heads // tp) * 2 * self.head_dim * self.num_layers
+
+    @property
+    def flops_per_pair(self) -> int:
+        """One query token against one context token, all heads and layers: QK and PV."""
+        return 4 * self.num_layers * self.num_query_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: one latent per token, the same on every rank."""
+
+    num_layers: int
+    num_query_heads: int
+    kv_lora_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+    def num_kv_elements(self, tp: int) -> int:
+        del tp
+        return (self.kv_lora_rank + self.rope_dim) * self.num_layers
+
+    @property
+    def flops_per_pair(self) -> int:
+        """As prefill computes it, with keys and values expanded from the latent."""
+        return 2 * self.num_layers * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Routed experts of the mixture-of-experts layers."""
+
+    num_layers: int
+    num_experts: int
+    num_active: int
+    """Experts that each token is routed to."""
+    intermediate_size: int
+
+    def num_params(self, hidden_size: int) -> int:
+        """Gate, up and down projections of all experts."""
+        return self.num_layers * self.num_experts * 3 * hidden_size * self.intermediate_size
+
+    def fraction_read(self, num_tokens: int) -> float:
+        """Of all experts, those that at least one of num_tokens uses, if routing is uniform."""
+        return 1 - (1 - self.num_active / self.num_experts) ** num_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One model. Field meanings follow its config.json; `sources` says where each number comes from."""
+
+    name: str
+    num_params: float
+    num_active_params: float
+    """Used by each token."""
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_context_tokens: int
+    weight_dtype: Dtype
+    tied_embeddings: bool = False
+    attention: GroupedQueryAttention | LatentAttention
+    experts: Experts | None
+    sources: dict[str, str]
+
+    @property
+    def weight_bytes(self) -> float:
+        return self.num_params * DTYPE_BYTES[self.weight_dtype]
+
+    @property
+    def num_embedding_params(self) -> int:
+        """Of an input embedding that is only looked up: a tied one is the output projection too."""
+        return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
+
+    def weight_bytes_read(self, num_tokens: int) -> float:
+        """Weights that a forward over num_tokens reads, all ranks together."""
+        params = self.num_params - self.num_embedding_params
+        if self.experts is not None:
+            routed = self.experts.num_params(self.hidden_size)
+            params += routed * (self.experts.fraction_read(num_tokens) - 1)
+        return params * DTYPE_BYTES[self.weight_dtype]
+
+    @property
+    def flops_per_token(self) -> float:
+        """Matrix products of one token, without attention."""
+        return 2 * (self.num_active_params - self.num_embedding_params)

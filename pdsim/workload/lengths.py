@@ -1,0 +1,58 @@
+"""How long prompts and outputs are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from random import Random
+from typing import Protocol
+
+
+class Lengths(Protocol):
+    """A distribution of token counts, at least 1."""
+
+    def sampler(self, random: Random) -> Callable[[], int]: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    tokens: int
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        del random
+        return lambda: self.tokens
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every integer from low to high, both included, equally often."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"uniform lengths need 1 <= low <= high, found low {self.low}, high {self.high}")
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        draw, low, span = random.random, self.low, self.high - self.low + 1
+        return lambda: low + int(draw() * span)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """AIPerf's law: a Gaussian, drawn again below 0, rounded up, at least 1."""
+
+    mean: float
+    stddev: float
+
+    def __post_init__(self) -> None:
+        if self.mean <= 0 or self.stddev < 0:
+            raise ValueError(f"normal lengths need mean > 0 and stddev >= 0, found {self.mean:g} and {self.stddev:g}")
+
+    def sampler(self, random: Random) -> Callable[[], int]:
+        def sample() -> int:
+            while (value := random.gauss(self.mean, self.stddev)) < 0:
+                pass
+            return max(1, ceil(value))
+
+        return sample

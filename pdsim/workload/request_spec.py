@@ -1,0 +1,45 @@
+"""One request as the workload knows it, with the truth that no policy sees."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from random import Random
+from typing import NamedTuple, Protocol
+
+from pdsim.core.sequence import Spans
+
+
+class RequestSpec(NamedTuple):
+    request_id: int
+    prompt: Spans
+    output: Spans
+    """What the model will answer. Its length is the truth that executors know and policies do not."""
+    max_output_tokens: int
+    """What the client allows, and a policy may see."""
+    arrival_ns: int = 0
+    """In a trace; an open-loop client may replace it, a closed loop does not look at it."""
+    after: int | None = None
+    """The earlier turn of its session, whose end it follows."""
+    think_ns: int = 0
+    """How long after that."""
+
+
+class Workload(Protocol):
+    """What a scenario names: a dataclass that yields the requests."""
+
+    def requests(self, rng: "Streams") -> Sequence[RequestSpec]: ...
+
+
+class Streams:
+    """One reproducible random generator per purpose, so that a draw added in one place moves no other."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def named(self, name: str) -> Random:
+        """Seeded by content, not by hash(): equal in every process."""
+        return Random(f"{self._seed}/{name}")
+
+
+def fresh_streams(start: int = 0) -> Iterator[int]:
+    """Numbers for token streams that no other request shares."""
+    return count(start)
