@@ -31,7 +31,6 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.pages import cut_pages
 from pdsim.core.running_batch import DecodeRequest, RunningBatch
 from pdsim.policy.protocols import Admitted, AdmissionPolicy, PreemptionPolicy
 from pdsim.policy.views import Candidate, TokenSequence
@@ -49,6 +48,8 @@ class DecodeLimits:
 
 
 class DecodeInstance:
+    max_steps_in_flight = 1
+
     def __init__(
         self,
         instance_id: str,
@@ -84,11 +85,11 @@ class DecodeInstance:
 
     @property
     def num_active(self) -> int:
-        return len(self.batch) + len(self.transferring) + len(self.ready)
+        return self.batch.num_requests + len(self.transferring) + len(self.ready)
 
     @property
     def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + len(self.batch)
+        return self.batch.num_kv_tokens + self.batch.num_requests
 
     @property
     def running(self) -> list[DecodeRequest]:
@@ -129,26 +130,26 @@ class DecodeInstance:
                 self._collect_arrived()
         if self.ready:
             self._merge(commands)
-        if not self.batch:
+        if not self.batch.num_requests:
             return Wait(), commands
         self._make_room(commands)
-        if not self.batch:
+        if not self.batch.num_requests:
             return Wait(), commands
         return self._decode_step(ask_again_steps), commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
         if result.num_steps > 1:
-            self._open_pages(skip_steps=1, num_steps=result.num_steps - 1)
+            self._open_later_pages(result.num_steps - 1)
         self.batch.advance(result.num_steps)
-        return [self._finish(self.batch.leave(request_id), output) for request_id, output in result.ended]
+        return [self._finish(self._leave(request_id), output) for request_id, output in result.ended]
 
     def levels(self) -> Levels:
         return Levels(
             *self.cache.levels(),
             num_queued=len(self.queued),
             num_transferring=len(self.transferring),
-            num_running=len(self.batch),
+            num_running=self.batch.num_requests,
             num_retracted=len(self._retracted),
             blocked_by=self._blocked_by if self.queued else "",
         )
@@ -200,8 +201,8 @@ class DecodeInstance:
                 break
             request = self.queued[0]
             lease = self.cache.open(request.prompt, request.num_prompt_tokens)
-            num_cached = lease.num_pages * self.page_size
-            num_new_pages = -(-request.num_prompt_tokens // self.page_size) - lease.num_pages
+            num_cached = lease.num_shared * self.page_size
+            num_new_pages = -(-request.num_prompt_tokens // self.page_size) - lease.num_shared
             answer = self._admission_policy.admit(
                 Candidate(request, request.num_prompt_tokens, num_cached, num_new_pages), self
             )
@@ -213,7 +214,7 @@ class DecodeInstance:
             self.cache.grow(lease, num_new_pages)
             request.lease = lease
             self.transferring[request.request_id] = self.queued.popleft()
-            pages = cut_pages(lease.table, num_cached // self.page_size)
+            pages = tuple(lease.table[lease.num_shared :])
             commands.append(Send(request.prefill_id, KvGranted(request.request_id, num_cached, pages)))
         return _FOREVER
 
@@ -251,7 +252,7 @@ class DecodeInstance:
         self._arrived.clear()
 
     def _merge(self, commands: list[Command]) -> None:
-        num_places = self.limits.max_running_requests - len(self.batch)
+        num_places = self.limits.max_running_requests - self.batch.num_requests
         while self.ready and num_places > 0:
             request = self.ready.popleft()
             self.cache.checkpoint(request.lease, request.prompt, request.num_prompt_tokens)
@@ -262,13 +263,14 @@ class DecodeInstance:
                     commands.append(self._finish(request, None))
                     continue
             self.batch.join(request)
+            self.cache.add_reader(request.lease)
             self._joined.append(request.request_id)
             num_places -= 1
 
     def _make_room(self, commands: list[Command]) -> None:
-        """Open the pages of the next step; take them from the others if there are too few."""
-        while self.batch.num_pages_due() > self.num_available_pages:
-            if len(self.batch) == 1:
+        """Open the pages of the next step; take them from others if there are too few."""
+        while len(leases := self.batch.due(0, 1)) > self.num_available_pages:
+            if self.batch.num_requests == 1:
                 (request,) = self.batch.requests()
                 self._remove(request.request_id)
                 capacity = self.cache.pool.num_pages * self.page_size
@@ -278,10 +280,11 @@ class DecodeInstance:
                 request_id = self._preemption_policy.victim(self)
                 self._retracted[request_id] = self._remove(request_id)
                 commands.append(Retracted(request_id))
-        self._open_pages(skip_steps=0, num_steps=1)
+        if leases:
+            self.cache.grow_all(leases, len(leases))
 
     def _remove(self, request_id: int) -> DecodeRequest:
-        request = self.batch.leave(request_id)
+        request = self._leave(request_id)
         self.cache.drop(request.lease)
         if request_id in self._joined:
             self._joined.remove(request_id)
@@ -289,29 +292,37 @@ class DecodeInstance:
             self._left.append(request_id)
         return request
 
+    def _leave(self, request_id: int) -> DecodeRequest:
+        request = self.batch.leave(request_id)
+        self.cache.remove_reader(request.lease)
+        return request
+
     def _decode_step(self, ask_again_steps: int) -> DecodeStep:
         """In page_size steps each request opens one page: that says how long the pages last."""
-        num_requests = len(self.batch)
+        num_requests = self.batch.num_requests
+        num_context_tokens = self.batch.num_kv_tokens + num_requests
+        num_repeated_tokens = self.batch.num_shared_pages * self.page_size - self.cache.num_read_tokens
         max_steps = 1 + self.page_size * (self.num_available_pages // num_requests)
         step = DecodeStep(
             self.batch.num_steps,
             tuple(self._joined),
             tuple(self._left),
             num_requests,
-            self.batch.num_kv_tokens + num_requests,
+            num_context_tokens,
+            num_context_tokens - num_repeated_tokens,
             min(max_steps, ask_again_steps),
         )
         if self._joined or self._left:
             self._joined, self._left = [], []
         return step
 
-    def _open_pages(self, *, skip_steps: int, num_steps: int) -> None:
-        order = self.batch.due(skip_steps, min(num_steps, self.page_size))
-        if not order:
-            return
-        num_rounds, rest = divmod(num_steps, self.page_size)
-        num_pages = num_rounds * len(order) + len(self.batch.due(skip_steps, rest)) if num_rounds else len(order)
-        self.cache.grow_all([request.lease for request in order], num_pages)
+    def _open_later_pages(self, num_steps: int) -> None:
+        """Of the steps behind the first, whose pages were opened before it ran."""
+        leases = self.batch.due(1, min(num_steps, self.page_size))
+        if leases:
+            num_rounds, rest = divmod(num_steps, self.page_size)
+            num_pages = num_rounds * len(leases) + len(self.batch.due(1, rest)) if num_rounds else len(leases)
+            self.cache.grow_all(leases, num_pages)
 
     def _finish(self, request: DecodeRequest, output: TokenSequence | None) -> Finished:
         """Cache prompt and output; the last token has no KV."""

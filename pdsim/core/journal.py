@@ -37,6 +37,7 @@ class Recorded:
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
         self.instance_id: str = inner.instance_id
         self.inner = inner
+        self.max_steps_in_flight: int = getattr(inner, "max_steps_in_flight", 1)
         self._record = record
 
     def on_message(self, message: Message, now_ns: int) -> Any:
@@ -128,8 +129,6 @@ def to_json(value: Any) -> Any:
         return {type(value).__name__: [to_json(v) for v in value]}
     if isinstance(value, tuple | list):
         return [to_json(v) for v in value]
-    if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
     if isinstance(value, Spans):
         return {"Spans": [list(span) for span in value.spans]}
     if isinstance(value, TokenIds):
@@ -142,8 +141,6 @@ def from_json(value: Any) -> Any:
         return tuple(from_json(v) for v in value)
     if isinstance(value, dict):
         ((name, content),) = value.items()
-        if name == "range":
-            return range(*content)
         if name == "Spans":
             return Spans(tuple(span) for span in content)
         if name == "TokenIds":

@@ -1,12 +1,11 @@
 """Everything that crosses an instance boundary: immutable, ids and numbers only, fit to cross a process boundary.
 
 Messages go to an instance. Commands come out of it and are carried out by its driver. Steps are what an instance asks
-its executor to run. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
+its executor to run, and effects what its loop asks of its driver. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
 """
 
 from typing import Any, NamedTuple
 
-from pdsim.core.pages import PageRuns
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
 
@@ -35,7 +34,7 @@ class KvGranted(NamedTuple):
 
     request_id: int
     num_cached_tokens: int
-    pages: PageRuns
+    pages: tuple[int, ...]
 
 
 class KvArrived(NamedTuple):
@@ -130,7 +129,9 @@ class DecodeStep(NamedTuple):
     left: tuple[int, ...]
     num_requests: int
     num_context_tokens: int
-    """KV tokens that the first step reads: each request's own, and the one it writes."""
+    """KV tokens that the first step reads: of each request all it has, and the one it writes."""
+    num_distinct_tokens: int
+    """The same, with a cached prefix that several requests share counted once."""
     max_steps: int
 
 
@@ -152,7 +153,15 @@ class Settle(NamedTuple):
     """Let everything due at this very instant be delivered first. Nothing to do in real time."""
 
 
+class Collect(NamedTuple):
+    """Answer with the result of the oldest step that was begun, when it is done."""
+
+
 class Wait(NamedTuple):
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 
     until_ns: int | None = None
+
+
+Effect = Settle | Step | Collect | Wait
+"""Only a Wait and a Collect take time; a step is begun behind those already under way."""

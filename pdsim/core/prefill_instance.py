@@ -3,7 +3,7 @@
 bootstrapping  NewRequest came; decode has not granted pages yet         on_message(KvGranted)
 granted        decode waits for its KV                                   next_step, when a slot for its first token is free
 waiting        the policy picks it                                       next_step -> PrefillStep
-computing      one or more chunks; at most one prompt is partly computed on_step_done -> StartTransfer per chunk
+begun          one or more chunks; at most one prompt lacks some         next_step, on_step_done -> StartTransfer per chunk
 sending        computed; pages and slot stay held                        on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache                  -> PrefillDone
 """
@@ -30,7 +30,6 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.pages import count_pages
 from pdsim.core.transfer_plan import SendCursor, TransferUnit
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy, TransferPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
@@ -46,6 +45,8 @@ class PrefillLimits:
     """Tokens of one forward; None computes every prompt in one piece."""
     max_prefill_tokens: int
     """New tokens of one forward; the first prompt of a batch may exceed it."""
+    overlap: bool = True
+    """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
 
     @property
     def max_first_tokens(self) -> int:
@@ -62,6 +63,7 @@ class PrefillRequest:
     decode_id: str
     cursor: SendCursor
     lease: Lease = field(default_factory=Lease)
+    num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
 
     @property
@@ -103,14 +105,16 @@ class PrefillInstance:
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size
+        self.max_steps_in_flight = 2 if limits.overlap else 1
         self.now_ns = 0
         self.bootstrapping: dict[int, NewRequest] = {}
         self.granted: list[PrefillRequest] = []
         self.sending: dict[int, PrefillRequest] = {}
         self._waiting: OrderedDict[int, PrefillRequest] = OrderedDict()
         self._early_grants: dict[int, KvGranted] = {}
+        self._begun: dict[int, PrefillRequest] = {}
         self._partial: PrefillRequest | None = None
-        self._computing: dict[int, PrefillRequest] = {}
+        """Of those begun, the one with tokens that no step has yet."""
         self._sent: list[int] = []
         self._page_bytes = page_bytes
         self._policy = policy
@@ -169,19 +173,18 @@ class PrefillInstance:
         ended = {request_id for request_id, _ in result.ended}
         commands: list[Command] = []
         for chunk in step.chunks:
-            request = self._computing.pop(chunk.request_id)
+            request = self._begun[chunk.request_id]
             request.num_computed_tokens += chunk.num_tokens
             self.cache.checkpoint(request.lease, request.prompt, request.num_computed_tokens)
             if chunk.is_last:
-                self.sending[chunk.request_id] = request
+                self.sending[chunk.request_id] = self._begun.pop(chunk.request_id)
             if unit := self._next_unit(request, chunk.is_last, chunk.request_id in ended):
                 commands.append(StartTransfer(unit))
         return commands
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
-        partial = [] if self._partial is None or self._partial.request_id in self._computing else [self._partial]
-        return [*partial, *self._computing.values(), *self.sending.values()]
+        return [*self._begun.values(), *self.sending.values()]
 
     def levels(self) -> Levels:
         num_queued = len(self.granted) + len(self._waiting)
@@ -189,7 +192,7 @@ class PrefillInstance:
             *self.cache.levels(),
             num_queued=num_queued,
             num_transferring=len(self.sending),
-            num_running=len(self.holding()) - len(self.sending),
+            num_running=len(self._begun),
             num_retracted=0,
             blocked_by=self._blocked_by if num_queued else "",
         )
@@ -225,7 +228,7 @@ class PrefillInstance:
 
     def _enqueue_granted(self) -> None:
         """In order of arrival, as many as there are slots for their first tokens."""
-        held = len(self._waiting) + (self._partial is not None) + len(self.sending)
+        held = len(self._waiting) + len(self._begun) + len(self.sending)
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
             self._blocked_by = "slots"
@@ -250,7 +253,7 @@ class PrefillInstance:
         budget = _Budget(unlimited if limit is None else limit, self.limits.max_prefill_tokens)
         chunks: list[PrefillChunk] = []
         if (partial := self._partial) is not None:
-            room = (partial.lease.num_pages + self.num_available_pages) * self.page_size - partial.num_computed_tokens
+            room = (len(partial.lease.table) + self.num_available_pages) * self.page_size - partial.num_scheduled_tokens
             self._compute(partial, min(budget.chunk_tokens, room), budget, chunks)
             if self._partial is not None:
                 return chunks, None
@@ -269,15 +272,15 @@ class PrefillInstance:
     def _take(self, pick: Pick, budget: _Budget, chunks: list[PrefillChunk]) -> bool:
         """Lock the prompt's cached prefix and compute what fits of the rest; False if nothing does."""
         request = self._waiting.get(pick.request_id)
-        if request is None or pick.request_id in self._computing:
+        if request is None or pick.request_id in self._begun:
             raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
         if pick.max_tokens is not None and pick.max_tokens <= 0:
             raise PolicyError(f"{self._policy}: {pick} computes nothing")
-        if len(self._computing) + len(self.sending) >= self.limits.max_running_requests:
+        if len(self._begun) + len(self.sending) >= self.limits.max_running_requests:
             self._blocked_by = "slots"
             return False
         lease = self.cache.open(request.prompt, request.num_prompt_tokens - 1)
-        num_cached = lease.num_pages * self.page_size
+        num_cached = lease.num_shared * self.page_size
         num_new = request.num_prompt_tokens - num_cached
         spare = 1 + self.page_size
         fits = num_new + spare <= self.num_available_pages * self.page_size - spare * budget.num_prompts
@@ -287,7 +290,8 @@ class PrefillInstance:
             self._blocked_by = "" if fits else "pages"
             self.cache.drop(lease)
             return False
-        request.lease, request.num_computed_tokens = lease, num_cached
+        request.lease = lease
+        request.num_scheduled_tokens = request.num_computed_tokens = num_cached
         limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)
         if not self._compute(request, limit, budget, chunks):
             self.cache.drop(lease)
@@ -296,17 +300,18 @@ class PrefillInstance:
 
     def _compute(self, request: PrefillRequest, limit: int, budget: _Budget, chunks: list[PrefillChunk]) -> bool:
         """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
-        num_tokens = request.num_prompt_tokens - request.num_computed_tokens
+        num_tokens = request.num_prompt_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit
         if not is_last:
             num_tokens = limit - limit % self.page_size
             if num_tokens <= 0:
                 return False
         self._partial = None if is_last else request
-        reach = request.num_computed_tokens + num_tokens
-        self.cache.grow(request.lease, -(-reach // self.page_size) - request.lease.num_pages)
-        self._computing[request.request_id] = request
-        chunks.append(PrefillChunk(request.request_id, request.num_computed_tokens, num_tokens, is_last))
+        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        request.num_scheduled_tokens += num_tokens
+        num_pages = -(-request.num_scheduled_tokens // self.page_size)
+        self.cache.grow(request.lease, num_pages - len(request.lease.table))
+        self._begun[request.request_id] = request
         budget.spend(num_tokens)
         return True
 
@@ -324,7 +329,7 @@ class PrefillInstance:
             request.decode_id,
             source,
             target,
-            count_pages(target) * self._page_bytes,
+            len(target) * self._page_bytes,
             is_last,
             first_token_ends,
         )

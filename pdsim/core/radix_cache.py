@@ -11,7 +11,6 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from pdsim.core.page_pool import PagePool
-from pdsim.core.pages import PageRuns, count_pages, cut_pages
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -27,16 +26,16 @@ class Node:
         "last_access",
         "locks",
         "num_hits",
-        "num_pages",
         "pages",
         "parent",
+        "readers",
         "sequence",
         "start",
         "stop",
     )
 
     def __init__(
-        self, parent: "Node | None", key: Hashable, sequence: Any, start: int, stop: int, pages: PageRuns, born: int
+        self, parent: "Node | None", key: Hashable, sequence: Any, start: int, stop: int, pages: list[int], born: int
     ) -> None:
         self.parent = parent
         self.key = key
@@ -44,21 +43,24 @@ class Node:
         self.start = start
         self.stop = stop
         self.pages = pages
-        self.num_pages = count_pages(pages)
         self.children: dict[Hashable, Node] = {}
         self.locks = 0
+        self.readers = 0
         self.last_access = born
         self.num_hits = 0
         self.born = born
         self.heap_serial = 0
 
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
 
 class Match(NamedTuple):
-    """The longest cached prefix: its deepest node, its length and its pages in order."""
+    """Cached tokens: their deepest node, and their pages in order."""
 
     node: Node
-    num_tokens: int
-    pages: list[range]
+    pages: list[int]
 
 
 class RadixCache:
@@ -69,7 +71,9 @@ class RadixCache:
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
         self.num_evicted_pages = 0
-        self.root = Node(None, None, None, 0, 0, (), 0)
+        self.num_read_pages = 0
+        """Each counted once, however many requests read it."""
+        self.root = Node(None, None, None, 0, 0, [], 0)
         self._pool = pool
         self._eviction = eviction
         self._accesses = 0
@@ -91,40 +95,37 @@ class RadixCache:
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages. Splits a node that matches in part."""
         node, position = self.root, 0
-        pages: list[range] = []
+        pages: list[int] = []
         limit = max_tokens - max_tokens % self.page_size
         while position < limit and (child := self._child(node, sequence, position)) is not None:
             common = min(self._common(child, sequence, position), limit - position)
             node = child if common == child.stop - child.start else self._split(child, common)
             position += common
-            pages.extend(node.pages)
+            pages += node.pages
             if node is not child:
                 break
         self._touch(node, num_hits=0)
-        return Match(node, position, pages)
+        return Match(node, pages)
 
-    def insert(self, sequence: TokenSequence, num_tokens: int, pages: PageRuns, below: Node) -> Match:
+    def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
-        `pages` hold the tokens behind `below`. The tree keeps those it had not cached and leaves the others to the
-        caller: they are the first Match.num_tokens - below.stop tokens of `pages`, and Match.pages are the tree's own
-        instead of them.
+        `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
+        stay the caller's, and Match.pages are the tree's own in their place. Match.node is the end of it all.
         """
         node, position = below, below.stop
-        cached: list[range] = []
+        found: list[int] = []
         while position < num_tokens and (child := self._child(node, sequence, position)) is not None:
             common = min(self._common(child, sequence, position), num_tokens - position)
             node = child if common == child.stop - child.start else self._split(child, common)
             position += common
-            cached.extend(node.pages)
+            found += node.pages
             if node is not child:
                 break
-        matched = position
         if position < num_tokens:
-            new = cut_pages(pages, (position - below.stop) // self.page_size) if position > below.stop else pages
-            node = self._add_leaf(node, sequence, position, num_tokens, new)
+            node = self._add_leaf(node, sequence, position, num_tokens, pages[len(found) :] if found else pages)
         self._touch(node, num_hits=1)
-        return Match(node, matched, cached)
+        return Match(node, found)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
         """Protect the path to node, or its part behind `below`."""
@@ -146,6 +147,23 @@ class RadixCache:
                 self.num_evictable_pages += step.num_pages
                 self.num_protected_pages -= step.num_pages
                 self._offer(step)
+            step = step.parent
+
+    def add_reader(self, node: Node) -> None:
+        """A decode step now reads the path to node."""
+        step: Node | None = node
+        while step is not None:
+            step.readers += 1
+            if step.readers == 1:
+                self.num_read_pages += step.num_pages
+            step = step.parent
+
+    def remove_reader(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.readers -= 1
+            if step.readers == 0:
+                self.num_read_pages -= step.num_pages
             step = step.parent
 
     def evict(self, num_pages: int) -> int:
@@ -180,17 +198,17 @@ class RadixCache:
         parent, at = node.parent, num_tokens // self.page_size
         assert parent is not None
         middle = node.start + num_tokens
-        head = Node(parent, node.key, node.sequence, node.start, middle, cut_pages(node.pages, 0, at), node.born)
-        head.locks, head.last_access, head.num_hits = node.locks, node.last_access, node.num_hits
+        head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born)
+        head.locks, head.readers = node.locks, node.readers
+        head.last_access, head.num_hits = node.last_access, node.num_hits
         parent.children[node.key] = head
         node.parent, node.start = head, middle
         node.key = node.sequence.page_key(middle, self.page_size)
-        node.pages = cut_pages(node.pages, at)
-        node.num_pages -= at
+        node.pages = node.pages[at:]
         head.children[node.key] = node
         return head
 
-    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: PageRuns) -> Node:
+    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: list[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
         leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
         parent.children[key] = leaf

@@ -13,6 +13,10 @@ from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import TokenSequence
 
 
+_MEMORY_PAGE = 64
+"""Tokens: how finely prompts are remembered."""
+
+
 @dataclass(slots=True)
 class Load:
     """Requests routed to one instance and not done, and their prompt tokens."""
@@ -46,8 +50,9 @@ class RoleRouter:
         """Prompts are remembered from the first time on that a policy asks: an approximate copy of the instance's cache."""
         if not self._remembered:
             for i in self._loads:
-                pool = PagePool(self._memory_tokens)
-                self._remembered[i] = KvCache(pool, 1, RadixCache(pool, 1, LeastRecentlyUsed()))
+                pool = PagePool(self._memory_tokens // _MEMORY_PAGE)
+                tree = RadixCache(pool, _MEMORY_PAGE, LeastRecentlyUsed())
+                self._remembered[i] = KvCache(pool, _MEMORY_PAGE, tree)
         return self._remembered[instance_id].num_cached_tokens(prompt)
 
     def pick(self, prompt: TokenSequence, now_ns: int) -> str:
@@ -75,11 +80,11 @@ class RoleRouter:
                 load.taken_at_ns = now_ns
 
     def _remember(self, prompt: TokenSequence, cache: KvCache) -> None:
-        if len(prompt) > cache.pool.num_pages:
-            return
-        lease = cache.open(prompt, len(prompt))
-        cache.grow(lease, len(prompt) - lease.num_pages)
-        cache.close(lease, prompt, len(prompt))
+        num_pages = len(prompt) // _MEMORY_PAGE
+        if num_pages <= cache.pool.num_pages:
+            lease = cache.open(prompt, len(prompt))
+            cache.grow(lease, num_pages - lease.num_shared)
+            cache.close(lease, prompt, len(prompt))
 
 
 class Router:

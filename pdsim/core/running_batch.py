@@ -5,6 +5,7 @@ joined, and its phase, which says in which steps it opens a new page:
   it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
 """
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 from pdsim.core.kv_cache import Lease
@@ -24,6 +25,7 @@ class DecodeRequest:
     ends_with_first_token: bool = False
     lease: Lease = field(default_factory=Lease)
     joined_at_step: int = 0
+    join_number: int = 0
 
     @property
     def num_kv_tokens(self) -> int:
@@ -34,14 +36,16 @@ class DecodeRequest:
 class RunningBatch:
     def __init__(self, page_size: int) -> None:
         self.num_steps = 0
+        self.num_requests = 0
         self.num_kv_tokens = 0
         """Of all requests together."""
+        self.num_shared_pages = 0
+        """Pages of the prefix cache that they read, counted once for each of them."""
         self._page_size = page_size
         self._requests: dict[int, DecodeRequest] = {}
-        self._by_phase: dict[int, dict[int, DecodeRequest]] = {}
-
-    def __len__(self) -> int:
-        return len(self._requests)
+        self._by_phase: list[tuple[int, int, DecodeRequest]] = []
+        """(phase, number of the join, request), sorted: the order in which pages are opened."""
+        self._num_joins = 0
 
     def requests(self) -> list[DecodeRequest]:
         """In the order in which they joined, their lengths up to date."""
@@ -51,37 +55,41 @@ class RunningBatch:
 
     def join(self, request: DecodeRequest) -> None:
         request.joined_at_step = self.num_steps
+        self._num_joins += 1
+        request.join_number = self._num_joins
         self._requests[request.request_id] = request
+        self.num_requests += 1
         self.num_kv_tokens += request.num_kv_tokens
-        self._by_phase.setdefault(self._phase(request), {})[request.request_id] = request
+        self.num_shared_pages += request.lease.num_shared
+        insort(self._by_phase, (self._phase(request), self._num_joins, request))
 
     def leave(self, request_id: int) -> DecodeRequest:
         request = self._requests.pop(request_id)
-        phase = self._phase(request)
+        del self._by_phase[bisect_left(self._by_phase, (self._phase(request), request.join_number))]
         self._update(request)
+        self.num_requests -= 1
         self.num_kv_tokens -= request.num_kv_tokens
-        bucket = self._by_phase[phase]
-        del bucket[request_id]
-        if not bucket:
-            del self._by_phase[phase]
+        self.num_shared_pages -= request.lease.num_shared
         return request
 
     def advance(self, num_steps: int) -> None:
         self.num_steps += num_steps
-        self.num_kv_tokens += num_steps * len(self._requests)
+        self.num_kv_tokens += num_steps * self.num_requests
 
-    def num_pages_due(self) -> int:
-        """Pages to open before the next step."""
-        return len(self._by_phase.get(self.num_steps % self._page_size, ()))
-
-    def due(self, skip_steps: int, num_steps: int) -> list[DecodeRequest]:
-        """Who opens a page, in order, in num_steps <= page_size steps after the next skip_steps."""
-        first = self.num_steps + skip_steps
-        buckets = [self._by_phase.get(step % self._page_size) for step in range(first, first + num_steps)]
-        return [request for bucket in buckets if bucket for request in bucket.values()]
+    def due(self, skip_steps: int, num_steps: int) -> list[Lease]:
+        """Leases that open a page, in order, in num_steps <= page_size steps after the next skip_steps."""
+        ordered = self._by_phase
+        start = (self.num_steps + skip_steps) % self._page_size
+        stop = start + num_steps
+        first = bisect_left(ordered, (start,))
+        if stop <= self._page_size:
+            entries = ordered[first : bisect_left(ordered, (stop,))]
+        else:
+            entries = ordered[first:] + ordered[: bisect_left(ordered, (stop - self._page_size,))]
+        return [request.lease for _, _, request in entries]
 
     def _phase(self, request: DecodeRequest) -> int:
-        """Valid as long as joined_at_step and num_output_tokens belong together."""
+        """The same whenever joined_at_step and num_output_tokens belong together."""
         return (request.joined_at_step - request.num_kv_tokens) % self._page_size
 
     def _update(self, request: DecodeRequest) -> None:

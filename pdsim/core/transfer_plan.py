@@ -1,8 +1,7 @@
 """What a prefill instance sends and when: one cursor per request that only moves forward."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from pdsim.core.pages import PageRuns, count_pages, cut_pages
 
 
 class TransferUnit(NamedTuple):
@@ -11,12 +10,15 @@ class TransferUnit(NamedTuple):
     request_id: int
     source: str
     target: str
-    source_pages: PageRuns
-    target_pages: PageRuns
+    source_pages: tuple[int, ...]
+    target_pages: tuple[int, ...]
     num_bytes: int
     is_last: bool
     first_token_ends: bool = False
     """Travels with the last unit, as the first token does."""
+
+
+Pages = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class SendCursor:
@@ -28,13 +30,13 @@ class SendCursor:
 
     __slots__ = ("_page_size", "_start_pages", "_target_pages", "num_sent_tokens")
 
-    def __init__(self, num_cached_tokens: int, target_pages: PageRuns, page_size: int) -> None:
+    def __init__(self, num_cached_tokens: int, target_pages: tuple[int, ...], page_size: int) -> None:
         self.num_sent_tokens = num_cached_tokens
         self._start_pages = num_cached_tokens // page_size
         self._target_pages = target_pages
         self._page_size = page_size
 
-    def advance(self, end_tokens: int, table: list[range], *, is_last: bool) -> tuple[PageRuns, PageRuns] | None:
+    def advance(self, end_tokens: int, table: Sequence[int], *, is_last: bool) -> Pages | None:
         """Source and target pages of the next unit, up to end_tokens; None when there is nothing to send yet."""
         if not is_last:
             end_tokens -= end_tokens % self._page_size
@@ -42,7 +44,7 @@ class SendCursor:
                 return None
         first, stop = self.num_sent_tokens // self._page_size, -(-end_tokens // self._page_size)
         self.num_sent_tokens = end_tokens
-        target = cut_pages(self._target_pages, first - self._start_pages, stop - self._start_pages)
-        source = cut_pages(table, first, stop)
-        assert count_pages(source) == count_pages(target)
+        target = self._target_pages[first - self._start_pages : stop - self._start_pages]
+        source = tuple(table[first:stop])
+        assert len(source) == len(target)
         return source, target

@@ -20,6 +20,9 @@ class Affine:
     decode_base_ns: float = 0
     decode_per_request_ns: float = 0
     decode_per_context_token_ns: float = 0
+    """For each request that reads it."""
+    decode_per_distinct_token_ns: float = 0
+    """Once, however many requests share it."""
 
     def model(self, layout: Layout) -> CostModel:
         del layout
@@ -36,4 +39,6 @@ class Affine:
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         base_ns = self.decode_base_ns + self.decode_per_request_ns * num_requests
-        return DecodeLine.of_ns(max(1, base_ns), self.decode_per_context_token_ns)
+        return DecodeLine.of_ns(
+            max(1, base_ns), self.decode_per_context_token_ns, self.decode_per_distinct_token_ns
+        )

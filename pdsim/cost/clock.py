@@ -24,8 +24,9 @@ class DecodeClock:
         self._growth = 0
 
     def begin(self, line: DecodeLine, step: DecodeStep) -> None:
-        self._first = line.base + line.per_context_token * step.num_context_tokens
-        self._growth = line.per_context_token * step.num_requests
+        per_context, per_distinct = line.per_context_token, line.per_distinct_token
+        self._first = line.base + per_context * step.num_context_tokens + per_distinct * step.num_distinct_tokens
+        self._growth = (per_context + per_distinct) * step.num_requests
 
     @property
     def growth_ns(self) -> float:

@@ -10,15 +10,18 @@ FRACTION_BITS = 20
 
 
 class DecodeLine(NamedTuple):
-    """Duration of a decode step at one batch size: a line in the KV tokens that the batch reads, in 2**-20 ns."""
+    """Duration of a decode step at one batch size: linear in the KV tokens that the batch reads, in 2**-20 ns."""
 
     base: int
     per_context_token: int
+    """For each request that reads it."""
+    per_distinct_token: int
+    """Once, however many requests share it."""
 
     @classmethod
-    def of_ns(cls, base_ns: float, per_context_token_ns: float) -> "DecodeLine":
+    def of_ns(cls, base_ns: float, per_context_token_ns: float, per_distinct_token_ns: float) -> "DecodeLine":
         one_ns = 1 << FRACTION_BITS
-        return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns))
+        return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns), round(per_distinct_token_ns * one_ns))
 
 
 class CostModel(Protocol):

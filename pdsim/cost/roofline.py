@@ -14,22 +14,29 @@ class Roofline:
 
     matrix_efficiency     aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on H100 and H200, 0.71 on B200 (bf16)
     attention_efficiency  its context attention at 4k tokens: 0.52 to 0.55 on H100 and H200, 0.40 on B200; 0.91 on H20
-    weight_bandwidth      aiconfigurator's mem_eff, 0.8
+    memory_efficiency     aiconfigurator's mem_eff, 0.8
     kv_bandwidth          its decode attention at batch 64: 0.90 on H100, 0.89 on H200, 0.85 on B200 (bf16)
     fp8_kv_bandwidth      the same with fp8 KV on Hopper: 2.0 to 2.3 of 4.8 TB/s
     layer_launch_ns       Qwen3-8B on H200, eager prefill of up to 256 tokens: 11.3 ms over 36 layers
     step_overhead_ns      the same server, decode at batch 1: 5.4 ms per token, of which weights explain 3.9 ms
+    prompt_overhead_ns    the same server, prefill of one short prompt: 16.5 ms around a GPU time of 12 ms
     all_reduce_ns         graph-captured all-reduce of 128 bytes over two GB200: 7 us
+
+    Decode attention reads each distinct KV token from memory once a step, at memory_efficiency: requests that share a
+    prefix walk through it together, and the L2 cache serves all but the first. What it takes beyond that to reach
+    kv_bandwidth, when nothing is shared, is work on the SMs, which each request pays for itself.
     """
 
     matrix_efficiency: float = 0.7
     attention_efficiency: float = 0.5
-    weight_bandwidth: float = 0.8
+    memory_efficiency: float = 0.8
     kv_bandwidth: float = 0.85
     fp8_kv_bandwidth: float = 0.45
     link_efficiency: float = 0.8
     layer_launch_ns: float = 310_000
     step_overhead_ns: float = 1_500_000
+    prompt_overhead_ns: float = 3_000_000
+    """Of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
 
     def model(self, layout: Layout) -> CostModel:
@@ -45,9 +52,11 @@ class RooflineModel:
         self._spec = spec
         self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
-        self._weight_bandwidth = tp * gpu.memory_bandwidth * settings.weight_bandwidth
+        self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
-        self._context_token_ns = 1e9 * layout.kv_token_bytes / (gpu.memory_bandwidth * kv)
+        token_ns = 1e9 * layout.kv_token_bytes / gpu.memory_bandwidth
+        self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
+        self._context_token_ns = token_ns / kv - self._distinct_token_ns
         self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._lines: dict[int, DecodeLine] = {}
@@ -58,19 +67,21 @@ class RooflineModel:
         attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
         work_ns = self._matrices_ns(num_tokens) + attention_ns + self._reductions_ns(num_tokens)
         launch_ns = self._settings.layer_launch_ns * self._spec.num_layers
-        return round(max(work_ns, launch_ns) + self._settings.step_overhead_ns)
+        overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
+        return round(max(work_ns, launch_ns) + overhead_ns)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         line = self._lines.get(num_requests)
         if line is None:
             work_ns = self._matrices_ns(num_requests) + self._reductions_ns(num_requests)
-            line = DecodeLine.of_ns(work_ns + self._settings.step_overhead_ns, self._context_token_ns)
+            base_ns = work_ns + self._settings.step_overhead_ns
+            line = DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
             self._lines[num_requests] = line
         return line
 
     def _matrices_ns(self, num_tokens: int) -> float:
         compute = self._spec.flops_per_token * num_tokens / self._matrix_flops
-        read = self._spec.weight_bytes_read(num_tokens) / self._weight_bandwidth
+        read = self._spec.weight_bytes_read(num_tokens) / self._memory_bandwidth
         return 1e9 * max(compute, read)
 
     def _reductions_ns(self, num_tokens: int) -> float:

@@ -230,6 +230,7 @@ def _prefill_limits(settings: PrefillSettings) -> PrefillLimits:
         max_running_requests=settings.max_running_requests,
         chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
         max_prefill_tokens=settings.max_prefill_tokens,
+        overlap=settings.overlap,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.schema import Scenario, Section
+from pdsim.scenario.schema import SHORTHANDS, Scenario, Section
 from pdsim.scenario.yaml_file import ConfigError, line_of, parse_yaml, read_yaml
 
 
@@ -38,9 +38,9 @@ def apply_change(data: dict[str, Any], change: str) -> None:
     *parents, last = path.strip().split(".")
     at = data
     for key in parents:
-        inside = at.get(key)
-        if isinstance(inside, str):  # a name that now gets fields
-            inside = {"name" if key == "model" else "use": inside}
+        inside = SHORTHANDS.get(key, lambda value: value)(at.get(key)) if at is data else at.get(key)
+        if isinstance(inside, str):  # a component that now gets settings
+            inside = {"use": inside}
         elif inside is None:
             inside = {}
         elif not isinstance(inside, dict):

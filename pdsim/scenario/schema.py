@@ -60,6 +60,8 @@ class PrefillSettings(Section):
     chunked_prefill_tokens: int | None = None
     """None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
+    overlap: bool = True
+    """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
     policy: Annotated[PrefillPolicy, Component()] = FirstComeFirstServed()
     transfer: Annotated[TransferPolicy, Component()] = EveryChunk()
 
@@ -89,7 +91,7 @@ class RouterSettings(Section):
     decode: Annotated[RoutingPolicy, Component()] = CacheAware()
     snapshot_interval: Duration = 0
     """How old the loads may be that the policies see; 0: always fresh."""
-    memory_tokens: int = Field(default=1 << 26, ge=1)
+    memory_tokens: int = Field(default=1 << 24, ge=1)
     """Per instance, of the prompts that a cache-aware policy remembers."""
 
 
@@ -114,14 +116,18 @@ class CostChoice(Section):
     decode: Annotated[CostSettings, Component()] = Roofline()
 
 
-def _by_name(value: Any) -> Any:
+def by_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _by_role(value: Any) -> Any:
+def by_role(value: Any) -> Any:
     """One component stands for both roles."""
     one = isinstance(value, str) or (isinstance(value, dict) and "use" in value)
     return {"prefill": value, "decode": value} if one else value
+
+
+SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
+"""What a plain value of these fields stands for."""
 
 
 class Scenario(Section):
@@ -130,14 +136,14 @@ class Scenario(Section):
     name: str = "scenario"
     description: str = ""
     seed: int = 0
-    model: Annotated[ModelSettings, BeforeValidator(_by_name)]
+    model: Annotated[ModelSettings, BeforeValidator(by_name)]
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings
     decode: DecodeSettings
-    router: Annotated[RouterSettings, BeforeValidator(_by_role)] = RouterSettings()
+    router: Annotated[RouterSettings, BeforeValidator(by_role)] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
-    cost: Annotated[CostChoice, BeforeValidator(_by_role), BeforeValidator(cost_by_role)] = CostChoice()
+    cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role)] = CostChoice()
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component()] = OpenLoop()
 

@@ -1,19 +1,22 @@
 """Drives one instance in simulated time: answers its loop's Settle, Wait and steps."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 
-from simpy import Environment, Event
+from simpy import Event
+from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, Message, PrefillStep, Settle, StepResult, Wait
+from pdsim.core.messages import Collect, Command, DecodeStep, Message, PrefillStep, Settle, StepResult, Wait
 from pdsim.core.sequence import Spans
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
-from pdsim.sim.alarm import CHOICES, STEP_ENDS, Alarm
 from pdsim.sim.decode_executor import DecodeExecutor, prefill_result
+from pdsim.sim.timeline import CHOICES, STEP_ENDS, Alarm, Timeline
 
 
 class Actor:
@@ -25,7 +28,7 @@ class Actor:
 
     def __init__(
         self,
-        env: Environment,
+        timeline: Timeline,
         index: int,
         instance: Instance,
         *,
@@ -37,23 +40,31 @@ class Actor:
         single_steps: bool,
     ) -> None:
         self.instance = instance
-        self._env = env
+        self._instance_id = instance.instance_id
+        self._timeline = timeline
         self._cost = cost
         self._outputs = outputs
         self._on_step = on_step
         self._on_choice = on_choice
         self._single_steps = single_steps
-        self._step_order = STEP_ENDS + index
-        self._choice_order = CHOICES + index
+        self._step_order = EventPriority(STEP_ENDS + index)
+        self._choice_order = EventPriority(CHOICES + index)
         self._inbox: list[Message] = []
-        self._loop = instance_loop(instance, drain=self._drain, carry_out=carry_out, now_ns=lambda: int(env.now))
+        self._loop = instance_loop(
+            instance, drain=self._drain, carry_out=carry_out, now_ns=partial(attrgetter("now_ns"), timeline)
+        )
         self._clock = DecodeClock()
         self._executor = DecodeExecutor(outputs)
         self._waits = False
         self._timer: Alarm | None = None
-        self._decoding: DecodeStep | None = None
-        self._num_steps = 0
+        self._collects = False
+        self._results: deque[StepResult] = deque()
+        """Of steps that ended before they were asked about."""
+        self._free_ns = 0
+        """When the last step that was begun ends: the next one begins behind it."""
         self._start_ns = 0
+        self._num_steps = 0
+        """Decode steps in progress; more than one can be cut short."""
         self._end: Alarm | None = None
 
     def start(self) -> None:
@@ -70,34 +81,45 @@ class Actor:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def _advance(self, result: StepResult | None) -> None:
+    def _advance(self, answer: StepResult | None) -> None:
         """Go on until the loop asks for something that takes time."""
-        effect = self._loop.send(result)
         while True:
-            match effect:
-                case Settle():
-                    if self._env.peek() <= self._env.now:
-                        Alarm(self._env, 0, self._on_settled, order=self._choice_order)
-                        return
-                    effect = self._loop.send(None)
-                case DecodeStep():
-                    return self._start_decode(effect)
-                case PrefillStep():
-                    return self._start_prefill(effect)
-                case Wait(until_ns):
-                    return self._start_wait(until_ns)
+            asked = self._loop.send(answer)
+            answer = None
+            if isinstance(asked, Settle):
+                if not self._timeline.is_last_now:
+                    self._timeline.after(0, self._on_settled, order=self._choice_order)
+                    return
+            elif isinstance(asked, DecodeStep):
+                self._begin_decode(asked)
+            elif isinstance(asked, PrefillStep):
+                self._begin_prefill(asked)
+            elif isinstance(asked, Collect):
+                if not self._results:
+                    self._collects = True
+                    return
+                answer = self._results.popleft()
+            else:
+                return self._begin_wait(asked)
 
     def _on_settled(self, _: Event) -> None:
         self._advance(None)
 
+    def _on_result(self, result: StepResult) -> None:
+        if self._collects:
+            self._collects = False
+            self._advance(result)
+        else:
+            self._results.append(result)
+
     # Waiting.
 
-    def _start_wait(self, until_ns: int | None) -> None:
-        if self._on_choice is not None:
-            self._on_choice(self.instance)
+    def _begin_wait(self, wait: Wait) -> None:
+        self._observe()
         self._waits = True
-        if until_ns is not None:
-            self._timer = Alarm(self._env, max(0, until_ns - int(self._env.now)), lambda _: self._wake())
+        if wait.until_ns is not None:
+            delay_ns = max(0, wait.until_ns - self._timeline.now_ns)
+            self._timer = self._timeline.after(delay_ns, lambda _: self._wake())
 
     def _wake(self) -> None:
         self._waits = False
@@ -106,67 +128,80 @@ class Actor:
             self._timer = None
         self._advance(None)
 
-    # Prefill.
-
-    def _start_prefill(self, step: PrefillStep) -> None:
+    def _observe(self) -> None:
         if self._on_choice is not None:
             self._on_choice(self.instance)
-        self._start_ns = int(self._env.now)
-        Alarm(self._env, self._cost.prefill_ns(step), partial(self._end_prefill, step), order=self._step_order)
 
-    def _end_prefill(self, step: PrefillStep, _: Event) -> None:
-        record = StepRecord(
-            self.instance.instance_id,
-            "prefill",
-            self._start_ns,
-            int(self._env.now) - self._start_ns,
-            1,
-            len(step.chunks),
-            sum(chunk.num_tokens for chunk in step.chunks),
-            sum(chunk.num_context_tokens for chunk in step.chunks),
-            0.0,
+    # Prefill.
+
+    def _begin_prefill(self, step: PrefillStep) -> None:
+        self._observe()
+        now_ns = self._timeline.now_ns
+        start_ns = max(now_ns, self._free_ns)
+        self._free_ns = start_ns + self._cost.prefill_ns(step)
+        self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._step_order)
+
+    def _end_prefill(self, event: Event) -> None:
+        begun: tuple[PrefillStep, int] = event.value  # type: ignore[assignment]
+        step, start_ns = begun
+        num_tokens = num_context_tokens = 0
+        for chunk in step.chunks:
+            num_tokens += chunk.num_tokens
+            num_context_tokens += chunk.num_context_tokens
+        self._on_step(
+            step,
+            StepRecord(
+                self._instance_id,
+                "prefill",
+                start_ns,
+                self._timeline.now_ns - start_ns,
+                1,
+                len(step.chunks),
+                num_tokens,
+                num_context_tokens,
+                0.0,
+            ),
         )
-        self._on_step(step, record)
-        self._advance(prefill_result(step, self._outputs))
+        self._on_result(prefill_result(step, self._outputs))
 
     # Decode.
 
-    def _start_decode(self, step: DecodeStep) -> None:
-        if self._on_choice is not None:
-            self._on_choice(self.instance)
+    def _begin_decode(self, step: DecodeStep) -> None:
+        self._observe()
+        self._start_ns = self._timeline.now_ns
         self._clock.begin(self._cost.decode_line(step.num_requests), step)
-        until_end = self._executor.begin(step)
-        self._decoding = step
-        self._start_ns = int(self._env.now)
-        self._run(1 if self._single_steps else min(until_end, step.max_steps))
+        num_steps = min(self._executor.begin(step), step.max_steps)
+        self._run(step, 1 if self._single_steps else num_steps)
 
-    def _run(self, num_steps: int) -> None:
+    def _run(self, step: DecodeStep, num_steps: int) -> None:
         self._num_steps = num_steps
-        delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - int(self._env.now)
-        self._end = Alarm(self._env, delay_ns, self._end_decode, order=self._step_order)
+        delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - self._timeline.now_ns
+        self._end = self._timeline.after(delay_ns, self._end_decode, step, self._step_order)
 
     def _cut_short(self) -> None:
-        num_steps = self._clock.steps_until(int(self._env.now) - self._start_ns)
+        num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns)
         if num_steps < self._num_steps:
             assert self._end is not None
             self._end.cancel()
-            self._run(num_steps)
+            step: DecodeStep = self._end.value  # type: ignore[assignment]
+            self._run(step, num_steps)
 
-    def _end_decode(self, _: Event) -> None:
-        step, num_steps = self._decoding, self._num_steps
-        assert step is not None
-        self._num_steps = 0
-        record = StepRecord(
-            self.instance.instance_id,
-            "decode",
-            self._start_ns,
-            int(self._env.now) - self._start_ns,
-            num_steps,
-            step.num_requests,
-            num_steps * step.num_requests,
-            step.num_context_tokens,
-            self._clock.growth_ns,
+    def _end_decode(self, event: Event) -> None:
+        step: DecodeStep = event.value  # type: ignore[assignment]
+        num_steps, self._num_steps = self._num_steps, 0
+        self._on_step(
+            step,
+            StepRecord(
+                self._instance_id,
+                "decode",
+                self._start_ns,
+                self._timeline.now_ns - self._start_ns,
+                num_steps,
+                step.num_requests,
+                num_steps * step.num_requests,
+                step.num_context_tokens,
+                self._clock.growth_ns,
+            ),
         )
-        self._on_step(step, record)
         self._clock.finish(num_steps)
-        self._advance(self._executor.finish(num_steps))
+        self._on_result(self._executor.finish(num_steps))

@@ -3,9 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from simpy import Environment
-
-from pdsim.sim.alarm import Alarm
+from pdsim.sim.timeline import Timeline
 from pdsim.workload.clients import Client, ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
 
@@ -15,14 +13,14 @@ class ClientDriver:
 
     def __init__(
         self,
-        env: Environment,
+        timeline: Timeline,
         client: Client,
         requests: Sequence[RequestSpec],
         *,
         streams: Streams,
         send: Callable[[RequestSpec], None],
     ) -> None:
-        self._env = env
+        self._timeline = timeline
         self._client = client
         self._send = send
         self._next_turn = {spec.after: spec for spec in requests if spec.after is not None}
@@ -34,14 +32,14 @@ class ClientDriver:
     def start(self) -> None:
         if isinstance(self._client, ClosedLoop):
             num_first = min(self._client.concurrency, len(self._first_turns))
-            Alarm(self._env, 0, lambda _: self._burst(num_first))
+            self._timeline.after(0, lambda _: self._burst(num_first))
         else:
             self._schedule_next()
 
     def on_end(self, request_id: int) -> None:
         turn = self._next_turn.pop(request_id, None)
         if turn is not None:
-            Alarm(self._env, turn.think_ns, lambda _: self._send(turn))
+            self._timeline.after(turn.think_ns, lambda _: self._send(turn))
         elif isinstance(self._client, ClosedLoop) and self._first_turns:
             self._send(self._first_turns.popleft())
 
@@ -52,7 +50,7 @@ class ClientDriver:
     def _schedule_next(self) -> None:
         if self._first_turns:
             at_ns = self._first_turns[0].arrival_ns if self._times is None else next(self._times)
-            Alarm(self._env, at_ns - int(self._env.now), lambda _: self._on_time())
+            self._timeline.after(at_ns - self._timeline.now_ns, lambda _: self._on_time())
 
     def _on_time(self) -> None:
         self._send(self._first_turns.popleft())

@@ -14,8 +14,10 @@ class DecodeExecutor:
         self._outputs = outputs
         self._num_steps = 0
         self._ends: list[tuple[int, int]] = []
+        """(step after which it ends, request), as a heap; entries of requests that left are stale."""
         self._end_of: dict[int, int] = {}
         self._remaining: dict[int, int] = {}
+        """Steps that requests still need which left."""
 
     def begin(self, step: DecodeStep) -> int:
         """Take in the changes of the batch; the number of steps until the first sequence ends."""
@@ -26,9 +28,11 @@ class DecodeExecutor:
             end = self._num_steps + remaining
             self._end_of[request_id] = end
             heappush(self._ends, (end, request_id))
-        while self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
+        end, request_id = self._ends[0]
+        while self._end_of.get(request_id) != end:
             heappop(self._ends)
-        return self._ends[0][0] - self._num_steps
+            end, request_id = self._ends[0]
+        return end - self._num_steps
 
     def finish(self, num_steps: int) -> StepResult:
         self._num_steps += num_steps
@@ -41,11 +45,13 @@ class DecodeExecutor:
         return StepResult(num_steps, tuple(ended))
 
 
+_NONE_ENDED = StepResult()
+
+
 def prefill_result(step: PrefillStep, outputs: Mapping[int, Spans]) -> StepResult:
     """Sequences that consist of their first token end with it."""
-    ended = [
-        (chunk.request_id, outputs[chunk.request_id])
-        for chunk in step.chunks
-        if chunk.is_last and len(outputs[chunk.request_id]) == 1
-    ]
-    return StepResult(1, tuple(ended))
+    ended = []
+    for chunk in step.chunks:
+        if chunk.is_last and len(output := outputs[chunk.request_id]) == 1:
+            ended.append((chunk.request_id, output))
+    return StepResult(1, tuple(ended)) if ended else _NONE_ENDED

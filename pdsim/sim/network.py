@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 
-from simpy import Environment, Event
+from simpy import Event
 
-from pdsim.core.pages import count_pages
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.records import TransferRecord
-from pdsim.sim.alarm import Alarm
+from pdsim.sim.timeline import Alarm, Timeline
 
 Port = tuple[str, str]
 """An instance and "out" or "in"."""
@@ -47,6 +46,9 @@ class Transfer:
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[Port, float]) -> None:
     """Max-min fair: fill all flows evenly until a port is full, fix its flows, go on with the rest."""
     open_flows = list(flows)
+    if len(open_flows) == 1:
+        open_flows[0].rate = min(capacity[port] for port in open_flows[0].ports)
+        return
     free = {port: capacity[port] for flow in open_flows for port in flow.ports}
     while open_flows:
         users: dict[Port, int] = {}
@@ -68,14 +70,14 @@ class Network:
 
     def __init__(
         self,
-        env: Environment,
+        timeline: Timeline,
         *,
         bandwidth: Mapping[str, float],
         latency_ns: int,
         on_done: Callable[[TransferUnit, TransferRecord], None],
     ) -> None:
         """bandwidth: bytes per second of one rank of each instance, per direction."""
-        self._env = env
+        self._timeline = timeline
         self._capacity = {(i, way): float(rate) for i, rate in bandwidth.items() for way in ("out", "in")}
         self._latency_ns = latency_ns
         self._on_done = on_done
@@ -85,7 +87,7 @@ class Network:
         self._next_end: Alarm | None = None
 
     def send(self, unit: TransferUnit) -> None:
-        transfer = Transfer(unit, self._now())
+        transfer = Transfer(unit, self._timeline.now_ns)
         queue = self._queues.setdefault((unit.source, unit.target), deque())
         queue.append(transfer)
         if len(queue) == 1:
@@ -93,8 +95,8 @@ class Network:
 
     def _start(self, transfer: Transfer) -> None:
         """A fixed time per transfer, then its bytes."""
-        transfer.start_ns = self._now()
-        Alarm(self._env, self._latency_ns, self._on_ready, value=transfer)
+        transfer.start_ns = self._timeline.now_ns
+        self._timeline.after(self._latency_ns, self._on_ready, transfer)
 
     def _on_ready(self, event: Event) -> None:
         transfer: Transfer = event.value  # type: ignore[assignment]
@@ -103,11 +105,11 @@ class Network:
             self._finish(transfer)
             return
         self._progress()
-        self._flows.append(Flow(transfer, ((unit.source, "out"), (unit.target, "in")), self._now()))
+        self._flows.append(Flow(transfer, ((unit.source, "out"), (unit.target, "in")), self._timeline.now_ns))
         self._share()
 
     def _on_end(self, _: Event) -> None:
-        now = self._now()
+        now = self._timeline.now_ns
         self._progress()
         ended = [flow for flow in self._flows if flow.finish_ns <= now]
         self._flows = [flow for flow in self._flows if flow.finish_ns > now]
@@ -126,20 +128,20 @@ class Network:
             unit.source,
             unit.target,
             unit.num_bytes,
-            count_pages(unit.target_pages),
+            len(unit.target_pages),
             unit.is_last,
             transfer.queued_ns,
             transfer.start_ns,
-            self._now(),
+            self._timeline.now_ns,
         )
         self._on_done(unit, record)
 
     def _progress(self) -> None:
         """What moved since rates last changed."""
-        seconds = (self._now() - self._updated_ns) / 1e9
+        seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds
-        self._updated_ns = self._now()
+        self._updated_ns = self._timeline.now_ns
 
     def _share(self) -> None:
         if self._next_end is not None:
@@ -148,11 +150,9 @@ class Network:
         if not self._flows:
             return
         fair_rates(self._flows, self._capacity)
+        now = self._timeline.now_ns
         first = inf
         for flow in self._flows:
-            flow.finish_ns = self._now() + max(0, ceil(flow.remaining / flow.rate * 1e9))
+            flow.finish_ns = now + max(0, ceil(flow.remaining / flow.rate * 1e9))
             first = min(first, flow.finish_ns)
-        self._next_end = Alarm(self._env, int(first) - self._now(), self._on_end)
-
-    def _now(self) -> int:
-        return int(self._env.now)
+        self._next_end = self._timeline.after(int(first) - now, self._on_end)

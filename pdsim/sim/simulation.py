@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simpy import Environment, Event
+from simpy import Event
 
 from pdsim.core import messages as m
 from pdsim.core.instance import Instance
@@ -17,10 +17,10 @@ from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
-from pdsim.sim.alarm import Alarm
 from pdsim.sim.client import ClientDriver
 from pdsim.sim.network import Network
 from pdsim.sim.recorder import Recorder
+from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
@@ -64,7 +64,7 @@ class Simulation:
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         self._cluster = cluster
         self._progress = observation.progress
-        self._env = Environment()
+        self._timeline = Timeline()
         self._recorder = Recorder()
         self._message_ns = cluster.message_latency_ns
         self._num_ended = 0
@@ -76,7 +76,7 @@ class Simulation:
             self._router = Recorded(cluster.router, observation.journal)
         self._actors = {
             instance.instance_id: Actor(
-                self._env,
+                self._timeline,
                 index,
                 instance,
                 cost=cluster.costs[instance.instance_id],
@@ -89,13 +89,13 @@ class Simulation:
             for index, instance in enumerate(instances)
         }
         self._network = Network(
-            self._env,
+            self._timeline,
             bandwidth=cluster.bandwidth,
             latency_ns=cluster.transfer_latency_ns,
             on_done=self._on_transfer_done,
         )
         self._client = ClientDriver(
-            self._env, cluster.client, cluster.requests, streams=Streams(cluster.scenario.seed), send=self._send_request
+            self._timeline, cluster.client, cluster.requests, streams=Streams(cluster.scenario.seed), send=self._send_request
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
@@ -115,7 +115,7 @@ class Simulation:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            self._env.run()
+            self._timeline.run()
         finally:
             if was_enabled:
                 gc.enable()
@@ -124,24 +124,23 @@ class Simulation:
     def result(self) -> RunResult:
         """Also of a run that was interrupted."""
         num_unfinished = len(self._cluster.requests) - self._num_ended
-        ran_dry = self._env.peek() == float("inf")
+        ran_dry = self._timeline.has_ended
         stall: list[str] = []
         if num_unfinished and ran_dry:
             stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
             for instance in self._cluster.instances:
                 check_idle(instance)
-        num_events = next(self._env._eid)  # noqa: SLF001  SimPy counts its events nowhere else
-        return RunResult(self._cluster.scenario, self._recorder.records, num_events, stall)
+        return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
 
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
-        now_ns = self._now()
+        now_ns = self._timeline.now_ns
         commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
         new: m.NewRequest = commands[0].message
         self._recorder.on_arrival(spec, new.prefill_id, new.decode_id, now_ns)
-        self._carry_out(commands)
+        self._timeline.after(self._message_ns, self._deliver_all, commands)
 
     def _carry_out(self, commands: list[m.Command]) -> None:
         for command in commands:
@@ -150,12 +149,18 @@ class Simulation:
     def _send(self, command: m.Send) -> None:
         message = command.message
         if isinstance(message, m.KvGranted):
-            self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._now())
-        Alarm(self._env, self._message_ns, self._deliver, value=command)
+            self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
+        self._timeline.after(self._message_ns, self._deliver, command)
 
     def _deliver(self, event: Event) -> None:
         command: m.Send = event.value  # type: ignore[assignment]
         self._actors[command.to].post(command.message)
+
+    def _deliver_all(self, event: Event) -> None:
+        """What the router sends for one request leaves it at one time."""
+        commands: list[m.Send] = event.value  # type: ignore[assignment]
+        for to, message in commands:
+            self._actors[to].post(message)
 
     # Transfers.
 
@@ -167,23 +172,23 @@ class Simulation:
         self._recorder.on_transfer(row)
         if unit.is_last:
             arrived = m.KvArrived(unit.request_id, unit.first_token_ends)
-            Alarm(self._env, self._message_ns, self._deliver, value=m.Send(unit.target, arrived))
+            self._timeline.after(self._message_ns, self._deliver, m.Send(unit.target, arrived))
             self._actors[unit.source].post(m.KvSent(unit.request_id))
 
     # What becomes of requests.
 
     def _first_token(self, command: m.FirstToken) -> None:
-        self._recorder.on_first_token(command.request_id, self._now())
+        self._recorder.on_first_token(command.request_id, self._timeline.now_ns)
 
     def _retracted(self, command: m.Retracted) -> None:
-        self._recorder.on_retracted(command.request_id, self._now())
+        self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
 
     def _finished(self, command: m.Finished) -> None:
-        self._recorder.on_end(command.request_id, self._now(), "finished")
+        self._recorder.on_end(command.request_id, self._timeline.now_ns, "finished")
         self._end(command)
 
     def _failed(self, command: m.Failed) -> None:
-        self._recorder.on_end(command.request_id, self._now(), "failed", command.reason)
+        self._recorder.on_end(command.request_id, self._timeline.now_ns, "failed", command.reason)
         self._end(command)
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
@@ -194,10 +199,7 @@ class Simulation:
             self._progress(self._num_ended)
 
     def _tell_router(self, outcome: m.Outcome) -> None:
-        self._router.on_message(outcome, self._now())
+        self._router.on_message(outcome, self._timeline.now_ns)
 
     def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_choice(instance, self._now())
-
-    def _now(self) -> int:
-        return int(self._env.now)
+        self._recorder.on_choice(instance, self._timeline.now_ns)

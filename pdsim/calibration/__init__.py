@@ -1,0 +1,1 @@
+"""Simulated against measured: cases with published numbers, and the errors of every metric."""

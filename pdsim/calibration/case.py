@@ -1,0 +1,109 @@
+"""A study with measurements: `measured.yaml` beside a scenario.
+
+    scenario: scenario.yaml
+    source: where the numbers come from
+    client: aiperf             whose definitions of the metrics they follow
+    seeds: [1, 2, 3]           simulated values are means over these
+    arms:
+      baseline:
+        set: [decode.radix_cache=false]
+        fitted: true           the profile was fitted on these rows; all other arms are predictions
+        runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
+        within: {request_throughput: 3 %}    what the study asks for, if it does
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pdsim.metrics.definitions import Client
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError, read_yaml
+
+MEASURED = "measured.yaml"
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    changes: tuple[str, ...]
+    fitted: bool
+    runs: tuple[dict[str, float], ...]
+    """Measured metrics of repeated runs."""
+    within: dict[str, float]
+    """Largest relative error that the study asks for."""
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Each metric's mean over the runs that report it."""
+        names = dict.fromkeys(name for run in self.runs for name in run)
+        values = {name: [run[name] for run in self.runs if name in run] for name in names}
+        return {name: sum(v) / len(v) for name, v in values.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    scenario_path: Path
+    client: Client
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...]
+
+    def scenario(self, arm: Arm, seed: int, changes: tuple[str, ...] = ()) -> Scenario:
+        return load_scenario(self.scenario_path, (*arm.changes, *changes, f"seed={seed}"))
+
+
+def find_cases(names: tuple[str, ...], experiments: Path) -> list[Case]:
+    """Cases by folder name or path; all of the experiments folder if none is named."""
+    known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
+    if not names:
+        if not known:
+            raise ConfigError(f"no case in {experiments}/: a case is a folder with a {MEASURED}")
+        return [load_case(folder) for folder in known]
+    return [load_case(_folder(name, experiments, [path.name for path in known])) for name in names]
+
+
+def load_case(folder: Path) -> Case:
+    path = folder / MEASURED
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping, found {type(data).__name__}")
+    for field in ("scenario", "source", "arms"):
+        if field not in data:
+            raise ConfigError(f"{path}: {field} is missing")
+    client = data.get("client", "sglang")
+    if client not in get_args(Client):
+        known = get_args(Client)
+        raise ConfigError(f"{path}: no client {client!r}{did_you_mean(str(client), known)}; there are {', '.join(known)}")
+    return Case(
+        folder.resolve().name,
+        folder / data["scenario"],
+        client,
+        tuple(data.get("seeds", [0])),
+        tuple(_arm(name, arm, path) for name, arm in data["arms"].items()),
+    )
+
+
+def _arm(name: str, data: dict[str, Any], path: Path) -> Arm:
+    if not data.get("runs"):
+        raise ConfigError(f"{path}: arm {name!r} has no runs")
+    runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
+    within = {metric: _percent(value, path) for metric, value in data.get("within", {}).items()}
+    return Arm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within)
+
+
+def _percent(value: Any, path: Path) -> float:
+    text = str(value)
+    if not text.endswith("%"):
+        raise ConfigError(f"{path}: within: expected a percentage such as '15 %', found {value!r}")
+    return float(text[:-1]) / 100
+
+
+def _folder(name: str, experiments: Path, known: list[str]) -> Path:
+    for folder in (experiments / name, Path(name)):
+        if (folder / MEASURED).is_file():
+            return folder
+    there = ", ".join(known) or "none"
+    raise ConfigError(f"no case {name!r}{did_you_mean(name, known)}; {experiments}/ has {there}")

@@ -1,0 +1,43 @@
+"""Fits cost settings to the measured metrics of one arm of a case. Needs the `calibrate` extra (scipy)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any
+
+from pdsim.calibration.case import Arm, Case
+from pdsim.calibration.compare import Simulate, simulated_metrics
+
+DEFAULT_WITHIN = 0.1
+
+Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
+"""From parameter values to changes of the scenario, as --set takes them."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    values: dict[str, float]
+    cost: float
+    """Half the sum of squared errors, each divided by what the study asks for."""
+    num_simulations: int
+
+
+def fit_arm(
+    case: Case, arm: Arm, start: Mapping[str, float], settings: Settings, simulate: Simulate, *, skip: tuple[str, ...] = ()
+) -> Fit:
+    """Least squares over relative errors, in the logarithms of the parameters: they stay positive, and steps are
+    relative. Metrics in `skip` follow from others and would count twice."""
+    from scipy.optimize import least_squares  # noqa: PLC0415  an extra
+
+    measured = {name: value for name, value in arm.measured.items() if name not in skip}
+
+    def values(logs: Any) -> dict[str, float]:
+        return {name: exp(x) for name, x in zip(start, logs, strict=True)}
+
+    def residuals(logs: Any) -> list[float]:
+        simulated = simulated_metrics(case, arm, simulate, settings(values(logs)))
+        return [(simulated[n] / v - 1) / arm.within.get(n, DEFAULT_WITHIN) for n, v in measured.items()]
+
+    # A run is a step function of its parameters: differences are taken over steps wide enough to see a slope.
+    found = least_squares(residuals, [log(x) for x in start.values()], diff_step=0.06, xtol=1e-3, max_nfev=20)
+    return Fit(values(found.x), float(found.cost), int(found.nfev) * (len(start) + 1) * len(case.seeds))

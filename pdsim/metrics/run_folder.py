@@ -1,0 +1,102 @@
+"""A run as a folder: written by simulated and by real runs alike, read by every tool.
+
+summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; scenario.yaml lies beside them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from pdsim.core.instance import Levels
+from pdsim.core.journal import Entry, from_lines, to_line
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+
+SUMMARY = "summary.json"
+SCENARIO = "scenario.yaml"
+JOURNAL = "journal.jsonl.zst"
+
+
+class RunFolderError(ValueError):
+    """A folder that is no run, or not a whole one."""
+
+
+def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    _write_table(folder / "requests.parquet", [asdict(r) for r in records.requests], _names(RequestRecord))
+    _write_table(folder / "steps.parquet", [s._asdict() for s in records.steps], StepRecord._fields)
+    _write_table(folder / "transfers.parquet", [t._asdict() for t in records.transfers], TransferRecord._fields)
+    levels = [{"instance_id": r.instance_id, "time_ns": r.time_ns, **r.levels._asdict()} for r in records.levels]
+    _write_table(folder / "levels.parquet", levels, ("instance_id", "time_ns", *Levels._fields))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    path = folder / SUMMARY
+    if not path.is_file():
+        raise RunFolderError(f"{folder} is no run folder: it has no {SUMMARY}")
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def read_records(folder: Path) -> RunRecords:
+    """All but the pauses of retracted requests, which the summary has."""
+    read_summary(folder)
+    levels = [
+        LevelRecord(row.pop("instance_id"), row.pop("time_ns"), Levels(**row))
+        for row in _read_table(folder / "levels.parquet")
+    ]
+    return RunRecords(
+        requests=[RequestRecord(**row) for row in _read_table(folder / "requests.parquet")],
+        steps=[StepRecord(**row) for row in _read_table(folder / "steps.parquet")],
+        transfers=[TransferRecord(**row) for row in _read_table(folder / "transfers.parquet")],
+        levels=levels,
+    )
+
+
+@contextmanager
+def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
+    """Writes entries as they come, so that an interrupted run keeps what it did."""
+    import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+
+        def write(entry: Entry) -> None:
+            file.write(to_line(entry).encode())
+
+        yield write
+
+
+def read_journal(folder: Path) -> Iterator[Entry]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    path = folder / JOURNAL
+    if not path.is_file():
+        raise RunFolderError(f"{folder} has no {JOURNAL}: run with --out to keep one")
+    with pa.input_stream(str(path), compression="zstd") as file:
+        yield from from_lines(TextIOWrapper(file, encoding="utf-8"))
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _write_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    table = pa.table({name: [row[name] for row in rows] for name in columns})
+    parquet.write_table(table, path, compression="zstd")
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    from pyarrow import parquet  # noqa: PLC0415
+
+    if not path.is_file():
+        raise RunFolderError(f"{path.parent} has no {path.name}")
+    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    return rows

@@ -1,0 +1,68 @@
+"""Simulated time in integer ns, and the order of what happens at one instant:
+
+first    messages, transfers, arrivals      in the order in which they were scheduled
+then     ends of steps                      by instance
+last     instances choose what to do next   by instance
+
+so that it never matters who scheduled first.
+"""
+
+from collections.abc import Callable
+from heapq import heappush
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from simpy import Environment, Event
+from simpy.events import EventPriority
+
+FIRST = EventPriority(1)
+STEP_ENDS = EventPriority(1 << 20)
+CHOICES = EventPriority(1 << 40)
+
+
+class Alarm(Event):
+    """Calls back once, at its time."""
+
+    _ok = True
+
+    def __init__(self, callback: Callable[[Event], None], value: Any) -> None:
+        self.callbacks = [callback]
+        self._value = value
+
+    def cancel(self) -> None:
+        """It still passes, without effect."""
+        self.callbacks = []
+
+
+class Timeline(Environment):
+    """SimPy's environment, whose every delay is a whole number of ns."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def now_ns(self) -> int: ...
+
+    else:
+        now_ns = property(attrgetter("_now"))
+
+    def after(
+        self, delay_ns: int, callback: Callable[[Event], None], value: Any = None, order: EventPriority = FIRST
+    ) -> Alarm:
+        """As a SimPy timeout with a callback, but in its place among the events of that instant."""
+        alarm = Alarm(callback, value)
+        heappush(self._queue, (self._now + delay_ns, order, next(self._eid), alarm))
+        return alarm
+
+    @property
+    def is_last_now(self) -> bool:
+        """Whether nothing else is due at this very instant."""
+        return not self._queue or self._queue[0][0] > self._now
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._queue
+
+    @property
+    def num_events(self) -> int:
+        """Scheduled so far."""
+        return int(self._eid.__reduce__()[1][0])
