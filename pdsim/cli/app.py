@@ -1,0 +1,235 @@
+"""The commands. A wrong file or flag is one message and exit code 2; a run that stalls exits with 1."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from pdsim import __version__
+from pdsim.core.instance import PolicyError
+from pdsim.metrics.run_folder import RunFolderError
+from pdsim.scenario.yaml_file import ConfigError
+
+app = App(
+    name="pdsim",
+    help="Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.",
+    version=__version__,
+)
+
+Set = Annotated[
+    list[str] | None, Parameter(name="--set", negative=(), help="Change a field: path=value. May be given again.")
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
+Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
+Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
+
+
+@app.command
+def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+    """Simulate a scenario and print its summary.
+
+    Parameters
+    ----------
+    scenario: A scenario file (YAML).
+    """
+    from pdsim.cli.runner import run_scenario
+    from pdsim.cli.tables import print_stages, print_summaries
+
+    finished = run_scenario(scenario, _changes(set_, seed), out, quiet=json_)
+    if json_:
+        _print_json(finished.summary)
+    else:
+        print_summaries({finished.name: finished.summary})
+        print_stages({finished.name: finished.records})
+        if out is not None:
+            print(f"run folder: {out}")
+    _fail_if_incomplete(finished)
+
+
+@app.command
+def compare(
+    *runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False
+) -> None:
+    """Show runs side by side, each with its difference from the first.
+
+    Parameters
+    ----------
+    runs: Scenario files, which are simulated, or folders of earlier runs.
+    out: Write a folder for each simulated run, and compare.png, here.
+    """
+    from pdsim.cli.runner import obtain_runs
+    from pdsim.cli.tables import print_limits, print_stages, print_summaries
+
+    if len(runs) < 2:  # noqa: PLR2004
+        raise ConfigError(f"compare needs two or more scenarios or run folders, found {len(runs)}")
+    finished = obtain_runs(runs, _changes(set_, seed), out, quiet=json_)
+    summaries = {run.name: run.summary for run in finished}
+    records = {run.name: run.records for run in finished}
+    if json_:
+        _print_json([{"run": name, **summary} for name, summary in summaries.items()])
+    else:
+        print_summaries(summaries)
+        print_stages(records)
+        print_limits(records)
+    if out is not None:
+        from pdsim.metrics.plots import comparison
+
+        comparison(summaries, records).savefig(out / "compare.png", dpi=120)
+        if not json_:
+            print(f"run folders and compare.png: {out}")
+    for one in finished:
+        _fail_if_incomplete(one)
+
+
+@app.command
+def validate(
+    *cases: str,
+    experiments: Annotated[Path, Parameter(help="Where cases are looked for.")] = Path("experiments"),
+    json_: Json = False,
+) -> None:
+    """Simulate published measurements and print the error of every metric.
+
+    Parameters
+    ----------
+    cases: Names of cases in the experiments folder, or their folders; all if none is given.
+    """
+    from pdsim.calibration.case import find_cases
+    from pdsim.calibration.compare import compare_case
+    from pdsim.cli.runner import progress_over
+    from pdsim.cli.tables import print_errors
+    from pdsim.sim.simulation import simulate
+
+    found = find_cases(cases, experiments)
+    total = sum(len(case.arms) * len(case.seeds) for case in found)
+    with progress_over("validating", total, quiet=json_) as advance:
+
+        def summary(scenario: Any) -> dict[str, Any]:
+            result = simulate(scenario).summary()
+            advance()
+            return result
+
+        errors = [arm for case in found for arm in compare_case(case, summary)]
+    if json_:
+        _print_json([arm.to_json() for arm in errors])
+    else:
+        print_errors(errors)
+
+
+@app.command
+def explain(
+    run: Path, *, request: Annotated[int | None, Parameter(help="Follow one request.")] = None, json_: Json = False
+) -> None:
+    """Say where the time of a run went, and what limits each instance.
+
+    Parameters
+    ----------
+    run: A run folder, or a scenario file, which is simulated first.
+    """
+    from dataclasses import asdict
+
+    from pdsim.cli.runner import obtain_runs
+    from pdsim.cli.tables import print_limits, print_request, print_stages
+    from pdsim.metrics.explain import instance_limits, stage_ms, stage_times
+
+    (finished,) = obtain_runs((run,), (), None, quiet=json_)
+    if request is not None:
+        record = next((r for r in finished.records.requests if r.request_id == request), None)
+        if record is None:
+            last = max((r.request_id for r in finished.records.requests), default=-1)
+            raise ConfigError(f"--request {request}: the run has requests 0 to {last}")
+        if json_:
+            _print_json({**asdict(record), "stages_ms": stage_ms(record)})
+        else:
+            print_request(record)
+    elif json_:
+        stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
+        limits = [asdict(limit) for limit in instance_limits(finished.records)]
+        _print_json({"stages": stages, "instances": limits})
+    else:
+        print_stages({finished.name: finished.records})
+        print_limits({finished.name: finished.records})
+
+
+@app.command
+def replay(run: Path, *, json_: Json = False) -> None:
+    """Make the recorded calls of a run on fresh instances, and require the same decisions.
+
+    Parameters
+    ----------
+    run: A run folder with a journal, simulated or real.
+    """
+    from pdsim.core.journal import ReplayError
+    from pdsim.core.journal import replay as replay_journal
+    from pdsim.metrics.run_folder import SCENARIO, read_journal
+    from pdsim.scenario.build import build_instances, build_router
+    from pdsim.scenario.loading import load_scenario
+
+    scenario = load_scenario(run / SCENARIO)
+    instances: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
+    instances["router"] = build_router(scenario)
+    try:
+        count = replay_journal(read_journal(run), instances)
+    except ReplayError as difference:
+        if json_:
+            _print_json({"run": str(run), "identical": False, "difference": str(difference)})
+        else:
+            print(f"{run}: {difference}", file=sys.stderr)
+        raise SystemExit(1) from None
+    if json_:
+        _print_json({"run": str(run), "identical": True, "calls": count})
+    else:
+        print(f"{run}: {count} calls replayed, all decisions identical")
+
+
+@app.command
+def catalog(*, json_: Json = False) -> None:
+    """List the models and GPUs that scenarios can name."""
+    from pdsim.cli.tables import print_catalog
+    from pdsim.system.catalog import names
+
+    if json_:
+        _print_json({"models": names("models"), "gpus": names("gpus")})
+    else:
+        print_catalog()
+
+
+@app.command
+def schema() -> None:
+    """Print the JSON schema of scenario files."""
+    from pdsim.scenario.schema import Scenario
+
+    _print_json(Scenario.model_json_schema())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    try:
+        app(arguments)
+    except (ConfigError, RunFolderError, PolicyError) as wrong:
+        print(f"pdsim: {wrong}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+def _changes(changes: list[str] | None, seed: int | None) -> tuple[str, ...]:
+    return (*(changes or ()), *(() if seed is None else (f"seed={seed}",)))
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _fail_if_incomplete(finished: Any) -> None:
+    if finished.interrupted:
+        print(f"pdsim: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
+        raise SystemExit(130)
+    if finished.stall:
+        lines = [f"pdsim: {finished.name}: stalled: nothing can happen any more, and these wait:", *finished.stall[:20]]
+        if len(finished.stall) > 20:  # noqa: PLR2004
+            lines.append(f"... and {len(finished.stall) - 20} more")
+        print("\n  ".join(lines), file=sys.stderr)
+        raise SystemExit(1)

@@ -1,0 +1,105 @@
+"""Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pdsim import __version__
+from pdsim.metrics.records import RunRecords
+from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary, write_records
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import to_yaml
+from pdsim.sim.simulation import Observation, Simulation
+
+
+@dataclass
+class FinishedRun:
+    name: str
+    summary: dict[str, Any]
+    records: RunRecords
+    stall: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def run_scenario(
+    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False
+) -> FinishedRun:
+    """Simulate; with `out`, write the run folder as well, with journal and levels."""
+    cluster = build(load_scenario(path, changes))
+    scenario = cluster.scenario
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
+        journal = None if out is None else stack.enter_context(journal_writer(out))
+        observation = Observation(journal=journal, levels=levels or out is not None, progress=advance)
+        simulation = Simulation(cluster, observation)
+        interrupted = False
+        try:
+            result = simulation.run()
+        except KeyboardInterrupt:
+            interrupted = True
+            result = simulation.result()
+    summary = result.summary()
+    summary["pdsim"]["interrupted"] = interrupted
+    if out is not None:
+        write_records(out, summary, result.records)
+        write_scenario(scenario, out)
+        _write_overview(out, result.records)
+    return FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
+
+
+def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
+    """Folders are read, scenario files simulated."""
+    runs: list[FinishedRun] = []
+    for path in paths:
+        if path.is_dir():
+            name = read_summary(path).get("tag") or path.name
+            run = FinishedRun(name, read_summary(path), read_records(path))
+        else:
+            folder = None if out is None else out / load_scenario(path, changes).name
+            run = run_scenario(path, changes, folder, quiet=quiet, levels=True)
+        if any(run.name == other.name for other in runs):
+            run.name = f"{run.name} ({path})"
+        runs.append(run)
+        if run.interrupted:
+            break
+    return runs
+
+
+def write_scenario(scenario: Scenario, folder: Path) -> None:
+    """Resolved, with the version of the code that ran it."""
+    head = f"# resolved by pdsim {__version__}\n"
+    (folder / SCENARIO).write_text(head + to_yaml(scenario.model_dump()), encoding="utf-8")
+
+
+@contextmanager
+def progress_over(what: str, total: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar on a terminal, and nothing elsewhere. Call without an argument to advance by one, or with the new count."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+
+        def advance(done: int | None = None) -> None:
+            if done is None:
+                progress.advance(task)
+            else:
+                progress.update(task, completed=done)
+
+        yield advance
+
+
+def _write_overview(out: Path, records: RunRecords) -> None:
+    from pdsim.metrics.plots import overview
+
+    if any(request.outcome == "finished" for request in records.requests):
+        overview(records).savefig(out / "overview.png", dpi=120)
