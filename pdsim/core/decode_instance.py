@@ -122,20 +122,15 @@ class DecodeInstance:
         """In SGLang's order: resume, admit, see arrivals, merge, make room; while anything is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
-        ask_again_steps = self._resume() if self._retracted else _FOREVER
-        if not self._retracted:
-            if self.queued:
-                ask_again_steps = self._admit(commands)
-            if self._arrived:
-                self._collect_arrived()
-        if self.ready:
-            self._merge(commands)
-        if not self.batch.num_requests:
-            return Wait(), commands
-        self._make_room(commands)
-        if not self.batch.num_requests:
-            return Wait(), commands
-        return self._decode_step(ask_again_steps), commands
+        while True:
+            ask_again_steps = self._take_in(commands)
+            freed = self._merge(commands) if self.ready else False
+            if self.batch.num_requests:
+                freed |= self._make_room(commands)
+            if self.batch.num_requests:
+                return self._decode_step(1 if freed else ask_again_steps), commands
+            if not freed:
+                return Wait(), commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
@@ -165,6 +160,18 @@ class DecodeInstance:
         return lines + [f"{where}: request {r.request_id} waits for a place in the batch" for r in self.ready]
 
     # Admission.
+
+    def _take_in(self, commands: list[Command]) -> int:
+        """Returns after how many steps, if nothing else happens, to try again."""
+        if self._retracted:
+            ask_again_steps = self._resume()
+            if self._retracted:
+                return ask_again_steps
+        if self._arrived:
+            ask_again_steps = self._admit(commands)
+            self._collect_arrived()
+            return ask_again_steps
+        return self._admit(commands)
 
     def _on_new_request(self, message: NewRequest) -> list[Command]:
         num_tokens = len(message.prompt)
@@ -251,9 +258,10 @@ class DecodeInstance:
             self.ready.append(self.transferring.pop(request_id))
         self._arrived.clear()
 
-    def _merge(self, commands: list[Command]) -> None:
-        num_places = self.limits.max_running_requests - self.batch.num_requests
-        while self.ready and num_places > 0:
+    def _merge(self, commands: list[Command]) -> bool:
+        """Fill the batch. Whether a request ended at once and gave back what it held."""
+        ended = False
+        while self.ready and self.batch.num_requests < self.limits.max_running_requests:
             request = self.ready.popleft()
             self.cache.checkpoint(request.lease, request.prompt, request.num_prompt_tokens)
             if not request.num_output_tokens:
@@ -261,27 +269,37 @@ class DecodeInstance:
                 commands.append(FirstToken(request.request_id))
                 if request.ends_with_first_token or request.max_output_tokens == 1:
                     commands.append(self._finish(request, None))
+                    ended = True
                     continue
             self.batch.join(request)
             self.cache.add_reader(request.lease)
             self._joined.append(request.request_id)
-            num_places -= 1
+        return ended
 
-    def _make_room(self, commands: list[Command]) -> None:
-        """Open the pages of the next step; take them from others if there are too few."""
+    def _make_room(self, commands: list[Command]) -> bool:
+        """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""
+        lacked = False
         while len(leases := self.batch.due(0, 1)) > self.num_available_pages:
+            lacked = True
             if self.batch.num_requests == 1:
-                (request,) = self.batch.requests()
-                self._remove(request.request_id)
-                capacity = self.cache.pool.num_pages * self.page_size
-                reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
-                commands.append(Failed(request.request_id, reason))
+                commands.append(self._give_up())
             else:
                 request_id = self._preemption_policy.victim(self)
+                if request_id not in {request.request_id for request in self.batch.requests()}:
+                    raise PolicyError(f"{self._preemption_policy}: chose request {request_id}, which does not run")
                 self._retracted[request_id] = self._remove(request_id)
                 commands.append(Retracted(request_id))
         if leases:
             self.cache.grow_all(leases, len(leases))
+        return lacked
+
+    def _give_up(self) -> Failed:
+        """The last running request does not fit, though all others have made way."""
+        (request,) = self.batch.requests()
+        self._remove(request.request_id)
+        capacity = self.cache.pool.num_pages * self.page_size
+        reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
+        return Failed(request.request_id, reason)
 
     def _remove(self, request_id: int) -> DecodeRequest:
         request = self._leave(request_id)

@@ -317,7 +317,7 @@ class PrefillInstance:
 
     def _next_unit(self, request: PrefillRequest, is_last: bool, first_token_ends: bool) -> TransferUnit | None:
         end = request.num_prompt_tokens if is_last else self._transfer_policy.send_until(request)
-        if end > request.num_computed_tokens:
+        if end > max(request.num_computed_tokens, request.num_sent_tokens):
             raise PolicyError(f"{self._transfer_policy}: sends up to {end} of {request}")
         pages = request.cursor.advance(end, request.lease.table, is_last=is_last)
         if pages is None:

@@ -24,10 +24,14 @@ class ClientDriver:
         self._client = client
         self._send = send
         self._next_turn = {spec.after: spec for spec in requests if spec.after is not None}
-        self._first_turns = deque(spec for spec in requests if spec.after is None)
+        first_turns = [spec for spec in requests if spec.after is None]
         self._times = None
-        if not isinstance(client, ClosedLoop) and client.arrivals is not None:
-            self._times = client.arrivals.times_ns(streams.named("arrivals"))
+        if not isinstance(client, ClosedLoop):
+            if client.arrivals is None:
+                first_turns.sort(key=lambda spec: spec.arrival_ns)
+            else:
+                self._times = client.arrivals.times_ns(streams.named("arrivals"))
+        self._first_turns = deque(first_turns)
 
     def start(self) -> None:
         if isinstance(self._client, ClosedLoop):

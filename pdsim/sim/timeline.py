@@ -49,6 +49,7 @@ class Timeline(Environment):
         self, delay_ns: int, callback: Callable[[Event], None], value: Any = None, order: EventPriority = FIRST
     ) -> Alarm:
         """As a SimPy timeout with a callback, but in its place among the events of that instant."""
+        assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, value)
         heappush(self._queue, (self._now + delay_ns, order, next(self._eid), alarm))
         return alarm

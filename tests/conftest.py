@@ -1,0 +1,11 @@
+"""Hypothesis without deadlines, for these machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("default", deadline=None, suppress_health_check=quiet, print_blob=True)
+find = (Phase.explicit, Phase.reuse, Phase.generate)
+settings.register_profile("fast", settings.get_profile("default"), phases=find, report_multiple_bugs=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,96 @@
+"""Random clusters and loads, small enough to fill every pool and to hit every limit."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pdsim.core.sequence import Spans
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.request_spec import RequestSpec
+from tests.support import MILLISECOND, request, small
+
+page_sizes = st.sampled_from([1, 2, 4, 16])
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> list[RequestSpec]:
+    """Requests with shared prefixes, sessions, bursts and gaps."""
+    specs: list[RequestSpec] = []
+    for i in range(draw(st.integers(1, 14))):
+        earlier = draw(st.sampled_from([None, *specs])) if draw(st.booleans()) and specs else None
+        output = draw(st.integers(1, 40))
+        if earlier is not None and not any(spec.after == earlier.request_id for spec in specs):
+            history = earlier.prompt.then(earlier.output)
+            prompt = history.then(Spans.of(20_000 + i, draw(st.integers(1, 20))))
+            think = draw(st.integers(0, 50)) * MILLISECOND
+            spec = request(i, prompt, output, after=earlier.request_id, think_ns=think)
+        else:
+            prefix = (draw(st.integers(0, 2)), 0, draw(st.integers(0, 60)))
+            prompt = Spans((prefix, (30_000 + i, 0, draw(st.integers(1, 60)))))
+            spec = request(i, prompt, output, arrival_ns=draw(st.integers(0, 300)) * MILLISECOND)
+        if draw(st.booleans()):
+            spec = spec._replace(max_output_tokens=output + draw(st.integers(0, 30)))
+        specs.append(spec)
+    return specs
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Anything from plenty to the tightest pools that each request alone still fits."""
+    specs = draw(loads())
+    page = draw(page_sizes)
+    reserved = draw(st.integers(0, 12))
+    whole = max(len(s.prompt) + max(len(s.output), s.max_output_tokens) for s in specs)
+    least = whole + reserved + 2 * page + 2
+    decode_pool = least + draw(st.sampled_from([0, 3, 17, 60, 250, 4000]))
+    prefill_pool = least + page + draw(st.sampled_from([0, 5, 30, 200, 4000]))
+    chunk = draw(st.sampled_from([0, 16, 32, 64]))
+    closed: dict[str, Any] = {"use": "closed_loop", "concurrency": draw(st.integers(1, 8))}
+    policies: dict[str, Any] = {
+        "prefill__policy": draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
+        "prefill__transfer": draw(st.sampled_from(["every_chunk", "whole_prompt"])),
+        "prefill__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
+        "decode__eviction": draw(st.sampled_from(["lru", "lfu", "fifo"])),
+        "decode__preemption": draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
+        "router": draw(st.sampled_from(["round_robin", "random", "power_of_two", "least_loaded", "cache_aware"])),
+        "client": draw(st.sampled_from(["open_loop", closed])),
+        "decode__admission": draw(
+            st.sampled_from([{"use": "reserve_decode_tokens", "reserved_tokens": reserved}, "reserve_max_output"])
+        ),
+    }
+    return small(
+        *specs,
+        page_size=page,
+        prefill__instances=draw(st.integers(1, 3)),
+        prefill__pool_tokens=prefill_pool,
+        prefill__radix_cache=draw(st.booleans()),
+        prefill__max_running_requests=draw(st.integers(1, 6)),
+        prefill__chunked_prefill_tokens=chunk,
+        prefill__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
+        prefill__overlap=draw(st.booleans()),
+        decode__instances=draw(st.integers(1, 2)),
+        decode__pool_tokens=decode_pool,
+        decode__radix_cache=draw(st.booleans()),
+        decode__max_running_requests=draw(st.integers(1, 6)),
+        network__bandwidth=draw(st.sampled_from(["1 MB/s", "100 MB/s", "100 GB/s"])),
+        cost=draw(st.sampled_from(COSTS)),
+        **policies,
+    )
+
+
+COSTS: list[dict[str, Any]] = [
+    {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
+    {
+        "use": "affine",
+        "prefill_base": "3 ms",
+        "prefill_per_token": "17.3 us",
+        "prefill_per_pair": "0.7 us",
+        "decode_base": "1.7 ms",
+        "decode_per_request": "33.3 us",
+        "decode_per_context_token": "0.37 ns",
+        "decode_per_distinct_token": "0.11 ns",
+    },
+]
+"""Whole milliseconds, where everything happens at once, and odd fractions of ns."""
+
+

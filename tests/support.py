@@ -1,0 +1,90 @@
+"""Small clusters for tests."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+
+from pdsim.core.invariants import check
+from pdsim.core.journal import Entry
+from pdsim.core.sequence import Spans
+from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.simulation import Observation, RunResult, Simulation
+from pdsim.workload.request_spec import RequestSpec, Streams
+
+MILLISECOND = 1_000_000
+
+
+def examples(count: int) -> settings:
+    """More of them for a night: PDSIM_EXAMPLES=50 multiplies every law's count."""
+    return settings(max_examples=count * int(os.environ.get("PDSIM_EXAMPLES", "1")))
+
+
+@dataclass(frozen=True)
+class Given:
+    """A workload written down."""
+
+    specs: tuple[RequestSpec, ...] = field(default=())
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        return self.specs
+
+
+def request(i: int, prompt: int | Spans, output: int, **changes: Any) -> RequestSpec:
+    """A request with streams of its own, or with the prompt given."""
+    spans = Spans.of(10_000 + 2 * i, prompt) if isinstance(prompt, int) else prompt
+    spec = RequestSpec(i, spans, Spans.of(10_001 + 2 * i, output), output)
+    return spec._replace(**changes)
+
+
+def small(*requests: RequestSpec, **changes: Any) -> Scenario:
+    """1P1D with round numbers: prefill 1 ms a token, decode 10 ms a step; dotted names change fields."""
+    data: dict[str, Any] = {
+        "model": "qwen3-0.6b",
+        "page_size": 4,
+        "prefill": {"gpu": "h100", "pool_tokens": 4096, "chunked_prefill_tokens": 64, "overlap": False},
+        "decode": {"gpu": "h100", "pool_tokens": 4096, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8}},
+        "router": "round_robin",
+        "network": {"bandwidth": "100 GB/s", "transfer_latency": "1 ms", "message_latency": "1 ms"},
+        "cost": {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
+        "workload": Given(tuple(requests)),
+        "client": "open_loop",
+    }
+    for path, value in changes.items():
+        at = data
+        *parents, last = path.split("__")
+        for key in parents:
+            at = at.setdefault(key, {})
+        at[last] = value
+    return parse_scenario(data, base=Path())
+
+
+@dataclass
+class Traced:
+    result: RunResult
+    journal: list[Entry]
+    cluster: Cluster
+
+    @property
+    def records(self) -> Any:
+        return self.result.records
+
+
+def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False, levels: bool = False) -> Traced:
+    """Run with a journal; checked looks at every invariant after every call."""
+    cluster = build(scenario)
+    instances = {instance.instance_id: instance for instance in cluster.instances}
+    journal: list[Entry] = []
+
+    def record(entry: Entry) -> None:
+        journal.append(entry)
+        if checked and entry.instance_id in instances:
+            check(instances[entry.instance_id])
+
+    simulation = Simulation(cluster, Observation(journal=record, levels=levels), single_steps=single_steps)
+    return Traced(simulation.run(), journal, cluster)
