@@ -124,12 +124,13 @@ class DecodeInstance:
         commands: list[Command] = []
         while True:
             ask_again_steps = self._take_in(commands)
-            freed = self._merge(commands) if self.ready else False
+            changed = bool(self.ready) and self._merge(commands)
             if self.batch.num_requests:
-                freed |= self._make_room(commands)
+                changed |= self._make_room(commands)
             if self.batch.num_requests:
-                return self._decode_step(1 if freed else ask_again_steps), commands
-            if not freed:
+                waits = changed and (self.queued or self._retracted)
+                return self._decode_step(1 if waits else ask_again_steps), commands
+            if not changed:
                 return Wait(), commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
@@ -259,22 +260,22 @@ class DecodeInstance:
         self._arrived.clear()
 
     def _merge(self, commands: list[Command]) -> bool:
-        """Fill the batch. Whether a request ended at once and gave back what it held."""
-        ended = False
+        """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
+        merged = False
         while self.ready and self.batch.num_requests < self.limits.max_running_requests:
             request = self.ready.popleft()
             self.cache.checkpoint(request.lease, request.prompt, request.num_prompt_tokens)
+            merged = True
             if not request.num_output_tokens:
                 request.num_output_tokens = 1
                 commands.append(FirstToken(request.request_id))
                 if request.ends_with_first_token or request.max_output_tokens == 1:
                     commands.append(self._finish(request, None))
-                    ended = True
                     continue
             self.batch.join(request)
             self.cache.add_reader(request.lease)
             self._joined.append(request.request_id)
-        return ended
+        return merged
 
     def _make_room(self, commands: list[Command]) -> bool:
         """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""

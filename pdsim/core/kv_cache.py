@@ -20,6 +20,8 @@ class Lease:
     node: Node | None = None
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
+    read_node: Node | None = None
+    """The end of the cached path that the decode steps of a batch read."""
 
 
 class KvCache:
@@ -72,12 +74,13 @@ class KvCache:
         pool = self.pool
         if num_pages <= pool.num_free:
             return pool.allocate(num_pages)
+        if self.prefix_cache is None or num_pages > self.num_available_pages:
+            raise RuntimeError(f"asked for {num_pages} pages, {self.num_available_pages} are free or evictable")
         pages: list[int] = []
         while num_pages > (free := pool.num_free):
             pages += pool.allocate(free)
             num_pages -= free
-            if self.prefix_cache is None or not self.prefix_cache.evict(1):
-                raise RuntimeError(f"{num_pages} more pages asked for than are free or evictable")
+            self.prefix_cache.evict(1)
         return pages + pool.allocate(num_pages)
 
     def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
@@ -90,7 +93,7 @@ class KvCache:
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
-            self._share(lease, sequence, num_tokens, self.prefix_cache)
+            self.prefix_cache.count_hit(self._share(lease, sequence, num_tokens, self.prefix_cache))
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:
@@ -104,11 +107,13 @@ class KvCache:
     def add_reader(self, lease: Lease) -> None:
         """The request joins a batch: from now on each decode step reads its KV."""
         if self.prefix_cache is not None and lease.node is not None:
+            lease.read_node = lease.node
             self.prefix_cache.add_reader(lease.node)
 
     def remove_reader(self, lease: Lease) -> None:
-        if self.prefix_cache is not None and lease.node is not None:
-            self.prefix_cache.remove_reader(lease.node)
+        if self.prefix_cache is not None and lease.read_node is not None:
+            self.prefix_cache.remove_reader(lease.read_node)
+            lease.read_node = None
 
     @property
     def num_read_tokens(self) -> int:

@@ -240,7 +240,8 @@ class PrefillInstance:
     def _release_sent(self) -> list[Command]:
         commands: list[Command] = []
         for request_id in self._sent:
-            self.cache.drop(self.sending.pop(request_id).lease)
+            request = self.sending.pop(request_id)
+            self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
             commands.append(PrefillDone(request_id))
         self._sent = []
         return commands

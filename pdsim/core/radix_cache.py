@@ -104,7 +104,7 @@ class RadixCache:
             pages += node.pages
             if node is not child:
                 break
-        self._touch(node, num_hits=0)
+        self._touch(node)
         return Match(node, pages)
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
@@ -124,8 +124,12 @@ class RadixCache:
                 break
         if position < num_tokens:
             node = self._add_leaf(node, sequence, position, num_tokens, pages[len(found) :] if found else pages)
-        self._touch(node, num_hits=1)
+        self._touch(node)
         return Match(node, found)
+
+    def count_hit(self, node: Node) -> None:
+        """A request has used the path to node. Looking it up is no hit yet: that may come to nothing and be repeated."""
+        self._touch(node, num_hits=1)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
         """Protect the path to node, or its part behind `below`."""
@@ -216,8 +220,8 @@ class RadixCache:
         self.num_evictable_pages += leaf.num_pages
         return leaf
 
-    def _touch(self, node: Node, *, num_hits: int) -> None:
-        """An access to the path that ends in node. A look-up is no hit yet: it may come to nothing and be repeated."""
+    def _touch(self, node: Node, num_hits: int = 0) -> None:
+        """An access to the path that ends in node."""
         self._accesses += 1
         step: Node | None = node
         while step is not None:

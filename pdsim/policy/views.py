@@ -155,7 +155,7 @@ class CachedLeaf(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """How often a prompt or an output was inserted through it."""
+        """Requests that used it and are done."""
         ...
 
     @property

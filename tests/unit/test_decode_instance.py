@@ -1,0 +1,258 @@
+"""A decode instance, call by call."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import (
+    Abort,
+    DecodeStep,
+    Failed,
+    Finished,
+    FirstToken,
+    KvArrived,
+    KvGranted,
+    NewRequest,
+    PrefillDone,
+    Retracted,
+    Send,
+    StepResult,
+    Wait,
+)
+from pdsim.core.page_pool import PagePool
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.sequence import Spans
+from pdsim.policy.admission import ReserveDecodeTokens, ReserveMaxOutput
+from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.preemption import FewestOutputsFirst
+from pdsim.policy.protocols import Admitted
+
+
+def instance(num_pages=100, page=4, radix=False, admission=None, preemption=None, **limits) -> DecodeInstance:
+    pool = PagePool(num_pages)
+    tree = RadixCache(pool, page, LeastRecentlyUsed()) if radix else None
+    return DecodeInstance(
+        "decode-0",
+        cache=KvCache(pool, page, tree),
+        limits=DecodeLimits(**{"max_running_requests": 8, **limits}),
+        admission_policy=admission or ReserveDecodeTokens(reserved_tokens=0),
+        preemption_policy=preemption or FewestOutputsFirst(),
+    )
+
+
+def arrive(d: DecodeInstance, i: int, prompt: int | Spans, max_output: int = 20):
+    prompt = Spans.of(i, prompt) if isinstance(prompt, int) else prompt
+    return d.on_message(NewRequest(i, i, prompt, max_output, "prefill-0", "decode-0"), 0)
+
+
+def granted(commands) -> list[tuple[int, int, int]]:
+    """Request, cached tokens, pages to be written."""
+    messages = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, KvGranted)]
+    return [(m.request_id, m.num_cached_tokens, len(m.pages)) for m in messages]
+
+
+def start(d: DecodeInstance, *prompts, **changes) -> DecodeStep:
+    """All admitted, arrived and merged, in this order."""
+    for i, prompt in enumerate(prompts):
+        arrive(d, i, prompt, **changes)
+    d.next_step(0)
+    for i in range(len(prompts)):
+        d.on_message(KvArrived(i, first_token_ends=False), 0)
+    step, _ = d.next_step(0)
+    assert isinstance(step, DecodeStep)
+    return step
+
+
+def test_pages_are_granted_before_prefill_computes():
+    d = instance()
+    arrive(d, 1, 10)
+    step, commands = d.next_step(0)
+    assert step == Wait()
+    assert granted(commands) == [(1, 0, 3)]
+    assert d.cache.pool.num_free == 97
+
+
+def test_the_first_token_is_streamed_at_the_merge():
+    d = instance()
+    arrive(d, 1, 10)
+    d.next_step(0)
+    d.on_message(KvArrived(1, first_token_ends=False), 0)
+    step, commands = d.next_step(0)
+    assert commands == [FirstToken(1)]
+    assert step == DecodeStep(0, (1,), (), 1, 11, 11, step.max_steps)
+
+
+def test_admission_is_first_come_first_served_and_stops_at_the_head():
+    d = instance(num_pages=10)
+    for i, n in enumerate((20, 30, 4)):
+        arrive(d, i, n, max_output=1)
+    assert granted(d.next_step(0)[1]) == [(0, 0, 5)]
+    assert d.levels().blocked_by == "pages"
+
+
+def test_slots_bound_what_is_in_flight():
+    d = instance(max_running_requests=1, extra_slots=1)
+    for i in range(3):
+        arrive(d, i, 4)
+    assert [i for i, _, _ in granted(d.next_step(0)[1])] == [0, 1]
+    assert d.levels().blocked_by == "slots"
+
+
+def test_every_active_request_keeps_its_reserve():
+    d = instance(num_pages=20, page=1, admission=ReserveDecodeTokens(reserved_tokens=4))
+    for i in range(3):
+        arrive(d, i, 4, max_output=1)
+    assert len(granted(d.next_step(0)[1])) == 2  # 20 - 4 - 4 pages are left, the third needs 4 + 4 beside 2 * 4 in reserve
+
+
+def test_concurrent_requests_of_a_new_prefix_each_get_a_copy_until_the_first_merges():
+    d = instance(radix=True)
+    prompts = [Spans([(7, 0, 16), (100 + i, 0, 4)]) for i in range(3)]
+    for i in range(2):
+        arrive(d, i, prompts[i])
+    assert granted(d.next_step(0)[1]) == [(0, 0, 5), (1, 0, 5)]
+    for i in range(2):
+        d.on_message(KvArrived(i, first_token_ends=False), 0)
+    step, _ = d.next_step(0)
+    in_use = d.cache.levels()[0]
+    assert in_use == 4 + 1 + 1 + 2  # one copy of the prefix, two suffixes, and a page each for the next token
+    arrive(d, 2, prompts[2])
+    d.on_step_done(step, StepResult(), 0)
+    assert granted(d.next_step(0)[1]) == [(2, 16, 1)]
+
+
+def test_a_follow_up_hits_prompt_and_output():
+    d = instance(radix=True)
+    prompt, output = Spans.of(1, 8), Spans.of(2, 5)
+    step = start(d, prompt)
+    assert d.on_step_done(step, StepResult(4, ((0, output),)), 0) == [Finished(0)]
+    arrive(d, 1, prompt.then(output).then(Spans.of(3, 7)))
+    assert granted(d.next_step(0)[1]) == [(1, 12, 2)]  # 8 + 5 - 1 tokens have KV: three pages
+
+
+def test_a_whole_prompt_may_be_cached():
+    d = instance(radix=True)
+    step = start(d, Spans.of(1, 8))
+    d.on_step_done(step, StepResult(1, ((0, Spans.of(2, 2)),)), 0)
+    arrive(d, 1, Spans.of(1, 8))
+    assert granted(d.next_step(0)[1]) == [(1, 8, 0)]
+
+
+def test_shared_tokens_are_counted_once_among_distinct_ones():
+    d = instance(radix=True)
+    step = start(d, *[Spans([(7, 0, 16), (100 + i, 0, 4)]) for i in range(3)])
+    assert (step.num_context_tokens, step.num_distinct_tokens) == (63, 63 - 2 * 16)
+
+
+def test_max_steps_lasts_as_long_as_the_pages():
+    d = instance(num_pages=12, page=4)
+    step = start(d, 8, 9)
+    assert d.cache.pool.num_free == 6  # 2 + 3 pages, and one that the first opens at once
+    assert step.max_steps == 1 + 4 * (6 // 2)
+
+
+def test_a_deferred_head_does_not_stop_many_steps():
+    d = instance(num_pages=12, page=4)
+    step = start(d, 8)
+    arrive(d, 1, 40)
+    d.on_step_done(step, StepResult(), 0)
+    step, _ = d.next_step(0)
+    assert step.max_steps > 1
+
+
+def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_token():
+    d = instance(num_pages=5, page=4)
+    step = start(d, 4, 4, max_output=8)
+    d.on_step_done(step, StepResult(4), 0)
+    step, commands = d.next_step(0)
+    assert commands == [Retracted(0)]
+    assert (step.left, step.num_requests) == ((0,), 1)
+    arrive(d, 2, 4)
+    assert d.next_step(0)[1] == []  # nothing new while one is retracted
+    d.on_step_done(step, StepResult(1, ((1, Spans.of(9, 6)),)), 0)
+    step, commands = d.next_step(0)
+    assert FirstToken(0) not in commands
+    assert (step.joined, step.num_context_tokens) == ((0,), 4 + 4 + 1)
+
+
+def test_ties_in_retraction_go_to_the_longest_prompt():
+    d = instance(num_pages=6, page=4)
+    step = start(d, 4, 8, max_output=8)
+    d.on_step_done(step, StepResult(4), 0)
+    assert d.next_step(0)[1] == [Retracted(1)]
+
+
+def test_a_request_that_outgrows_the_pool_fails():
+    d = instance(num_pages=2, page=4)
+    step = start(d, 4, max_output=4)
+    d.on_step_done(step, StepResult(4), 0)
+    step, commands = d.next_step(0)
+    assert step == Wait()
+    assert commands == [Failed(0, "9 tokens do not fit the 8 tokens of decode-0")]
+
+
+def test_a_prompt_larger_than_the_pool_is_refused_on_both_sides():
+    d = instance(num_pages=2, page=4)
+    failed, told = arrive(d, 1, 9)
+    assert isinstance(failed, Failed)
+    assert told == Send("prefill-0", Abort(1, failed.reason))
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_an_abort_by_prefill_frees_what_was_granted(admitted):
+    d = instance()
+    arrive(d, 1, 8)
+    if admitted:
+        d.next_step(0)
+    assert d.on_message(Abort(1, "too long"), 0) == [Failed(1, "too long")]
+    assert d.cache.pool.num_free == 100
+    assert d.next_step(0) == (Wait(), [])
+
+
+def test_an_end_at_the_merge_lets_the_next_one_in_at_once():
+    d = instance(num_pages=2, page=4, admission=ReserveMaxOutput())
+    arrive(d, 0, 8, max_output=1)
+    arrive(d, 1, 8, max_output=1)
+    d.next_step(0)
+    d.on_message(KvArrived(0, first_token_ends=False), 0)
+    step, commands = d.next_step(0)
+    assert commands[:2] == [FirstToken(0), Finished(0)]
+    assert granted(commands) == [(1, 0, 2)]
+    assert step == Wait()
+
+
+@dataclass
+class Admits:
+    def admit(self, candidate, view):
+        return Admitted()
+
+
+@dataclass
+class Chooses:
+    request_id: int
+
+    def victim(self, view):
+        return self.request_id
+
+
+def test_admitting_without_pages_is_refused():
+    d = instance(num_pages=3, admission=Admits())
+    arrive(d, 0, 8)
+    arrive(d, 1, 8)
+    with pytest.raises(PolicyError, match="admitted request 1, which needs 2 pages; 1 are available"):
+        d.next_step(0)
+
+
+def test_retracting_what_does_not_run_is_refused():
+    d = instance(num_pages=5, page=4, preemption=Chooses(7))
+    d.on_step_done(start(d, 4, 4, max_output=8), StepResult(4), 0)
+    with pytest.raises(PolicyError, match="chose request 7, which does not run"):
+        d.next_step(0)
+
+
+def test_a_message_it_does_not_know_is_a_bug():
+    with pytest.raises(TypeError, match="does not take"):
+        instance().on_message(PrefillDone(1), 0)

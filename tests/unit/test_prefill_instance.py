@@ -1,0 +1,236 @@
+"""A prefill instance, call by call."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import (
+    Abort,
+    KvGranted,
+    KvSent,
+    NewRequest,
+    PrefillDone,
+    PrefillStep,
+    Send,
+    StartTransfer,
+    StepResult,
+    Wait,
+)
+from pdsim.core.page_pool import PagePool
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.sequence import Spans
+from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.protocols import HoldUntil, Pick
+from pdsim.policy.transfer import EveryChunk, WholePrompt
+
+
+def instance(num_pages=100, page=4, policy=None, transfer=None, **limits) -> PrefillInstance:
+    pool = PagePool(num_pages)
+    given = {"max_running_requests": 8, "chunked_prefill_tokens": 16, "max_prefill_tokens": 1000, "overlap": False}
+    return PrefillInstance(
+        "prefill-0",
+        cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed())),
+        limits=PrefillLimits(**{**given, **limits}),
+        page_bytes=100,
+        policy=policy or FirstComeFirstServed(),
+        transfer_policy=transfer or EveryChunk(),
+    )
+
+
+def arrive(p: PrefillInstance, i: int, prompt: int | Spans, cached: int = 0, grant: bool = True):
+    prompt = Spans.of(i, prompt) if isinstance(prompt, int) else prompt
+    commands = p.on_message(NewRequest(i, i, prompt, 10, "prefill-0", "decode-0"), 0)
+    if grant:
+        pages = tuple(range(1000, 1000 + -(-len(prompt) // p.page_size) - cached // p.page_size))
+        commands += p.on_message(KvGranted(i, cached, pages), 0)
+    return commands
+
+
+def chunks(step) -> list[tuple[int, int, int]]:
+    assert isinstance(step, PrefillStep)
+    return [(c.request_id, c.num_context_tokens, c.num_tokens) for c in step.chunks]
+
+
+def forward(p: PrefillInstance, ended=()):
+    """Choose a step, run it, and return its chunks and the units it sends."""
+    step, before = p.next_step(0)
+    if isinstance(step, Wait):
+        return step, before
+    after = p.on_step_done(step, StepResult(ended=ended), 0)
+    return chunks(step), [c.unit for c in after if isinstance(c, StartTransfer)]
+
+
+def test_nothing_is_computed_before_decode_grants():
+    p = instance()
+    arrive(p, 1, 10, grant=False)
+    assert p.next_step(0) == (Wait(), [])
+    p.on_message(KvGranted(1, 0, (1, 2, 3)), 0)
+    assert forward(p)[0] == [(1, 0, 10)]
+
+
+def test_a_grant_may_come_before_its_request():
+    p = instance()
+    p.on_message(KvGranted(1, 0, (1, 2, 3)), 0)
+    arrive(p, 1, 10, grant=False)
+    assert forward(p)[0] == [(1, 0, 10)]
+
+
+def test_one_prompt_at_a_time_is_partly_computed():
+    p = instance()
+    for i, n in ((1, 10), (2, 30), (3, 5)):
+        arrive(p, i, n)
+    assert forward(p)[0] == [(1, 0, 10), (2, 0, 4)]
+    assert forward(p)[0] == [(2, 4, 16)]
+    assert forward(p)[0] == [(2, 20, 10), (3, 0, 5)]
+    assert isinstance(forward(p)[0], Wait)
+
+
+def test_max_prefill_tokens_stops_all_but_the_first_prompt():
+    p = instance(chunked_prefill_tokens=None, max_prefill_tokens=20)
+    for i in (1, 2, 3):
+        arrive(p, i, 30 if i == 1 else 9)
+    assert forward(p)[0] == [(1, 0, 30)]
+    assert forward(p)[0] == [(2, 0, 9)]
+
+
+def test_pages_and_slot_are_held_until_the_end_of_the_transfer_is_seen():
+    p = instance(max_running_requests=1)
+    arrive(p, 1, 8)
+    arrive(p, 2, 8)
+    forward(p)
+    assert isinstance(p.next_step(0)[0], Wait)
+    assert p.levels().blocked_by == "slots"
+    p.on_message(KvSent(1), 0)
+    assert p.cache.levels()[0] == 2
+    step, commands = p.next_step(0)
+    assert commands == [PrefillDone(1)]
+    assert chunks(step) == [(2, 0, 8)]
+
+
+def test_every_chunk_is_sent_when_computed_and_a_partial_page_rides_with_the_next():
+    p = instance(chunked_prefill_tokens=8)
+    arrive(p, 1, 19)
+    sent = [forward(p)[1] for _ in range(3)]
+    assert [[(len(u.target_pages), u.num_bytes, u.is_last) for u in units] for units in sent] == [
+        [(2, 200, False)],
+        [(2, 200, False)],
+        [(1, 100, True)],
+    ]
+    assert [page for units in sent for u in units for page in u.target_pages] == [1000, 1001, 1002, 1003, 1004]
+
+
+def test_chunks_that_decode_has_are_not_sent():
+    p = instance(chunked_prefill_tokens=8)
+    arrive(p, 1, 22, cached=12)
+    assert [[(len(u.source_pages), u.is_last) for u in forward(p)[1]] for _ in range(3)] == [[], [(1, False)], [(2, True)]]
+
+
+def test_a_full_hit_on_decode_still_sends_the_first_token():
+    p = instance()
+    arrive(p, 1, 16, cached=16)
+    _, (unit,) = forward(p)
+    assert (unit.num_bytes, unit.target_pages, unit.is_last) == (0, (), True)
+
+
+def test_whole_prompt_sends_once():
+    p = instance(chunked_prefill_tokens=8, transfer=WholePrompt())
+    arrive(p, 1, 20)
+    assert [len(forward(p)[1]) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_later_prompt_computes_only_what_is_not_cached_and_always_one_token():
+    p = instance(chunked_prefill_tokens=64)
+    shared = (7, 0, 16)
+    arrive(p, 1, Spans([shared, (1, 0, 5)]))
+    forward(p)
+    arrive(p, 2, Spans([shared, (2, 0, 5)]))
+    arrive(p, 3, Spans([shared]))
+    assert forward(p)[0] == [(2, 16, 5), (3, 12, 4)]
+
+
+def test_prompts_of_one_batch_do_not_share():
+    p = instance(chunked_prefill_tokens=64)
+    for i in (1, 2):
+        arrive(p, i, Spans([(7, 0, 16), (i, 0, 4)]))
+    assert forward(p)[0] == [(1, 0, 20), (2, 0, 20)]
+    assert p.cache.prefix_cache.num_protected_pages == 6
+
+
+def test_overlap_chooses_the_next_forward_before_it_sees_the_last():
+    p = instance(chunked_prefill_tokens=8, overlap=True)
+    arrive(p, 1, 20)
+    first, _ = p.next_step(0)
+    second, _ = p.next_step(0)
+    assert (chunks(first), chunks(second)) == ([(1, 0, 8)], [(1, 8, 8)])
+    assert len(p.on_step_done(first, StepResult(), 0)) == 1
+    third, _ = p.next_step(0)
+    assert chunks(third) == [(1, 16, 4)]
+    p.on_step_done(second, StepResult(), 0)
+    (last,) = p.on_step_done(third, StepResult(), 0)
+    assert last.unit.is_last
+
+
+def test_first_token_slots_bound_what_is_taken_in():
+    p = instance(max_running_requests=1)
+    for i in range(4):
+        arrive(p, i, 4)
+    p.next_step(0)
+    assert len(p.granted) == 2
+    assert p.levels().num_queued == 3
+
+
+def test_a_prompt_larger_than_the_pool_is_refused():
+    p = instance(num_pages=4)
+    (command,) = arrive(p, 1, 16, grant=False)
+    assert isinstance(command, Send)
+    assert command.to == "decode-0"
+    assert "16 tokens does not fit the 16 tokens of prefill-0" in command.message.reason
+    assert p.on_message(Abort(1, "gone"), 0) == []
+
+
+def test_the_first_token_may_end_a_sequence():
+    p = instance()
+    arrive(p, 1, 4)
+    _, (unit,) = forward(p, ended=((1, Spans.of(9, 1)),))
+    assert unit.first_token_ends
+
+
+@dataclass
+class Proposes:
+    answer: object
+
+    def select(self, view):
+        return self.answer
+
+
+def test_a_policy_may_hold_back():
+    p = instance(policy=Proposes(HoldUntil(77)))
+    arrive(p, 1, 4)
+    assert p.next_step(0) == (Wait(77), [])
+
+
+@pytest.mark.parametrize(
+    ("picks", "complaint"),
+    [([Pick(9)], "request 9, which does not wait"), ([Pick(1), Pick(1)], "request 1"), ([Pick(1, 0)], "computes nothing")],
+)
+def test_impossible_picks_are_refused(picks, complaint):
+    p = instance(policy=Proposes(picks))
+    arrive(p, 1, 4)
+    with pytest.raises(PolicyError, match=complaint):
+        p.next_step(0)
+
+
+def test_a_policy_may_cut_a_prompt_short():
+    p = instance(policy=Proposes([Pick(1, 9)]))
+    arrive(p, 1, 14)
+    assert forward(p)[0] == [(1, 0, 8)]
+    assert forward(p)[0] == [(1, 8, 6)]
+
+
+def test_a_message_it_does_not_know_is_a_bug():
+    with pytest.raises(TypeError, match="does not take"):
+        instance().on_message(PrefillDone(1), 0)
