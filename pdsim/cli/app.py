@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 from pdsim import __version__
 from pdsim.core.instance import PolicyError
@@ -163,11 +163,12 @@ def replay(run: Path, *, json_: Json = False) -> None:
     """
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
-    from pdsim.metrics.run_folder import SCENARIO, read_journal
-    from pdsim.scenario.build import build_instances, build_router
+    from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
+    from pdsim.scenario.build import build_instances, build_router, resolve
     from pdsim.scenario.loading import load_scenario
 
-    scenario = load_scenario(run / SCENARIO)
+    read_summary(run)
+    scenario = resolve(load_scenario(run / SCENARIO))
     instances: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
     instances["router"] = build_router(scenario)
     try:
@@ -199,15 +200,16 @@ def catalog(*, json_: Json = False) -> None:
 @app.command
 def schema() -> None:
     """Print the JSON schema of scenario files."""
-    from pdsim.scenario.schema import Scenario
+    from pdsim.scenario.json_schema import scenario_schema
 
-    _print_json(Scenario.model_json_schema())
+    _print_json(scenario_schema())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    sys.path.insert(0, "")  # policies may lie in the folder that one works in
     try:
-        app(arguments)
-    except (ConfigError, RunFolderError, PolicyError) as wrong:
+        app(arguments, exit_on_error=False, print_error=False)
+    except (CycloptsError, ConfigError, RunFolderError, PolicyError) as wrong:
         print(f"pdsim: {wrong}", file=sys.stderr)
         raise SystemExit(2) from None
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from typing import Any
 from pdsim import __version__
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary, write_records
+from pdsim.metrics.timeline import write_timeline
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -48,6 +49,7 @@ def run_scenario(
     if out is not None:
         write_records(out, summary, result.records)
         write_scenario(scenario, out)
+        write_timeline(out / "timeline.json.gz", result.records)
         _write_overview(out, result.records)
     return FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
 

@@ -92,10 +92,18 @@ BUILT_IN: dict[Any, dict[str, str]] = {
 
 
 class Component:
-    """Marks a pydantic field that holds a component: the object itself in code, its name in a file."""
+    """Marks a pydantic field that holds a component: the object itself in code, its name in a file.
+
+    Settings without `use` change the default component.
+    """
+
+    def __init__(self, default: str | None = None) -> None:
+        self.default = default
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def validate(value: Any, info: ValidationInfo[Any]) -> Any:
+            if self.default is not None and isinstance(value, Mapping) and "use" not in value:
+                value = {"use": self.default, **value}
             return build_component(seam, value, base_folder(info))
 
         return core_schema.with_info_plain_validator_function(
@@ -105,9 +113,9 @@ class Component:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        seam = schema["metadata"]["seam"]
-        by_name = {"type": "string", "anyOf": [{"enum": list(BUILT_IN[seam])}, {"pattern": ":"}]}
-        by_fields = {"type": "object", "required": ["use"], "properties": {"use": by_name}}
+        names = BUILT_IN[schema["metadata"]["seam"]]
+        by_name = {"type": "string", "anyOf": [{"enum": list(names)}, {"pattern": ":"}]}
+        by_fields = {"type": "object", "properties": {"use": by_name}, "required": [] if self.default else ["use"]}
         return {"anyOf": [by_name, by_fields]}
 
 

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
 from pdsim.cost.roofline import Roofline
@@ -55,15 +56,15 @@ class PrefillSettings(Section):
     pool_tokens: int | None = Field(default=None, ge=1)
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
-    eviction: Annotated[EvictionPolicy, Component()] = LeastRecentlyUsed()
+    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
     chunked_prefill_tokens: int | None = None
     """None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
     overlap: bool = True
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
-    policy: Annotated[PrefillPolicy, Component()] = FirstComeFirstServed()
-    transfer: Annotated[TransferPolicy, Component()] = EveryChunk()
+    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+    transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
 
 
 class DecodeSettings(Section):
@@ -76,19 +77,19 @@ class DecodeSettings(Section):
     pool_tokens: int | None = Field(default=None, ge=1)
     radix_cache: bool = False
     """--disaggregation-decode-enable-radix-cache"""
-    eviction: Annotated[EvictionPolicy, Component()] = LeastRecentlyUsed()
+    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
     extra_slots: int | None = Field(default=None, ge=0)
     """None: 0, or twice max_running_requests where that is given and at most 32."""
-    admission: Annotated[AdmissionPolicy, Component()] = ReserveDecodeTokens()
-    preemption: Annotated[PreemptionPolicy, Component()] = FewestOutputsFirst()
+    admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
+    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
 
 
 class RouterSettings(Section):
     """Which instances serve a request. `router: NAME` sets both roles."""
 
-    prefill: Annotated[RoutingPolicy, Component()] = CacheAware()
-    decode: Annotated[RoutingPolicy, Component()] = CacheAware()
+    prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
+    decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     snapshot_interval: Duration = 0
     """How old the loads may be that the policies see; 0: always fresh."""
     memory_tokens: int = Field(default=1 << 24, ge=1)
@@ -112,8 +113,8 @@ class NetworkSettings(Section):
 class CostChoice(Section):
     """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
-    prefill: Annotated[CostSettings, Component()] = Roofline()
-    decode: Annotated[CostSettings, Component()] = Roofline()
+    prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
+    decode: Annotated[CostSettings, Component("roofline")] = Roofline()
 
 
 def by_name(value: Any) -> Any:
@@ -126,6 +127,13 @@ def by_role(value: Any) -> Any:
     return {"prefill": value, "decode": value} if one else value
 
 
+class OrName:
+    """Marks a section that a plain name may stand for, in the JSON schema."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
 SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
 """What a plain value of these fields stands for."""
 
@@ -136,16 +144,16 @@ class Scenario(Section):
     name: str = "scenario"
     description: str = ""
     seed: int = 0
-    model: Annotated[ModelSettings, BeforeValidator(by_name)]
+    model: Annotated[ModelSettings, BeforeValidator(by_name), OrName()]
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings
     decode: DecodeSettings
-    router: Annotated[RouterSettings, BeforeValidator(by_role)] = RouterSettings()
+    router: Annotated[RouterSettings, BeforeValidator(by_role), OrName()] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
-    cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role)] = CostChoice()
+    cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrName()] = CostChoice()
     workload: Annotated[Workload, Component()]
-    client: Annotated[Client, Component()] = OpenLoop()
+    client: Annotated[Client, Component("open_loop")] = OpenLoop()
 
     def benchmark_fields(self) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

@@ -1,0 +1,62 @@
+"""A run as a Chrome trace, which Perfetto opens: instances as processes, their work as slices, their levels as counters.
+
+Slices of one track never overlap. A request is an asynchronous slice with its stages inside, and so is a transfer.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.explain import STAGES
+from pdsim.metrics.records import RequestRecord, RunRecords
+
+_REQUESTS = 1
+_TRANSFERS = 2
+_FIRST_INSTANCE = 10
+
+
+def write_timeline(path: Path, records: RunRecords) -> None:
+    trace = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(trace, file, separators=(",", ":"))
+
+
+def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
+    """Chrome trace events; times in us."""
+    names = sorted({step.instance_id for step in records.steps} | {level.instance_id for level in records.levels})
+    process = {name: _FIRST_INSTANCE + i for i, name in enumerate(names)}
+    for pid, name in [(_REQUESTS, "requests"), (_TRANSFERS, "transfers"), *((i, name) for name, i in process.items())]:
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    for step in records.steps:
+        what = f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
+        args = {"tokens": step.num_tokens, "context": step.num_context_tokens}
+        place: dict[str, Any] = {"pid": process[step.instance_id], "tid": 1, "ts": step.start_ns / 1e3, "dur": step.duration_ns / 1e3}
+        yield {"ph": "X", "name": what, "cat": step.kind, **place, "args": args}
+    for level in records.levels:
+        now = level.levels
+        place = {"pid": process[level.instance_id], "tid": 0, "ts": level.time_ns / 1e3}
+        pages = {"used": now.num_used_pages, "cached": now.num_evictable_pages}
+        yield {"ph": "C", "name": "KV pages", **place, "args": pages}
+        yield {"ph": "C", "name": "requests", **place, "args": {"queued": now.num_queued, "running": now.num_running}}
+    for i, transfer in enumerate(records.transfers):
+        place = {"cat": "transfer", "id": i, "pid": _TRANSFERS, "tid": process[transfer.target]}
+        name = f"{transfer.source} -> {transfer.target}"
+        args = {"request": transfer.request_id, "bytes": transfer.num_bytes}
+        yield {"ph": "b", "name": name, "ts": transfer.start_ns / 1e3, **place, "args": args}
+        yield {"ph": "e", "name": name, "ts": transfer.end_ns / 1e3, **place}
+    for request in records.requests:
+        if request.outcome == "finished":
+            yield from _request_events(request)
+
+
+def _request_events(request: RequestRecord) -> Iterator[dict[str, Any]]:
+    place: dict[str, Any] = {"cat": "request", "id": request.request_id, "pid": _REQUESTS, "tid": request.request_id}
+    name = f"request {request.request_id}"
+    args = {"prompt": request.num_prompt_tokens, "output": request.num_output_tokens}
+    yield {"ph": "b", "name": name, "ts": request.arrival_ns / 1e3, **place, "args": args}
+    for stage, (first, last, _) in STAGES.items():
+        yield {"ph": "b", "name": stage, "ts": getattr(request, first) / 1e3, **place}
+        yield {"ph": "e", "name": stage, "ts": getattr(request, last) / 1e3, **place}
+    yield {"ph": "e", "name": name, "ts": (request.end_ns or 0) / 1e3, **place}

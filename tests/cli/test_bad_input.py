@@ -1,0 +1,127 @@
+"""Wrong input: one clear message, exit code 2, no traceback."""
+
+from pathlib import Path
+
+import pytest
+
+from pdsim.cli import main
+
+GOOD = """\
+model: qwen3-0.6b
+page_size: 4
+prefill: {gpu: h100}
+decode: {gpu: h100}
+workload: {use: random_lengths, num_requests: 3, input_tokens: 10, output_tokens: 5}
+"""
+
+CHANGES = [
+    ("decode.radix=true", "line 4: unknown field 'decode.radix' (did you mean 'radix_cache'?); here are instances, gpu"),
+    ("modle=x", "unknown field 'modle' (did you mean 'model'?)"),
+    ("network.bandwidth=3", "network.bandwidth: bare number 3: write a bandwidth with its unit, such as '50 GB/s'"),
+    ("network.bandwidth=3 GiBs", "'GiBs' is no unit of a bandwidth; there are B/s"),
+    ("network.bandwidth=5 ms", "'ms' is no unit of a bandwidth"),
+    ("network.message_latency=-1 ms", "a duration cannot be negative, found '-1 ms'"),
+    ("network.efficiency=1.5", "network.efficiency: Input should be less than or equal to 1, found 1.5"),
+    ("network.link=wifi", "network.link: Input should be 'nic' or 'nvlink', found 'wifi'"),
+    ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
+    ("prefill.gpu=h1000", "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200; did you mean 'h100'?"),
+    ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
+    ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
+    ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
+    ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
+    ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
+    ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
+    ("model.kv_dtype=int4", "model.kv_dtype: Input should be 'bf16', 'fp8' or 'fp4', found 'int4'"),
+    ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
+    ("seed=soon", "seed: Input should be a valid integer"),
+    ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
+    ("prefill.policy=nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
+    ("prefill.policy=pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
+    ("prefill.policy=pdsim.policy.eviction:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
+    ("prefill.policy=pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
+    ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
+    ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
+    ("workload.num_requests=many", "random_lengths.num_requests: Input should be a valid integer"),
+    ("workload.input_tokens={use: uniform, low: 5, high: 3}", "uniform lengths need 1 <= low <= high, found low 5, high 3"),
+    ("workload.output_tokens={use: normal, mean: 5}", "normal needs stddev"),
+    ("workload={use: mooncake_trace, path: no.jsonl}", "workload: no trace file"),
+    ("client={use: closed_loop, concurrency: 0}", "a closed loop needs concurrency >= 1, found 0"),
+    ("client={use: open_loop, arrivals: {use: poisson, rate: 0/s}}", "Poisson arrivals need a rate above 0"),
+    ("cost={profile: nowhere.yaml}", "nowhere.yaml does not exist"),
+    ("cost={use: roofline, matrix_eficiency: 1}", "did you mean 'matrix_efficiency'?"),
+    ("decode.gpu.name=x", "decode.gpu: Input should be a valid string"),
+    ("decode", "--set decode: expected path=value"),
+    ("decode.tp=[1", "--set decode.tp=[1, line 1, column"),
+]
+
+
+def message(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2, error
+    assert "Traceback" not in error
+    assert error.startswith("pdsim: ")
+    return error
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "s.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES, ids=[change for change, _ in CHANGES])
+def test_a_wrong_field(capsys, scenario, change, says):
+    assert says in message(capsys, "run", scenario, "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "expected a mapping of fields, found NoneType"),
+        ("- a\n- b\n", "expected a mapping of fields, found"),
+        ("model: [qwen\n", "s.yaml, line 2, column 1: not YAML"),
+        (GOOD.replace("model: qwen3-0.6b\n", ""), "s.yaml: model is missing"),
+        (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
+    ],
+)
+def test_a_broken_file(capsys, tmp_path, text, says):
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    assert says in message(capsys, "run", path)
+
+
+def test_every_mistake_is_named_at_once(capsys, scenario):
+    error = message(capsys, "run", scenario, "--set", "page_size=0", "--set", "seed=x", "--set", "decode.radix=1")
+    assert all(name in error for name in ("page_size", "seed", "decode.radix"))
+
+
+def test_a_broken_trace_line(capsys, scenario, tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n{"time\n')
+    error = message(capsys, "run", scenario, "--set", "workload={use: mooncake_trace, path: t.jsonl}")
+    assert "t.jsonl, line 2: not JSON" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rnu", "x"], 'Did you mean "run"?'),
+        (["run"], "requires an argument"),
+        (["run", "x", "--jsn"], "Did you mean --json?"),
+        (["run", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["run", "."], "is a folder, not a file"),
+        (["compare", "one"], "compare needs two or more"),
+        (["explain", "."], "is no run folder: it has no summary.json"),
+        (["replay", "."], "is no run folder"),
+        (["validate", "decode-radix-b20"], "did you mean 'decode-radix-b200'?"),
+        (["validate", "--experiments", "docs"], "no case in docs/"),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, says):
+    assert says in message(capsys, *arguments)
+
+
+def test_a_request_that_the_run_does_not_have(capsys, scenario):
+    assert "--request 7: the run has requests 0 to 2" in message(capsys, "explain", scenario, "--request", "7")

@@ -1,0 +1,159 @@
+"""Each command as a user calls it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdsim.cli import main
+from pdsim.metrics.run_folder import read_records, read_summary
+
+SCENARIO = """\
+name: little
+model: qwen3-0.6b
+page_size: 4
+prefill: {gpu: h100, pool_tokens: 4096}
+decode: {gpu: h100, pool_tokens: 4096, radix_cache: true}
+router: round_robin
+workload: {use: sessions, num_sessions: 12, num_turns: 2, input_tokens: 40, output_tokens: {use: uniform, low: 2, high: 20}}
+client: {use: open_loop, arrivals: {use: poisson, rate: 50/s}}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "little.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def output(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+        raise SystemExit(0)
+    assert stop.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+def output_json(capsys, *arguments):
+    return json.loads(output(capsys, *arguments, "--json"))
+
+
+def test_run_prints_the_summary(capsys, scenario):
+    summary = output_json(capsys, "run", scenario)
+    assert summary["completed"] == 24
+    assert {"request_throughput", "mean_ttft_ms", "median_e2e_latency_ms", "p99_itl_ms"} <= summary.keys()
+    assert summary["pdsim"]["transfer_bytes"] > 0
+    assert "requests/s" in output(capsys, "run", scenario)
+
+
+def test_set_and_seed_change_the_run(capsys, scenario):
+    base = output_json(capsys, "run", scenario)
+    assert output_json(capsys, "run", scenario, "--seed", 0) == base
+    assert output_json(capsys, "run", scenario, "--seed", 7)["duration"] != base["duration"]
+    without = output_json(capsys, "run", scenario, "--set", "decode.radix_cache=false")
+    assert without["pdsim"]["decode_cache_hit_rate"] == 0 < base["pdsim"]["decode_cache_hit_rate"]
+
+
+def test_a_run_folder_has_everything_and_reads_back(capsys, scenario, tmp_path):
+    out = tmp_path / "run"
+    output(capsys, "run", scenario, "--out", out)
+    names = {path.name for path in out.iterdir()}
+    tables = {f"{name}.parquet" for name in ("requests", "steps", "transfers", "levels")}
+    assert names == tables | {"scenario.yaml", "summary.json", "journal.jsonl.zst", "overview.png", "timeline.json.gz"}
+    assert read_summary(out)["completed"] == len(read_records(out).requests) == 24
+
+
+def test_replay_of_a_run_folder(capsys, scenario, tmp_path):
+    output(capsys, "run", scenario, "--out", tmp_path / "run")
+    report = output_json(capsys, "replay", tmp_path / "run")
+    assert report["identical"]
+    assert report["calls"] > 100
+
+
+def test_replay_against_another_policy_names_the_first_difference(capsys, scenario, tmp_path):
+    run = tmp_path / "run"
+    output(capsys, "run", scenario, "--out", run)
+    text = (run / "scenario.yaml").read_text()
+    (run / "scenario.yaml").write_text(text.replace("reserved_tokens: 512", "reserved_tokens: 4000"))
+    with pytest.raises(SystemExit) as stop:
+        main(["replay", str(run)])
+    assert stop.value.code == 1
+    assert "decode-0.next_step" in capsys.readouterr().err
+
+
+def test_the_resolved_scenario_runs_to_the_same_result(capsys, scenario, tmp_path):
+    first = output_json(capsys, "run", scenario, "--out", tmp_path / "a")
+    assert output_json(capsys, "run", tmp_path / "a" / "scenario.yaml") == first
+
+
+def test_compare_takes_scenarios_and_folders(capsys, scenario, tmp_path):
+    output(capsys, "run", scenario, "--out", tmp_path / "a", "--set", "name=a")
+    rows = output_json(capsys, "compare", tmp_path / "a", scenario, "--out", tmp_path / "both")
+    assert [row["run"] for row in rows] == ["a", "little"]
+    assert (tmp_path / "both" / "compare.png").stat().st_size > 10_000
+    assert (tmp_path / "both" / "little" / "summary.json").is_file()
+    assert "what limits" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
+
+
+def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):
+    output(capsys, "run", scenario, "--out", tmp_path / "run")
+    report = output_json(capsys, "explain", tmp_path / "run")
+    assert sum(stage["share"] for stage in report["stages"]) == pytest.approx(1)
+    assert [limit["instance_id"] for limit in report["instances"]] == ["decode-0", "prefill-0"]
+    one = output_json(capsys, "explain", tmp_path / "run", "--request", 3)
+    assert sum(one["stages_ms"].values()) == pytest.approx((one["end_ns"] - one["arrival_ns"]) / 1e6)
+    assert "decode_forward" in output(capsys, "explain", scenario, "--request", 3)
+
+
+def test_validate_prints_the_contract(capsys):
+    arms = output_json(capsys, "validate", "decode-radix-b200")
+    assert [(arm["arm"], arm["fitted"]) for arm in arms] == [("baseline", True), ("radix", False), ("radix-64", False)]
+    for arm in arms:
+        assert arm["case"] == "decode-radix-b200"
+        for metric in arm["metrics"].values():
+            assert metric["error"] == pytest.approx(metric["simulated"] / metric["measured"] - 1)
+
+
+def test_catalog_and_schema(capsys):
+    assert "qwen3-32b" in output(capsys, "catalog")
+    assert json.loads(output(capsys, "schema"))["title"] == "Scenario"
+
+
+def test_the_committed_schema_is_current(capsys):
+    assert Path("pdsim.schema.json").read_text() == output(capsys, "schema"), "make schema"
+
+
+def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
+    """Ctrl-C in the middle: exit code 130, and a folder with the requests that had ended."""
+    out = tmp_path / "run"
+    code = (
+        "import signal, sys\n"
+        "from pdsim.cli import main\n"
+        "from pdsim.sim import client\n"
+        "send = client.ClientDriver.on_end\n"
+        "def on_end(self, request_id):\n"
+        "    if request_id == 9: signal.raise_signal(signal.SIGINT)\n"
+        "    send(self, request_id)\n"
+        "client.ClientDriver.on_end = on_end\n"
+        f"main(['run', {str(scenario)!r}, '--out', {str(out)!r}, '--json'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
+    summary = read_summary(out)
+    assert summary["pdsim"]["interrupted"]
+    assert 0 < summary["completed"] < 24
+    assert summary["completed"] + summary["pdsim"]["unfinished"] == len(read_records(out).requests)
+
+
+def test_a_stalled_run_says_who_waits_for_what(capsys, scenario):
+    """A reserve larger than the pool: nothing is ever admitted."""
+    with pytest.raises(SystemExit) as stop:
+        main(["run", str(scenario), "--json", "--set", "decode.admission.reserved_tokens=5000"])
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert "stalled" in error
+    assert "decode-0: request 0 (40 tokens) waits for admission, 1024 of 1024 pages available" in error

@@ -1,0 +1,66 @@
+"""The roofline against measurements it was not fitted to, and its laws."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.affine import Affine
+from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.roofline import Roofline
+from pdsim.system.catalog import load_gpu, load_model, names
+from pdsim.system.memory import Layout
+
+
+def cost(model="qwen3-8b", gpu="h200", tp=1, kv_dtype="bf16", **settings):
+    return Roofline(**settings).model(Layout(model=load_model(model), gpu=load_gpu(gpu), tp=tp, kv_dtype=kv_dtype))
+
+
+def prefill(*chunks):
+    return PrefillStep(0, tuple(PrefillChunk(i, context, n, True) for i, (context, n) in enumerate(chunks)))
+
+
+def decode_ms(model, n, context, distinct=None):
+    line = model.decode_line(n)
+    total = line.base + line.per_context_token * context + line.per_distinct_token * (distinct or context)
+    return total / (1 << FRACTION_BITS) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("chunk", "gpu_ms"), [((0, 128), 12.0), ((0, 1024), 22.2), ((0, 4096), 92.5), ((0, 8192), 208.6), ((8192, 8192), 269.0)]
+)
+def test_prefill_of_qwen3_8b_on_h200(chunk, gpu_ms):
+    """Forward times that an SGLang server on H200 reported; nothing is fitted here."""
+    assert cost().prefill_ns(prefill(chunk)) / 1e6 - 4.5 == pytest.approx(gpu_ms, rel=0.2)
+
+
+@pytest.mark.parametrize(("n", "context", "gpu_ms"), [(1, 1646, 5.08), (8, 8600, 5.66), (32, 33_290, 6.52), (64, 71_542, 8.12)])
+def test_decode_of_qwen3_8b_on_h200(n, context, gpu_ms):
+    assert decode_ms(cost(), n, context) - 0.3 == pytest.approx(gpu_ms, rel=0.15)
+
+
+@given(st.sampled_from(names("models")), st.integers(1, 20_000), st.integers(0, 100_000), st.integers(1, 300))
+def test_more_work_never_takes_less(model, n, context, batch):
+    roofline = cost(model, "gb200", tp=8, kv_dtype="fp8")
+    assert roofline.prefill_ns(prefill((context, n))) <= roofline.prefill_ns(prefill((context + 1000, n + 1)))
+    assert roofline.prefill_ns(prefill((context, n))) <= roofline.prefill_ns(prefill((context, n), (0, 1)))
+    assert decode_ms(roofline, batch, context) <= decode_ms(roofline, batch + 1, context + 1)
+    assert roofline.decode_line(batch).per_context_token >= 0
+
+
+def test_a_shared_prefix_is_read_once():
+    model = cost()
+    alone, together = decode_ms(model, 8, 80_000, 80_000), decode_ms(model, 8, 80_000, 12_000)
+    hbm_ms = 68_000 * 147_456 / (4.8e12 * 0.85) * 1e3
+    assert alone - together == pytest.approx(hbm_ms, rel=0.01)
+
+
+def test_more_ranks_are_faster():
+    step = prefill((0, 8192))
+    times = [cost("llama-3.1-70b", "h200", tp=tp).prefill_ns(step) for tp in (2, 4, 8)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_affine_adds_up():
+    model = Affine(prefill_base_ns=5, prefill_per_token_ns=3, prefill_per_pair_ns=0.5, prefill_per_prompt_ns=7)
+    assert model.prefill_ns(prefill((10, 4), (0, 2))) == 5 + 3 * 6 + 0.5 * (4 * 12 + 2 * 1) + 7 * 2

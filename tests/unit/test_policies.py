@@ -1,0 +1,219 @@
+"""Policies against their rules, written down plainly."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.messages import Arrival, Failed, Finished, PrefillDone
+from pdsim.core.instance import PolicyError
+from pdsim.core.router import RoleRouter, Router
+from pdsim.core.sequence import Spans
+from pdsim.policy.admission import ReserveDecodeTokens, ReserveMaxOutput
+from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst, ShortestPromptFirst
+from pdsim.policy.protocols import Admitted, Deferred
+from pdsim.policy.routing import CacheAware, LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin
+from pdsim.policy.views import Candidate
+
+
+@dataclass
+class Request:
+    request_id: int = 0
+    arrival_ns: int = 0
+    num_prompt_tokens: int = 10
+    num_output_tokens: int = 0
+    max_output_tokens: int = 10
+    prompt: Spans = field(default_factory=lambda: Spans.of(1, 10))
+
+
+@dataclass
+class Decode:
+    """A DecodeView."""
+
+    num_available_pages: int
+    running: list
+    now_ns: int = 0
+    page_size: int = 4
+    others: list = field(default_factory=list)
+    retracted: list = field(default_factory=list)
+
+    @property
+    def active(self):
+        return [*self.running, *self.others]
+
+    @property
+    def num_active(self):
+        return len(self.active)
+
+    @property
+    def num_running_tokens(self):
+        return sum(r.num_prompt_tokens + r.num_output_tokens for r in self.running)
+
+
+requests = st.builds(
+    Request,
+    num_prompt_tokens=st.integers(1, 3000),
+    num_output_tokens=st.integers(1, 500),
+    max_output_tokens=st.integers(1, 6000),
+)
+views = st.builds(
+    Decode,
+    num_available_pages=st.integers(0, 4000),
+    running=st.lists(requests, max_size=6),
+    others=st.lists(requests, max_size=3),
+    retracted=st.lists(requests, max_size=2),
+    page_size=st.sampled_from([1, 4, 64]),
+)
+
+
+def fits_in_sglang(candidate: Candidate, view: Decode, reserved: int) -> bool:
+    """_allocatable_token_budgets and _required_admission_tokens of SGLang 0.5.23, token by token."""
+    clip, page = 4096, view.page_size
+    in_batch = view.num_running_tokens
+    single = max((min(r.max_output_tokens, clip) + r.num_prompt_tokens - in_batch for r in view.running), default=0)
+    budget = view.num_available_pages * page - max(reserved * view.num_active, single)
+    need = candidate.num_new_pages * page + reserved
+    if not candidate.resumes:
+        for r in view.retracted:
+            kv = r.num_prompt_tokens + r.num_output_tokens - 1
+            budget -= -(-kv // page) * page + reserved
+        request = candidate.request
+        alone = request.num_prompt_tokens - candidate.num_cached_tokens + min(request.max_output_tokens, clip)
+        need = max(need, alone - in_batch)
+    return need <= budget
+
+
+@given(views, requests, st.integers(0, 100), st.sampled_from([0, 8, 512]), st.booleans())
+def test_reserve_decode_tokens_is_sglangs_rule(view, request, cached_pages, reserved, resumes):
+    pages = -(-request.num_prompt_tokens // view.page_size)
+    cached = min(cached_pages, pages)
+    candidate = Candidate(request, request.num_prompt_tokens, cached * view.page_size, pages - cached, resumes)
+    answer = ReserveDecodeTokens(reserved_tokens=reserved).admit(candidate, view)
+    assert isinstance(answer, Admitted) == fits_in_sglang(candidate, view, reserved)
+
+
+def test_a_candidate_that_decoding_alone_cannot_help_is_not_asked_about_again():
+    view = Decode(5, [Request(num_prompt_tokens=10, num_output_tokens=1)])
+    policy = ReserveDecodeTokens(reserved_tokens=4)
+    assert policy.admit(Candidate(Request(), 24, 0, 6), view) == Deferred(None)
+    # The pages would do, but 10 + 4000 tokens do not, until what runs has grown enough to be given back.
+    assert policy.admit(Candidate(Request(max_output_tokens=4000), 10, 0, 2), view) == Deferred(1)
+
+
+def test_reserve_max_output_counts_what_others_will_grow_to():
+    other = Request(num_prompt_tokens=8, num_output_tokens=1, max_output_tokens=9)  # 2 pages now, 4 in the end
+    candidate = Candidate(Request(num_prompt_tokens=8, max_output_tokens=5), 8, 0, 2)  # 2 pages now, 3 in the end
+    policy = ReserveMaxOutput()
+    assert isinstance(policy.admit(candidate, Decode(5, [other])), Admitted)
+    assert policy.admit(candidate, Decode(4, [other])) == Deferred(None)
+
+
+@dataclass
+class Prefill:
+    """A PrefillView."""
+
+    waiting: list
+    now_ns: int = 0
+    cached: dict = field(default_factory=dict)
+
+    def num_cached_tokens(self, request):
+        return self.cached.get(request.request_id, 0)
+
+
+def order(policy, view):
+    return [pick.request_id for pick in policy.select(view)]
+
+
+def test_prefill_orders():
+    waiting = [Request(i, arrival_ns=i, num_prompt_tokens=n) for i, n in enumerate((50, 20, 90))]
+    view = Prefill(waiting, now_ns=10, cached={2: 40, 1: 5})
+    assert order(FirstComeFirstServed(), view) == [0, 1, 2]
+    assert order(ShortestPromptFirst(), view) == [1, 0, 2]
+    assert order(ShortestPromptFirst(patience_ns=8), view) == [1, 0, 2]
+    assert order(ShortestPromptFirst(patience_ns=9), view) == [0, 1, 2]
+    assert order(LongestPrefixFirst(), view) == [2, 1, 0]
+    assert order(LongestPrefixFirst(max_ranked=2), view) == [0, 1, 2]
+
+
+def router(policy, count=3, snapshot_interval_ns=0):
+    ids = [f"i{n}" for n in range(count)]
+    return RoleRouter(ids, policy, snapshot_interval_ns=snapshot_interval_ns, memory_tokens=64 * 1000)
+
+
+def test_round_robin_takes_turns():
+    role = router(RoundRobin())
+    assert [role.pick(Spans.of(i, 10), 0) for i in range(4)] == ["i0", "i1", "i2", "i0"]
+
+
+@pytest.mark.parametrize("policy", [RandomChoice, PowerOfTwo])
+def test_draws_are_reproducible_and_spread(policy):
+    runs = []
+    for _ in range(2):
+        role = router(policy(seed=5))
+        runs.append([role.pick(Spans.of(i, 10), 0) for i in range(300)])
+    assert runs[0] == runs[1]
+    assert all(70 <= count <= 130 for count in Counter(runs[0]).values())
+
+
+def test_least_loaded_follows_what_comes_back():
+    role = router(LeastLoaded(), count=2)
+    assert [role.pick(Spans.of(i, 10), 0) for i in range(3)] == ["i0", "i1", "i0"]
+    role.release("i0", 10)
+    role.release("i0", 10)
+    assert role.pick(Spans.of(9, 10), 0) == "i0"
+
+
+def test_power_of_two_prefers_fewer_tokens():
+    role = router(PowerOfTwo(), count=2)
+    role.pick(Spans.of(1, 1000), 0)
+    busy = next(load.instance_id for load in role.instances if load.num_tokens)
+    assert all(role.pick(Spans.of(i, 1), 0) != busy for i in range(2, 20))
+
+
+def test_snapshots_may_be_old():
+    role = router(LeastLoaded(), count=2, snapshot_interval_ns=100)
+    assert [role.pick(Spans.of(i, 10), i) for i in range(4)] == ["i0"] * 4
+    assert {load.taken_at_ns for load in role.instances} == {0}
+    assert role.pick(Spans.of(9, 10), 100) == "i1"
+
+
+def test_cache_aware_returns_to_where_a_prefix_went():
+    role = router(CacheAware(), count=3)
+    prefixes = [(n, 0, 640) for n in range(3)]
+    first = [role.pick(Spans([prefix, (100 + n, 0, 64)]), 0) for n, prefix in enumerate(prefixes)]
+    assert sorted(first) == ["i0", "i1", "i2"]
+    again = [role.pick(Spans([prefix, (200 + n, 0, 64)]), 0) for n, prefix in enumerate(prefixes)]
+    assert again == first
+    assert role.pick(Spans([prefixes[0], (300, 0, 6400)]), 0) in {"i0", "i1", "i2"}  # 9 % matched: by load
+
+
+def test_cache_aware_gives_way_to_balance():
+    policy = CacheAware(balance_abs_threshold=3, balance_rel_threshold=1.5)
+    role = router(policy, count=2)
+    prompts = [Spans([(7, 0, 640), (100 + n, 0, 64)]) for n in range(6)]
+    assert [role.pick(prompt, 0) for prompt in prompts] == ["i0", "i0", "i0", "i0", "i1", "i0"]
+
+
+@dataclass
+class Elsewhere:
+    def pick(self, prompt, view):
+        return "nowhere"
+
+
+def test_an_unknown_instance_is_refused():
+    with pytest.raises(PolicyError, match="'nowhere'; there are i0, i1, i2"):
+        router(Elsewhere()).pick(Spans.of(1, 1), 0)
+
+
+def test_the_router_forgets_what_is_done():
+    prefill, decode = router(LeastLoaded(), 1), router(LeastLoaded(), 1)
+    r = Router(prefill=prefill, decode=decode)
+    for i in range(3):
+        assert [c.to for c in r.on_message(Arrival(i, Spans.of(i, 10), 5), 0)] == ["i0", "i0"]
+    r.on_message(PrefillDone(0), 1)
+    r.on_message(Finished(0), 2)
+    r.on_message(PrefillDone(1), 3)
+    r.on_message(Failed(2, "too long"), 4)
+    assert [(role.instances[0].num_requests, role.instances[0].num_tokens) for role in (prefill, decode)] == [(0, 0), (1, 10)]

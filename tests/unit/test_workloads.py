@@ -1,0 +1,174 @@
+"""Generators by their stated rules, and readers of traces."""
+
+import gzip
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from pdsim.workload.arrivals import Constant, Gamma, Poisson
+from pdsim.workload.lengths import Fixed, Normal, Uniform
+from pdsim.workload.request_spec import Streams
+from pdsim.workload.synthetic import PrefixPool, RandomLengths, Sessions, SharedPrefixGroups
+from pdsim.workload.traces import AzureTrace, MooncakeTrace, RequestTable, TraceError
+
+
+def shared(a, b):
+    return a.prompt.common_prefix(0, b.prompt, 0)
+
+
+def test_prefix_pool_is_aiperfs_load():
+    load = PrefixPool(
+        num_requests=2000, num_prefixes=20, prefix_tokens=50_000, input_tokens=Normal(4500, 500), output_tokens=Normal(350, 100)
+    )  # fmt: skip
+    specs = load.requests(Streams(1))
+    bodies = [len(spec.prompt) - 50_000 for spec in specs]
+    outputs = [len(spec.output) for spec in specs]
+    assert mean(bodies) == pytest.approx(4500.5, abs=40)
+    assert stdev(bodies) == pytest.approx(500, rel=0.1)
+    assert mean(outputs) == pytest.approx(350.5, abs=10)
+    assert min(outputs) >= 1
+    uses = {}
+    for spec in specs:
+        uses.setdefault(spec.prompt.spans[0].stream, []).append(spec)
+    assert len(uses) == 20
+    assert all(60 < len(group) < 150 for group in uses.values())
+    one, other = list(uses.values())[:2]
+    assert shared(one[0], one[1]) == 50_000
+    assert shared(one[0], other[0]) == 0
+
+
+def test_shared_prefix_groups_are_sglangs_load():
+    load = SharedPrefixGroups(num_groups=8, prompts_per_group=5, system_prompt_tokens=1000, question_tokens=100, output_tokens=200, range_ratio=0.5)  # fmt: skip
+    specs = load.requests(Streams(1))
+    assert len(specs) == 40
+    assert all(50 <= len(spec.prompt) - spec.prompt.spans[0].length <= 100 for spec in specs)
+    assert all(100 <= len(spec.output) <= 200 for spec in specs)
+    systems = {spec.prompt.spans[0] for spec in specs}
+    assert len(systems) == 8
+    assert all(500 <= system.length <= 1000 for system in systems)
+
+
+def test_turns_build_on_what_was_said():
+    load = SharedPrefixGroups(num_groups=1, prompts_per_group=2, num_turns=3, question_tokens=10, output_tokens=20, system_prompt_tokens=30)  # fmt: skip
+    specs = load.requests(Streams(1))
+    assert [spec.after for spec in specs] == [None, 0, 1, None, 3, 4]
+    assert [len(spec.prompt) for spec in specs[:3]] == [40, 70, 100]
+    assert specs[1].prompt.common_prefix(0, specs[0].prompt.then(specs[0].output), 0) == 60
+
+
+def test_sessions():
+    load = Sessions(num_sessions=3, num_turns=Fixed(2), system_prompt_tokens=7, input_tokens=Fixed(5), output_tokens=Fixed(3), think_ns=9)  # fmt: skip
+    specs = load.requests(Streams(1))
+    assert [(spec.after, spec.think_ns, len(spec.prompt)) for spec in specs] == [(None, 0, 12), (0, 9, 20)] + [
+        (None, 0, 12), (2, 9, 20), (None, 0, 12), (4, 9, 20)
+    ]  # fmt: skip
+    assert shared(specs[0], specs[2]) == 7
+
+
+def test_lengths_stay_in_their_range():
+    draw = Uniform(3, 6).sampler(Streams(1).named("x"))
+    assert {draw() for _ in range(200)} == {3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("arrivals", [Poisson(50), Gamma(50, burstiness=0.5), Gamma(50, burstiness=4), Constant(50)])
+def test_arrivals_keep_their_rate(arrivals):
+    times = arrivals.times_ns(Streams(1).named("arrivals"))
+    sample = [next(times) for _ in range(20_000)]
+    assert sample == sorted(sample)
+    assert sample[-1] / 1e9 == pytest.approx(400, rel=0.04)
+
+
+def test_burstiness_is_the_shape_of_the_gaps():
+    for burstiness in (0.5, 4.0):
+        times = Gamma(10, burstiness=burstiness).times_ns(Streams(1).named("arrivals"))
+        sample = [next(times) for _ in range(20_000)]
+        gaps = [b - a for a, b in zip(sample, sample[1:], strict=False)]
+        assert (stdev(gaps) / mean(gaps)) ** 2 == pytest.approx(1 / burstiness, rel=0.1)
+
+
+def test_one_stream_does_not_move_another():
+    a = RandomLengths(num_requests=20, input_tokens=Uniform(1, 100), output_tokens=Fixed(5)).requests(Streams(4))
+    b = RandomLengths(num_requests=20, input_tokens=Uniform(1, 100), output_tokens=Uniform(1, 9)).requests(Streams(4))
+    assert [len(spec.prompt) for spec in a] == [len(spec.prompt) for spec in b]
+
+
+def write(path: Path, rows) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def mooncake(timestamp, length, ids, output=5):
+    return {"timestamp": timestamp, "input_length": length, "output_length": output, "hash_ids": ids}
+
+
+def test_mooncake_blocks_are_shared_prefixes(tmp_path):
+    rows = [mooncake(0, 1200, [0, 1, 2]), mooncake(3, 1300, [0, 1, 3]), mooncake(3, 600, [9, 10]), mooncake(4, 1536, [0, 4, 5])]
+    specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
+    assert [spec.arrival_ns for spec in specs] == [0, 3_000_000, 3_000_000, 4_000_000]
+    assert [len(spec.prompt) for spec in specs] == [1200, 1300, 600, 1536]
+    assert [shared(specs[0], other) for other in specs] == [1200, 1024, 0, 512]
+    assert len(specs[0].prompt.spans) == 1
+
+
+def test_mooncake_may_be_cut_and_sped_up(tmp_path):
+    path = write(tmp_path / "t.jsonl", [mooncake(1000 * i, 10, [i]) for i in range(5)])
+    specs = MooncakeTrace(path=path, num_requests=3, speedup=2.0).requests(Streams(0))
+    assert [spec.arrival_ns for spec in specs] == [0, 500_000_000, 1_000_000_000]
+
+
+def test_azure(tmp_path):
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n2023-11-16 18:17:05,110,27\n"
+    )
+    specs = AzureTrace(path=path).requests(Streams(0))
+    assert [(spec.arrival_ns, len(spec.prompt), len(spec.output)) for spec in specs] == [
+        (0, 4808, 10), (52_000_000, 3180, 8), (1_020_040_000, 110, 27)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_request_tables(tmp_path, kind, packed):
+    rows = [(0.5, 100, 7, "a", 60), (0.0, 50, 3, "", ""), (0.25, 90, 2, "a", 60)]
+    names = ("arrival_s", "in_tokens", "out_tokens", "prefix_id", "prefix_tokens")
+    if kind == "csv":
+        text = "k," + ",".join(names) + "\n" + "\n".join(f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rows))
+    else:
+        text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+    path = tmp_path / f"table.{kind}{'.gz' if packed else ''}"
+    with (gzip.open if packed else open)(path, "wt") as file:
+        file.write(text)
+    specs = RequestTable(path=path).requests(Streams(0))
+    assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [(0, 50, 3), (0.25, 90, 2), (0.5, 100, 7)]
+    assert shared(specs[1], specs[2]) == 60
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (mooncake(0, 600, [1]), "hash_ids is [1], expected a list of 2 ids"),
+        (mooncake(-1, 6, [1]), "timestamp is -1, expected a time, 0 or later"),
+        (mooncake("soon", 6, [1]), "timestamp is 'soon', expected a time"),
+        (mooncake(0, 0, []), "input_length is 0, expected at least 1"),
+        (mooncake(0, "x", []), "input_length is 'x', expected a number of tokens"),
+        ({"timestamp": 0}, "no field 'input_length'; the line has timestamp"),
+        ([1], "expected a JSON object"),
+    ],
+)
+def test_a_broken_line_says_where_and_what(tmp_path, row, complaint):
+    path = write(tmp_path / "t.jsonl", [mooncake(0, 5, [0]), row])
+    with pytest.raises(TraceError) as error:
+        MooncakeTrace(path=path).requests(Streams(0))
+    assert f"{path}, line 2: " in str(error.value)
+    assert complaint in str(error.value)
+
+
+def test_an_empty_trace_is_an_error(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text("")
+    with pytest.raises(TraceError, match="no requests in it"):
+        MooncakeTrace(path=path).requests(Streams(0))
