@@ -9,3 +9,7 @@ settings.register_profile("default", deadline=None, suppress_health_check=quiet,
 find = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("fast", settings.get_profile("default"), phases=find, report_multiple_bugs=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="store what golden scenarios give now")

@@ -42,6 +42,8 @@ class StepRecord(NamedTuple):
     kind: str
     start_ns: int
     duration_ns: int
+    first_ns: int
+    """Duration of the first of the steps."""
     num_steps: int
     num_requests: int
     num_tokens: int

@@ -73,16 +73,11 @@ def itl_samples(records: RunRecords) -> RunSamples:
     runs = [Run(gap_ns / _MS, 0.0, 1, 1) for gap_ns in records.resume_gaps_ns]
     for step in records.steps:
         if step.kind == "decode":
-            first, growth = first_step_ns(step) / _MS, step.growth_ns / _MS
+            first, growth = step.first_ns / _MS, step.growth_ns / _MS
             runs.append(Run(first, growth, step.num_steps, step.num_requests - step.num_resumed))
             if step.num_resumed and step.num_steps > 1:
                 runs.append(Run(first + growth, growth, step.num_steps - 1, step.num_resumed))
     return RunSamples(runs)
-
-
-def first_step_ns(step: StepRecord) -> float:
-    """Of equally growing steps that last duration_ns together."""
-    return step.duration_ns / step.num_steps - step.growth_ns * (step.num_steps - 1) / 2
 
 
 def _end_ns(request: RequestRecord) -> int:
@@ -144,7 +139,7 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
             seconds[second] = seconds.get(second, 0) + step.num_steps * step.num_requests
             continue
         at = float(begin)
-        length = first_step_ns(step)
+        length = float(step.first_ns)
         for _ in range(step.num_steps):
             at += length
             length += step.growth_ns

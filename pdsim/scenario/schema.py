@@ -127,11 +127,15 @@ def by_role(value: Any) -> Any:
     return {"prefill": value, "decode": value} if one else value
 
 
-class OrName:
-    """Marks a section that a plain name may stand for, in the JSON schema."""
+class OrShort:
+    """Marks a section that something shorter may stand for, in the JSON schema: a name, or an object with such a key."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string"}, handler(schema)]}
+        short = [{"type": "object", "required": [key]} for key in self.keys]
+        return {"anyOf": [{"type": "string"}, *short, handler(schema)]}
 
 
 SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
@@ -144,14 +148,16 @@ class Scenario(Section):
     name: str = "scenario"
     description: str = ""
     seed: int = 0
-    model: Annotated[ModelSettings, BeforeValidator(by_name), OrName()]
+    model: Annotated[ModelSettings, BeforeValidator(by_name), OrShort()]
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings
     decode: DecodeSettings
-    router: Annotated[RouterSettings, BeforeValidator(by_role), OrName()] = RouterSettings()
+    router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
-    cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrName()] = CostChoice()
+    cost: Annotated[
+        CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")
+    ] = CostChoice()
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
 

@@ -148,13 +148,15 @@ class Actor:
         for chunk in step.chunks:
             num_tokens += chunk.num_tokens
             num_context_tokens += chunk.num_context_tokens
+        duration_ns = self._timeline.now_ns - start_ns
         self._on_step(
             step,
             StepRecord(
                 self._instance_id,
                 "prefill",
                 start_ns,
-                self._timeline.now_ns - start_ns,
+                duration_ns,
+                duration_ns,
                 1,
                 len(step.chunks),
                 num_tokens,
@@ -196,6 +198,7 @@ class Actor:
                 "decode",
                 self._start_ns,
                 self._timeline.now_ns - self._start_ns,
+                self._clock.duration_ns(1),
                 num_steps,
                 step.num_requests,
                 num_steps * step.num_requests,

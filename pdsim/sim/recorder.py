@@ -3,7 +3,6 @@
 from pdsim.core.instance import Instance
 from pdsim.core.messages import DecodeStep, PrefillStep
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.metrics.summary import first_step_ns
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -71,7 +70,7 @@ class Recorder:
 
     def _on_joined(self, step: DecodeStep, row: StepRecord) -> StepRecord:
         """Requests that come back have waited longer than this step takes."""
-        first_end_ns = row.start_ns + round(first_step_ns(row))
+        first_end_ns = row.start_ns + row.first_ns
         pauses = [self._last_token_ns.pop(i) for i in step.joined if i in self._last_token_ns]
         self.records.resume_gaps_ns += [first_end_ns - last_ns for last_ns in pauses]
         return row._replace(num_resumed=len(pauses))

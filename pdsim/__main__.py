@@ -1,0 +1,5 @@
+"""python -m pdsim"""
+
+from pdsim.cli import main
+
+main()

@@ -1,0 +1,48 @@
+"""Stored runs. Their laws are tested elsewhere; these show that nothing moved: `make golden` after a change that should.
+
+Each folder has a scenario.yaml, the digest and summary of its run, and its journal, which must replay.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdsim.core.invariants import check
+from pdsim.core.journal import digest, replay
+from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import load_scenario
+from tests.support import run
+
+FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/scenario.yaml"))
+FIELDS = ("completed", "duration", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "median_e2e_latency_ms")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_stored_run_is_still_the_same(folder, request):
+    traced = run(load_scenario(folder / "scenario.yaml"), checked=True)
+    summary = traced.result.summary()
+    assert traced.result.stall == []
+    found = {
+        "digest": digest(traced.journal),
+        **{field: summary[field] for field in FIELDS},
+        **{field: summary["pdsim"][field] for field in ("retractions", "transfer_bytes", "decode_steps")},
+    }
+    expected = folder / "expected.json"
+    if request.config.getoption("--update-golden"):
+        expected.write_text(json.dumps(found, indent=2) + "\n")
+        with journal_writer(folder) as write:
+            for entry in traced.journal:
+                write(entry)
+    assert json.loads(expected.read_text()) == found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_stored_journal_replays(folder):
+    assert (folder / JOURNAL).stat().st_size > 1000
+    cluster = build(load_scenario(folder / "scenario.yaml"))
+    instances = {instance.instance_id: instance for instance in cluster.instances} | {"router": cluster.router}
+    assert replay(read_journal(folder), instances) > 100
+    for instance in cluster.instances:
+        check(instance)

@@ -1,0 +1,53 @@
+"""The import law. `lint-imports` holds the rooms apart; this test needs no tool and names the line."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "pdsim"
+
+BELOW = {
+    "policy": set(),
+    "system": {"ruamel"},
+    "core": {"policy"},
+    "cost": {"core", "policy", "system"},
+    "workload": {"core", "policy"},
+    "metrics": {"core", "policy", "pyarrow", "matplotlib"},
+    "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
+    "calibration": {"scenario", "metrics", "scipy"},
+    "sim": {"scenario", "workload", "metrics", "cost", "core", "policy", "simpy"},
+}
+"""What each room may import besides itself and the standard library."""
+
+IMPURE = {"time", "datetime", "random", "secrets", "asyncio", "threading", "multiprocessing", "socket", "subprocess"}
+IMPURE |= {"os", "pathlib", "io", "logging"}
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            parts = name.split(".")
+            yield node.lineno, (parts[1] if len(parts) > 1 else "") if parts[0] == "pdsim" else parts[0]
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_a_room_imports_only_rooms_below_it(room):
+    standard = set(sys.stdlib_module_names)
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for line, name in imports(path):
+            allowed = name in BELOW[room] | {room} or name in standard
+            assert allowed, f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("room", ["policy", "core"])
+def test_what_decides_has_no_clock_no_randomness_and_no_io(room):
+    for path in sorted((ROOT / room).rglob("*.py")):
+        for line, name in imports(path):
+            assert name not in IMPURE, f"{path}:{line} imports {name}"
