@@ -167,6 +167,8 @@ class DecodeInstance:
         if self._retracted:
             ask_again_steps = self._resume()
             if self._retracted:
+                if not self.batch.num_requests and not self.ready:
+                    self._collect_arrived()  # else what arrived would hold its pages for ever: SGLang can lock up here
                 return ask_again_steps
         if self._arrived:
             ask_again_steps = self._admit(commands)

@@ -1,16 +1,13 @@
 """The one control loop of an instance, shared by simulator and real harness.
 
-A generator that asks its driver for what only a driver can do: settle, begin a step, collect its result, wait.
+A generator that asks its driver for what only a driver can do: begin a step, wait, say what became of a step.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator
 
 from pdsim.core.instance import Instance
-from pdsim.core.messages import Collect, Command, Effect, Message, Settle, Step, StepResult, Wait
-
-_SETTLE = Settle()
-_COLLECT = Collect()
+from pdsim.core.messages import Command, Message, Step, StepResult, Wait
 
 
 def instance_loop(
@@ -19,15 +16,18 @@ def instance_loop(
     drain: Callable[[], list[Message]],
     carry_out: Callable[[list[Command]], None],
     now_ns: Callable[[], int],
-) -> Generator[Effect, StepResult | None, None]:
-    """Choose a step from all that is known, begin it, and take in the result of the oldest one.
+) -> Generator[Step | Wait, StepResult | None, None]:
+    """Take in messages and choose a step from all that is known, then see the result of the oldest step begun.
 
-    An instance that overlaps has a second step begun before it looks at the result of the first, so that its executor
-    never idles; it sees every result one step late. Messages are taken in before each choice, and at no other time.
+    The driver begins each step it is given behind those under way. It answers with the result of the oldest one as soon
+    as it is done, if as many are in flight as the instance allows or it wants to wait. It answers None when there is
+    room for another step, or when a wait is over: a message came, or it was time.
+
+    An instance with two steps in flight has the second begun before it sees the result of the first, so that its
+    executor never idles. The driver goes on only when all that is due at that instant has been delivered.
     """
     begun: deque[Step] = deque()
     while True:
-        yield _SETTLE
         now = now_ns()
         for message in drain():
             if commands := instance.on_message(message, now):
@@ -35,15 +35,8 @@ def instance_loop(
         step, commands = instance.next_step(now)
         if commands:
             carry_out(commands)
+        result = yield step
         if not isinstance(step, Wait):
-            yield step
             begun.append(step)
-            if len(begun) < instance.max_steps_in_flight:
-                continue
-        elif not begun:
-            yield step
-            continue
-        result = yield _COLLECT
-        assert result is not None, f"the driver sent no result for {begun[0]}"
-        if commands := instance.on_step_done(begun.popleft(), result, now_ns()):
+        if result is not None and (commands := instance.on_step_done(begun.popleft(), result, now_ns())):
             carry_out(commands)

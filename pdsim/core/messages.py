@@ -1,7 +1,7 @@
 """Everything that crosses an instance boundary: immutable, ids and numbers only, fit to cross a process boundary.
 
 Messages go to an instance. Commands come out of it and are carried out by its driver. Steps are what an instance asks
-its executor to run, and effects what its loop asks of its driver. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
+its executor to run. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
 """
 
 from typing import Any, NamedTuple
@@ -149,19 +149,7 @@ class StepResult(NamedTuple):
     ended: tuple[tuple[int, Any], ...] = ()
 
 
-class Settle(NamedTuple):
-    """Let everything due at this very instant be delivered first. Nothing to do in real time."""
-
-
-class Collect(NamedTuple):
-    """Answer with the result of the oldest step that was begun, when it is done."""
-
-
 class Wait(NamedTuple):
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 
     until_ns: int | None = None
-
-
-Effect = Settle | Step | Collect | Wait
-"""Only a Wait and a Collect take time; a step is begun behind those already under way."""

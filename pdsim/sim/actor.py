@@ -1,6 +1,5 @@
-"""Drives one instance in simulated time: answers its loop's Settle, Wait and steps."""
+"""Drives one instance in simulated time: answers its loop."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
@@ -10,13 +9,13 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Collect, Command, DecodeStep, Message, PrefillStep, Settle, StepResult, Wait
+from pdsim.core.messages import Command, DecodeStep, Message, PrefillStep, StepResult, Wait
 from pdsim.core.sequence import Spans
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.decode_executor import DecodeExecutor, prefill_result
-from pdsim.sim.timeline import CHOICES, STEP_ENDS, Alarm, Timeline
+from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
 
 class Actor:
@@ -47,8 +46,7 @@ class Actor:
         self._on_step = on_step
         self._on_choice = on_choice
         self._single_steps = single_steps
-        self._step_order = EventPriority(STEP_ENDS + index)
-        self._choice_order = EventPriority(CHOICES + index)
+        self._order = EventPriority(CHOICES + index)
         self._inbox: list[Message] = []
         self._loop = instance_loop(
             instance, drain=self._drain, carry_out=carry_out, now_ns=partial(attrgetter("now_ns"), timeline)
@@ -57,9 +55,8 @@ class Actor:
         self._executor = DecodeExecutor(outputs)
         self._waits = False
         self._timer: Alarm | None = None
-        self._collects = False
-        self._results: deque[StepResult] = deque()
-        """Of steps that ended before they were asked about."""
+        self._num_in_flight = 0
+        self._max_in_flight = instance.max_steps_in_flight
         self._free_ns = 0
         """When the last step that was begun ends: the next one begins behind it."""
         self._start_ns = 0
@@ -73,6 +70,10 @@ class Actor:
     def post(self, message: Message) -> None:
         self._inbox.append(message)
         if self._waits:
+            self._waits = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             self._wake()
         elif self._num_steps > 1:
             self._cut_short()
@@ -82,64 +83,55 @@ class Actor:
         return inbox
 
     def _advance(self, answer: StepResult | None) -> None:
-        """Go on until the loop asks for something that takes time."""
+        """Begin what the loop asks for until it must wait, for a step or for a message."""
         while True:
             asked = self._loop.send(answer)
-            answer = None
-            if isinstance(asked, Settle):
-                if not self._timeline.is_last_now:
-                    self._timeline.after(0, self._on_settled, order=self._choice_order)
-                    return
-            elif isinstance(asked, DecodeStep):
+            if self._on_choice is not None:
+                self._on_choice(self.instance)
+            if isinstance(asked, Wait):
+                if not self._num_in_flight:
+                    self._begin_wait(asked)
+                return
+            if isinstance(asked, DecodeStep):
                 self._begin_decode(asked)
-            elif isinstance(asked, PrefillStep):
-                self._begin_prefill(asked)
-            elif isinstance(asked, Collect):
-                if not self._results:
-                    self._collects = True
-                    return
-                answer = self._results.popleft()
             else:
-                return self._begin_wait(asked)
-
-    def _on_settled(self, _: Event) -> None:
-        self._advance(None)
+                self._begin_prefill(asked)
+            self._num_in_flight += 1
+            if self._num_in_flight == self._max_in_flight:
+                return
+            answer = None
 
     def _on_result(self, result: StepResult) -> None:
-        if self._collects:
-            self._collects = False
-            self._advance(result)
-        else:
-            self._results.append(result)
+        self._num_in_flight -= 1
+        self._advance(result)
 
     # Waiting.
 
     def _begin_wait(self, wait: Wait) -> None:
-        self._observe()
         self._waits = True
         if wait.until_ns is not None:
             delay_ns = max(0, wait.until_ns - self._timeline.now_ns)
-            self._timer = self._timeline.after(delay_ns, lambda _: self._wake())
+            self._timer = self._timeline.after(delay_ns, self._on_time, order=self._order)
 
-    def _wake(self) -> None:
+    def _on_time(self, _: Event) -> None:
         self._waits = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer = None
         self._advance(None)
 
-    def _observe(self) -> None:
-        if self._on_choice is not None:
-            self._on_choice(self.instance)
+    def _wake(self) -> None:
+        """At the end of this instant, for more may come."""
+        if self._timeline.is_last_now:
+            self._advance(None)
+        else:
+            self._timeline.after(0, lambda _: self._advance(None), order=self._order)
 
     # Prefill.
 
     def _begin_prefill(self, step: PrefillStep) -> None:
-        self._observe()
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._free_ns)
         self._free_ns = start_ns + self._cost.prefill_ns(step)
-        self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._step_order)
+        self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
 
     def _end_prefill(self, event: Event) -> None:
         begun: tuple[PrefillStep, int] = event.value  # type: ignore[assignment]
@@ -169,7 +161,6 @@ class Actor:
     # Decode.
 
     def _begin_decode(self, step: DecodeStep) -> None:
-        self._observe()
         self._start_ns = self._timeline.now_ns
         self._clock.begin(self._cost.decode_line(step.num_requests), step)
         num_steps = min(self._executor.begin(step), step.max_steps)
@@ -178,7 +169,7 @@ class Actor:
     def _run(self, step: DecodeStep, num_steps: int) -> None:
         self._num_steps = num_steps
         delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - self._timeline.now_ns
-        self._end = self._timeline.after(delay_ns, self._end_decode, step, self._step_order)
+        self._end = self._timeline.after(delay_ns, self._end_decode, step, self._order)
 
     def _cut_short(self) -> None:
         num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns)

@@ -1,8 +1,7 @@
 """Simulated time in integer ns, and the order of what happens at one instant:
 
-first    messages, transfers, arrivals      in the order in which they were scheduled
-then     ends of steps                      by instance
-last     instances choose what to do next   by instance
+first   messages, transfers, arrivals                          in the order in which they were scheduled
+then    instances see their steps end and choose the next ones   by instance
 
 so that it never matters who scheduled first.
 """
@@ -16,8 +15,7 @@ from simpy import Environment, Event
 from simpy.events import EventPriority
 
 FIRST = EventPriority(1)
-STEP_ENDS = EventPriority(1 << 20)
-CHOICES = EventPriority(1 << 40)
+CHOICES = EventPriority(1 << 20)
 
 
 class Alarm(Event):
