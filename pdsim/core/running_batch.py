@@ -43,8 +43,8 @@ class RunningBatch:
         """Pages of the prefix cache that they read, counted once for each of them."""
         self._page_size = page_size
         self._requests: dict[int, DecodeRequest] = {}
-        self._by_phase: list[tuple[int, int, DecodeRequest]] = []
-        """(phase, number of the join, request), sorted: the order in which pages are opened."""
+        self._by_phase: list[tuple[int, int, Lease]] = []
+        """(phase, number of the join, lease), sorted: the order in which pages are opened."""
         self._num_joins = 0
 
     def requests(self) -> list[DecodeRequest]:
@@ -61,7 +61,7 @@ class RunningBatch:
         self.num_requests += 1
         self.num_kv_tokens += request.num_kv_tokens
         self.num_shared_pages += request.lease.num_shared
-        insort(self._by_phase, (self._phase(request), self._num_joins, request))
+        insort(self._by_phase, (self._phase(request), self._num_joins, request.lease))
 
     def leave(self, request_id: int) -> DecodeRequest:
         request = self._requests.pop(request_id)
@@ -86,7 +86,7 @@ class RunningBatch:
             entries = ordered[first : bisect_left(ordered, (stop,))]
         else:
             entries = ordered[first:] + ordered[: bisect_left(ordered, (stop - self._page_size,))]
-        return [request.lease for _, _, request in entries]
+        return [entry[2] for entry in entries]
 
     def _phase(self, request: DecodeRequest) -> int:
         """The same whenever joined_at_step and num_output_tokens belong together."""

@@ -5,7 +5,7 @@ time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the
 exactly what n steps one by one take.
 """
 
-from math import sqrt
+from math import ceil, sqrt
 
 from pdsim.core.messages import DecodeStep
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
@@ -33,24 +33,26 @@ class DecodeClock:
         """By how much each step is longer than the one before."""
         return self._growth / (1 << FRACTION_BITS)
 
+    @property
+    def first_ns(self) -> int:
+        return (self._carry + self._first) >> FRACTION_BITS
+
     def duration_ns(self, num_steps: int) -> int:
-        return self._total(num_steps) >> FRACTION_BITS
+        return (
+            self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)
+        ) >> FRACTION_BITS
 
     def steps_until(self, elapsed_ns: int) -> int:
         """The number of steps at whose end at least elapsed_ns have passed; at least 1."""
         need = elapsed_ns << FRACTION_BITS
-        half = self._growth / 2
-        linear = self._first - half
-        guess = (sqrt(linear * linear + 4 * half * need) - linear) / (2 * half) if half else need / self._first
-        n = max(1, int(guess) - 1)
+        linear = self._first - self._growth / 2
+        n = ceil((sqrt(linear * linear + 2 * self._growth * need) - linear) / self._growth if self._growth else need / linear)
         while n > 1 and self.duration_ns(n - 1) >= elapsed_ns:
             n -= 1
-        while self.duration_ns(n) < elapsed_ns:
+        while n < 1 or self.duration_ns(n) < elapsed_ns:
             n += 1
         return n
 
     def finish(self, num_steps: int) -> None:
-        self._carry = self._total(num_steps) & _MASK
-
-    def _total(self, num_steps: int) -> int:
-        return self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)
+        total = self._carry + num_steps * self._first + self._growth * (num_steps * (num_steps - 1) // 2)
+        self._carry = total & _MASK

@@ -3,7 +3,7 @@
 Percentiles interpolate linearly between order statistics, as numpy's do by default.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import floor, sqrt
@@ -46,15 +46,17 @@ class Run(NamedTuple):
 
 
 class RunSamples:
-    """Values given as arithmetic progressions: exact, without writing them all out."""
+    """Values given as arithmetic progressions that do not fall: exact, without writing them all out."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = runs
-        self.count = sum(run.length * run.weight for run in runs)
-        self._by_first = sorted(runs, key=lambda run: run.first)
-        self._by_last = sorted(runs, key=lambda run: run.last)
-        self._up_to_first = list(accumulate(run.length * run.weight for run in self._by_first))
-        self._up_to_last = list(accumulate(run.length * run.weight for run in self._by_last))
+        self._runs = sorted(runs)
+        self._firsts = [run.first for run in self._runs]
+        self._up_to_first = list(accumulate(run.length * run.weight for run in self._runs))
+        ends = sorted((run.last, run.length * run.weight) for run in runs)
+        self._lasts = [last for last, _ in ends]
+        self._up_to_last = list(accumulate(count for _, count in ends))
+        self._longest = max((run.last - run.first for run in runs), default=0.0)
+        self.count = self._up_to_last[-1] if ends else 0
 
     def mean(self) -> float:
         if not self.count:
@@ -77,22 +79,21 @@ class RunSamples:
         return _interpolate(percent, self.count, self._value_at) if self.count else 0.0
 
     def max(self) -> float:
-        return self._by_last[-1].last if self._by_last else 0.0
+        return self._lasts[-1] if self._lasts else 0.0
 
     def _value_at(self, rank: int) -> float:
         """The value of this rank lies between the firsts and the lasts of that rank: write out only what lies there."""
-        low = self._by_first[bisect_right(self._up_to_first, rank)].first
-        high = self._by_last[bisect_right(self._up_to_last, rank)].last
-        below = 0
-        near: list[tuple[float, int]] = []
-        for run in self._by_first:
-            if run.first > high:
-                break
-            if run.last < low:
-                below += run.length * run.weight
-            else:
-                near += [(run.first + run.growth * i, run.weight) for i in range(run.length)]
-        near.sort()
+        low = self._firsts[bisect_right(self._up_to_first, rank)]
+        high = self._lasts[bisect_right(self._up_to_last, rank)]
+        num_below = bisect_left(self._lasts, low)
+        below = self._up_to_last[num_below - 1] if num_below else 0
+        reach = slice(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
+        near = sorted(
+            (run.first + run.growth * i, run.weight)
+            for run in self._runs[reach]
+            if run.last >= low
+            for i in range(run.length)
+        )
         for value, weight in near:
             below += weight
             if below > rank:

@@ -134,17 +134,15 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
     for step in records.steps:
         if step.kind != "decode":
             continue
-        begin, end = step.start_ns - start_ns, step.start_ns - start_ns + step.duration_ns
-        if (second := begin // 10**9) == end // 10**9:
-            seconds[second] = seconds.get(second, 0) + step.num_steps * step.num_requests
-            continue
-        at = float(begin)
-        length = float(step.first_ns)
-        for _ in range(step.num_steps):
-            at += length
-            length += step.growth_ns
-            second = int(at // 1e9)
-            seconds[second] = seconds.get(second, 0) + step.num_requests
+        begin = step.start_ns - start_ns
+        second, last = begin // 10**9, (begin + step.duration_ns) // 10**9
+        done = 0
+        while second < last:  # the steps of a run are almost equally long
+            second += 1
+            before = (second * 10**9 - begin) * step.num_steps // step.duration_ns
+            seconds[second - 1] = seconds.get(second - 1, 0) + (before - done) * step.num_requests
+            done = before
+        seconds[last] = seconds.get(last, 0) + (step.num_steps - done) * step.num_requests
     return max(seconds.values(), default=0)
 
 

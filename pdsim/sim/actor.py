@@ -189,7 +189,7 @@ class Actor:
                 "decode",
                 self._start_ns,
                 self._timeline.now_ns - self._start_ns,
-                self._clock.duration_ns(1),
+                self._clock.first_ns,
                 num_steps,
                 step.num_requests,
                 num_steps * step.num_requests,

@@ -1,6 +1,7 @@
 """Models and GPUs by name: one YAML file each, in this package."""
 
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (_FOLDER / kind).glob("*.yaml"))
 
 
+@cache
 def load_model(name: str) -> ModelSpec:
     data = _read("models", name)
     attention = data.pop("attention")
@@ -32,6 +34,7 @@ def load_model(name: str) -> ModelSpec:
     )
 
 
+@cache
 def load_gpu(name: str) -> GpuSpec:
     return GpuSpec(name=name, **_read("gpus", name))
 
