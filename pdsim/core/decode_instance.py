@@ -36,6 +36,7 @@ from pdsim.policy.protocols import Admitted, AdmissionPolicy, PreemptionPolicy
 from pdsim.policy.views import Candidate, TokenSequence
 
 _FOREVER = 1 << 62
+_WAIT = Wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class DecodeInstance:
                 waits = changed and (self.queued or self._retracted)
                 return self._decode_step(1 if waits else ask_again_steps), commands
             if not changed:
-                return Wait(), commands
+                return _WAIT, commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)

@@ -13,7 +13,6 @@ from pdsim.core import messages
 from pdsim.core.instance import Instance, Levels
 from pdsim.core.messages import Command, DecodeStep, Message, Step, StepResult
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.transfer_plan import TransferUnit
 
 
 class Entry(NamedTuple):
@@ -121,7 +120,7 @@ _TYPES: dict[str, Any] = {
     name: kind
     for name, kind in vars(messages).items()
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-} | {"TransferUnit": TransferUnit}
+}
 
 
 def to_json(value: Any) -> Any:

@@ -24,6 +24,10 @@ class Lease:
     """The end of the cached path that the decode steps of a batch read."""
 
 
+NO_LEASE = Lease()
+"""Of a request that has not been admitted. Never changed."""
+
+
 class KvCache:
     """What can happen to a lease: open, grow, checkpoint, and close or drop."""
 
@@ -50,9 +54,9 @@ class KvCache:
         """A lease on the longest cached prefix of at most max_tokens, locked."""
         if self.prefix_cache is None:
             return Lease()
-        match = self.prefix_cache.match(sequence, max_tokens)
-        self.prefix_cache.lock(match.node)
-        return Lease(match.node, match.pages, len(match.pages))
+        node, pages = self.prefix_cache.match(sequence, max_tokens)
+        self.prefix_cache.lock(node)
+        return Lease(node, pages, len(pages))
 
     def grow(self, lease: Lease, num_pages: int) -> None:
         """Lengthen the page table. The caller has seen num_available_pages."""
@@ -126,10 +130,10 @@ class KvCache:
         shared, whole = lease.num_shared, num_tokens // self.page_size
         if whole <= shared:
             return lease.node
-        found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
-        if found.pages:
-            replaced = slice(shared, shared + len(found.pages))
+        node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
+        if found:
+            replaced = slice(shared, shared + len(found))
             self.pool.free(lease.table[replaced])
-            lease.table[replaced] = found.pages
+            lease.table[replaced] = found
         lease.num_shared = whole
-        return found.node
+        return node

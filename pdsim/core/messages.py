@@ -95,13 +95,7 @@ class Send(NamedTuple):
     message: Message
 
 
-class StartTransfer(NamedTuple):
-    """Queue this unit behind the earlier ones of its pair. After a request's last unit, answer with KvArrived and KvSent."""
-
-    unit: TransferUnit
-
-
-Command = Send | StartTransfer | FirstToken | Retracted | Outcome
+Command = Send | TransferUnit | FirstToken | Retracted | Outcome
 
 
 class PrefillChunk(NamedTuple):

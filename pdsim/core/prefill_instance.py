@@ -3,7 +3,7 @@
 bootstrapping  NewRequest came; decode has not granted pages yet         on_message(KvGranted)
 granted        decode waits for its KV                                   next_step, when a slot for its first token is free
 waiting        the policy picks it                                       next_step -> PrefillStep
-begun          one or more chunks; at most one prompt lacks some         next_step, on_step_done -> StartTransfer per chunk
+begun          one or more chunks; at most one prompt lacks some         next_step, on_step_done -> TransferUnit per chunk
 sending        computed; pages and slot stay held                        on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache                  -> PrefillDone
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pdsim.core.instance import Levels, PolicyError
-from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.messages import (
     Abort,
     Command,
@@ -25,7 +25,6 @@ from pdsim.core.messages import (
     PrefillDone,
     PrefillStep,
     Send,
-    StartTransfer,
     Step,
     StepResult,
     Wait,
@@ -33,6 +32,9 @@ from pdsim.core.messages import (
 from pdsim.core.transfer_plan import SendCursor, TransferUnit
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy, TransferPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
+
+
+_WAIT = Wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class PrefillRequest:
     num_prompt_tokens: int
     decode_id: str
     cursor: SendCursor
-    lease: Lease = field(default_factory=Lease)
+    lease: Lease = field(default_factory=lambda: NO_LEASE)
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
 
@@ -161,10 +163,10 @@ class PrefillInstance:
         if self.granted:
             self._enqueue_granted()
         if self._partial is None and not self._waiting:
-            return Wait(), commands
+            return _WAIT, commands
         chunks, hold_until_ns = self._fill_forward()
         if not chunks:
-            return Wait(hold_until_ns), commands
+            return (_WAIT if hold_until_ns is None else Wait(hold_until_ns)), commands
         self._num_steps += 1
         return PrefillStep(self._num_steps, tuple(chunks)), commands
 
@@ -179,7 +181,7 @@ class PrefillInstance:
             if chunk.is_last:
                 self.sending[chunk.request_id] = self._begun.pop(chunk.request_id)
             if unit := self._next_unit(request, chunk.is_last, chunk.request_id in ended):
-                commands.append(StartTransfer(unit))
+                commands.append(unit)
         return commands
 
     def holding(self) -> list[PrefillRequest]:

@@ -8,7 +8,7 @@ and its pages go back to the pool when it is evicted, leaves first.
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdsim.core.page_pool import PagePool
 from pdsim.policy.protocols import EvictionPolicy
@@ -56,11 +56,8 @@ class Node:
         return len(self.pages)
 
 
-class Match(NamedTuple):
-    """Cached tokens: their deepest node, and their pages in order."""
-
-    node: Node
-    pages: list[int]
+Match = tuple[Node, list[int]]
+"""Cached tokens: their deepest node, and their pages in order."""
 
 
 class RadixCache:
@@ -105,13 +102,13 @@ class RadixCache:
             if node is not child:
                 break
         self._touch(node)
-        return Match(node, pages)
+        return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
-        stay the caller's, and Match.pages are the tree's own in their place. Match.node is the end of it all.
+        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all.
         """
         node, position = below, below.stop
         found: list[int] = []
@@ -125,7 +122,7 @@ class RadixCache:
         if position < num_tokens:
             node = self._add_leaf(node, sequence, position, num_tokens, pages[len(found) :] if found else pages)
         self._touch(node)
-        return Match(node, found)
+        return node, found
 
     def count_hit(self, node: Node) -> None:
         """A request has used the path to node. Looking it up is no hit yet: that may come to nothing and be repeated."""

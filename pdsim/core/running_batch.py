@@ -8,7 +8,7 @@ joined, and its phase, which says in which steps it opens a new page:
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from pdsim.core.kv_cache import Lease
+from pdsim.core.kv_cache import NO_LEASE, Lease
 from pdsim.policy.views import TokenSequence
 
 
@@ -23,7 +23,7 @@ class DecodeRequest:
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
     ends_with_first_token: bool = False
-    lease: Lease = field(default_factory=Lease)
+    lease: Lease = field(default_factory=lambda: NO_LEASE)
     joined_at_step: int = 0
     join_number: int = 0
 

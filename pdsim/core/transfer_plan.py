@@ -5,7 +5,11 @@ from typing import NamedTuple
 
 
 class TransferUnit(NamedTuple):
-    """A contiguous part of a prompt's KV, by page ids on both sides. Bytes are those of one tensor-parallel rank."""
+    """A command: move a part of a prompt's KV, queued behind the earlier units of this pair of instances.
+
+    Pages are ids on both sides, bytes those of one tensor-parallel rank. After a request's last unit the driver answers
+    with KvArrived and KvSent.
+    """
 
     request_id: int
     source: str

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pdsim.policy.protocols import Admitted, Deferred
+from pdsim.policy.protocols import ADMITTED, Admitted, Deferred
 from pdsim.policy.views import Candidate, DecodeView, QueuedDecode
 
 
@@ -40,7 +40,7 @@ class ReserveDecodeTokens:
             need = max(need, self._whole_tokens(candidate.request) - candidate.num_cached_tokens - running)
         if reserve < self.max_estimated_output_tokens:  # else no running request can exceed the reserve
             reserve = max([reserve, *(self._whole_tokens(request) - running for request in view.running)])
-        return Admitted() if need <= budget - reserve else Deferred()
+        return ADMITTED if need <= budget - reserve else Deferred()
 
     def _whole_tokens(self, request: QueuedDecode) -> int:
         return request.num_prompt_tokens + min(request.max_output_tokens, self.max_estimated_output_tokens)
@@ -56,7 +56,7 @@ class ReserveMaxOutput:
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         to_grow = sum(self._pages_to_grow(request, view.page_size) for request in (*view.active, candidate.request))
         fits = candidate.num_new_pages + to_grow <= view.num_available_pages
-        return Admitted() if fits else Deferred(ask_again_steps=None)
+        return ADMITTED if fits else Deferred(ask_again_steps=None)
 
     @staticmethod
     def _pages_to_grow(request: QueuedDecode, page_size: int) -> int:

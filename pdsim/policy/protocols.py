@@ -47,6 +47,9 @@ class Admitted(NamedTuple):
     """Reserve the pages and ask prefill to compute."""
 
 
+ADMITTED = Admitted()
+
+
 class Deferred(NamedTuple):
     """Not now. Ask again when a message comes, a request ends, or after so many decode steps."""
 

@@ -99,7 +99,7 @@ class Simulation:
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
-            m.StartTransfer: self._start_transfer,
+            TransferUnit: self._network.send,
             m.FirstToken: self._first_token,
             m.Retracted: self._retracted,
             m.PrefillDone: self._tell_router,
@@ -163,9 +163,6 @@ class Simulation:
             self._actors[to].post(message)
 
     # Transfers.
-
-    def _start_transfer(self, command: m.StartTransfer) -> None:
-        self._network.send(command.unit)
 
     def _on_transfer_done(self, unit: TransferUnit, row: TransferRecord) -> None:
         """Prefill's own engine knows at once; decode is told."""

@@ -14,7 +14,6 @@ from pdsim.core.messages import (
     PrefillDone,
     PrefillStep,
     Send,
-    StartTransfer,
     StepResult,
     Wait,
 )
@@ -22,6 +21,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
+from pdsim.core.transfer_plan import TransferUnit
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import HoldUntil, Pick
@@ -61,7 +61,7 @@ def forward(p: PrefillInstance, ended=()):
     if isinstance(step, Wait):
         return step, before
     after = p.on_step_done(step, StepResult(ended=ended), 0)
-    return chunks(step), [c.unit for c in after if isinstance(c, StartTransfer)]
+    return chunks(step), [c for c in after if isinstance(c, TransferUnit)]
 
 
 def test_nothing_is_computed_before_decode_grants():
@@ -171,7 +171,7 @@ def test_overlap_chooses_the_next_forward_before_it_sees_the_last():
     assert chunks(third) == [(1, 16, 4)]
     p.on_step_done(second, StepResult(), 0)
     (last,) = p.on_step_done(third, StepResult(), 0)
-    assert last.unit.is_last
+    assert last.is_last
 
 
 def test_first_token_slots_bound_what_is_taken_in():
