@@ -41,7 +41,9 @@ def environment(name: str, *installs: list[str]) -> Path | None:
         return python
     venv.create(folder, with_pip=True)
     for packages in installs:
-        done = subprocess.run([python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             print(f"{name}: not installable here: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             return None

@@ -37,7 +37,9 @@ def many_against_single(num_requests: int) -> None:
         before = process_time()
         result = simulate(scenario, single_steps=single_steps)
         times[name] = process_time() - before
-        print(f"{num_requests:>9,} requests, decode steps {name}: {times[name]:6.2f} CPU s, {result.num_events:,} events")
+        print(
+            f"{num_requests:>9,} requests, decode steps {name}: {times[name]:6.2f} CPU s, {result.num_events:,} events"
+        )
     print(f"single steps / many at once: {times['single steps'] / times['many at once']:.1f}")
 
 

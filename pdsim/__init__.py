@@ -1,8 +1,8 @@
 """Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.
 
-    from pdsim import load_scenario, simulate
-    result = simulate(load_scenario("scenario.yaml", ["decode.radix_cache=true"]))
-    print(result.summary()["request_throughput"])
+from pdsim import load_scenario, simulate
+result = simulate(load_scenario("scenario.yaml", ["decode.radix_cache=true"]))
+print(result.summary()["request_throughput"])
 """
 
 from pdsim.scenario.loading import load_scenario

@@ -92,5 +92,3 @@ COSTS: list[dict[str, Any]] = [
     },
 ]
 """Whole milliseconds, where everything happens at once, and odd fractions of ns."""
-
-

@@ -48,7 +48,11 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
         "model": "qwen3-0.6b",
         "page_size": 4,
         "prefill": {"gpu": "h100", "pool_tokens": 4096, "chunked_prefill_tokens": 64, "overlap": False},
-        "decode": {"gpu": "h100", "pool_tokens": 4096, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8}},
+        "decode": {
+            "gpu": "h100",
+            "pool_tokens": 4096,
+            "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8},
+        },
         "router": "round_robin",
         "network": {"bandwidth": "100 GB/s", "transfer_latency": "1 ms", "message_latency": "1 ms"},
         "cost": {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},

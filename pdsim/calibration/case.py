@@ -1,15 +1,15 @@
 """A study with measurements: `measured.yaml` beside a scenario.
 
-    scenario: scenario.yaml
-    source: where the numbers come from
-    client: aiperf             whose definitions of the metrics they follow
-    seeds: [1, 2, 3]           simulated values are means over these
-    arms:
-      baseline:
-        set: [decode.radix_cache=false]
-        fitted: true           the profile was fitted on these rows; all other arms are predictions
-        runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
-        within: {request_throughput: 3 %}    what the study asks for, if it does
+scenario: scenario.yaml
+source: where the numbers come from
+client: aiperf             whose definitions of the metrics they follow
+seeds: [1, 2, 3]           simulated values are means over these
+arms:
+  baseline:
+    set: [decode.radix_cache=false]
+    fitted: true           the profile was fitted on these rows; all other arms are predictions
+    runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
+    within: {request_throughput: 3 %}    what the study asks for, if it does
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,9 @@ def load_case(folder: Path) -> Case:
     client = data.get("client", "sglang")
     if client not in get_args(Client):
         known = get_args(Client)
-        raise ConfigError(f"{path}: no client {client!r}{did_you_mean(str(client), known)}; there are {', '.join(known)}")
+        raise ConfigError(
+            f"{path}: no client {client!r}{did_you_mean(str(client), known)}; there are {', '.join(known)}"
+        )
     return Case(
         folder.resolve().name,
         folder / data["scenario"],

@@ -38,7 +38,8 @@ class ArmErrors:
 
     def to_json(self) -> dict[str, Any]:
         metrics = {
-            name: {"measured": m.measured, "simulated": m.simulated, "error": m.error} for name, m in self.metrics.items()
+            name: {"measured": m.measured, "simulated": m.simulated, "error": m.error}
+            for name, m in self.metrics.items()
         }
         return {"case": self.case, "arm": self.arm, "fitted": self.fitted, "metrics": metrics}
 

@@ -23,10 +23,17 @@ class Fit:
 
 
 def fit_arm(
-    case: Case, arm: Arm, start: Mapping[str, float], settings: Settings, simulate: Simulate, *, skip: tuple[str, ...] = ()
+    case: Case,
+    arm: Arm,
+    start: Mapping[str, float],
+    settings: Settings,
+    simulate: Simulate,
+    *,
+    skip: tuple[str, ...] = (),
 ) -> Fit:
     """Least squares over relative errors, in the logarithms of the parameters: they stay positive, and steps are
-    relative. Metrics in `skip` follow from others and would count twice."""
+    relative. Metrics in `skip` follow from others and would count twice.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
     measured = {name: value for name, value in arm.measured.items() if name not in skip}

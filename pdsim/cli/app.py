@@ -34,6 +34,7 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     Parameters
     ----------
     scenario: A scenario file (YAML).
+
     """
     from pdsim.cli.runner import run_scenario
     from pdsim.cli.tables import print_stages, print_summaries
@@ -50,15 +51,14 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
 
 
 @app.command
-def compare(
-    *runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False
-) -> None:
+def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
     """Show runs side by side, each with its difference from the first.
 
     Parameters
     ----------
     runs: Scenario files, which are simulated, or folders of earlier runs.
     out: Write a folder for each simulated run, and compare.png, here.
+
     """
     from pdsim.cli.runner import obtain_runs
     from pdsim.cli.tables import print_limits, print_stages, print_summaries
@@ -95,6 +95,7 @@ def validate(
     Parameters
     ----------
     cases: Names of cases in the experiments folder, or their folders; all if none is given.
+
     """
     from pdsim.calibration.case import find_cases
     from pdsim.calibration.compare import compare_case
@@ -127,6 +128,7 @@ def explain(
     Parameters
     ----------
     run: A run folder, or a scenario file, which is simulated first.
+
     """
     from dataclasses import asdict
 
@@ -160,6 +162,7 @@ def replay(run: Path, *, json_: Json = False) -> None:
     Parameters
     ----------
     run: A run folder with a journal, simulated or real.
+
     """
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal

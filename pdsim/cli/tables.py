@@ -78,9 +78,7 @@ def print_limits(runs: Mapping[str, RunRecords]) -> None:
         for limit in instance_limits(records):
             shares = (limit.busy, limit.blocked_by_pages, limit.blocked_by_slots, limit.mean_pages_used)
             cells = [f"{share:.1%}" for share in shares]
-            table.add_row(
-                limit.instance_id, *cells, f"{limit.mean_running:.1f}", f"{limit.link_busy:.1%}", limit.limit
-            )
+            table.add_row(limit.instance_id, *cells, f"{limit.mean_running:.1f}", f"{limit.link_busy:.1%}", limit.limit)
     _console().print(table)
 
 
@@ -92,8 +90,12 @@ def print_request(request: RequestRecord) -> None:
         for stage, duration in stage_ms(request).items():
             first, _, meaning = STAGES[stage]
             table.add_row(stage, meaning, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}")
-    cached = f"cached: {request.num_prefill_cached_tokens} tokens on prefill, {request.num_decode_cached_tokens} on decode"
-    table.add_row("", f"{cached}; sent: {request.transfer_bytes:,} bytes a rank; retracted {request.num_retractions} times")
+    cached = (
+        f"cached: {request.num_prefill_cached_tokens} tokens on prefill, {request.num_decode_cached_tokens} on decode"
+    )
+    table.add_row(
+        "", f"{cached}; sent: {request.transfer_bytes:,} bytes a rank; retracted {request.num_retractions} times"
+    )
     _console().print(table)
 
 
@@ -133,7 +135,9 @@ def _table(title: str, *columns: str) -> Table:
     if not columns:
         table.add_column("")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 or column in {"request", "limit", "arm", "metric", ""} else "right")
+        table.add_column(
+            column, justify="left" if i == 0 or column in {"request", "limit", "arm", "metric", ""} else "right"
+        )
     return table
 
 

@@ -32,7 +32,7 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.running_batch import DecodeRequest, RunningBatch
-from pdsim.policy.protocols import Admitted, AdmissionPolicy, PreemptionPolicy
+from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
 from pdsim.policy.views import Candidate, TokenSequence
 
 _FOREVER = 1 << 62

@@ -33,7 +33,6 @@ from pdsim.core.transfer_plan import SendCursor, TransferUnit
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy, TransferPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
 
-
 _WAIT = Wait()
 
 
@@ -336,4 +335,3 @@ class PrefillInstance:
             is_last,
             first_token_ends,
         )
-

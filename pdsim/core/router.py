@@ -12,7 +12,6 @@ from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import TokenSequence
 
-
 _MEMORY_PAGE = 64
 """Tokens: how finely prompts are remembered."""
 

@@ -39,6 +39,4 @@ class Affine:
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         base_ns = self.decode_base_ns + self.decode_per_request_ns * num_requests
-        return DecodeLine.of_ns(
-            max(1, base_ns), self.decode_per_context_token_ns, self.decode_per_distinct_token_ns
-        )
+        return DecodeLine.of_ns(max(1, base_ns), self.decode_per_context_token_ns, self.decode_per_distinct_token_ns)

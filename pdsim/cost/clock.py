@@ -46,7 +46,9 @@ class DecodeClock:
         """The number of steps at whose end at least elapsed_ns have passed; at least 1."""
         need = elapsed_ns << FRACTION_BITS
         linear = self._first - self._growth / 2
-        n = ceil((sqrt(linear * linear + 2 * self._growth * need) - linear) / self._growth if self._growth else need / linear)
+        n = ceil(
+            (sqrt(linear * linear + 2 * self._growth * need) - linear) / self._growth if self._growth else need / linear
+        )
         while n > 1 and self.duration_ns(n - 1) >= elapsed_ns:
             n -= 1
         while n < 1 or self.duration_ns(n) < elapsed_ns:

@@ -30,9 +30,18 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
     for pid, name in [(_REQUESTS, "requests"), (_TRANSFERS, "transfers"), *((i, name) for name, i in process.items())]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     for step in records.steps:
-        what = f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
+        what = (
+            f"{step.num_requests} prompts"
+            if step.kind == "prefill"
+            else f"batch {step.num_requests} x {step.num_steps}"
+        )
         args = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-        place: dict[str, Any] = {"pid": process[step.instance_id], "tid": 1, "ts": step.start_ns / 1e3, "dur": step.duration_ns / 1e3}
+        place: dict[str, Any] = {
+            "pid": process[step.instance_id],
+            "tid": 1,
+            "ts": step.start_ns / 1e3,
+            "dur": step.duration_ns / 1e3,
+        }
         yield {"ph": "X", "name": what, "cat": step.kind, **place, "args": args}
     for level in records.levels:
         now = level.levels

@@ -57,8 +57,8 @@ def build(scenario: Scenario) -> Cluster:
         "prefill": scenario.cost.prefill.model(layouts["prefill"]),
         "decode": scenario.cost.decode.model(layouts["decode"]),
     }
-    roles: dict[str, Role] = {i: "prefill" for i in instance_ids(scenario.prefill, "prefill")}
-    roles |= {i: "decode" for i in instance_ids(scenario.decode, "decode")}
+    roles: dict[str, Role] = dict.fromkeys(instance_ids(scenario.prefill, "prefill"), "prefill")
+    roles |= dict.fromkeys(instance_ids(scenario.decode, "decode"), "decode")
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),

@@ -164,7 +164,9 @@ def _construct(kind: type[Any], name: str, settings: dict[str, Any], base: Path)
     arguments = {}
     for key, value in settings.items():
         if key not in known:
-            raise ValueError(f"{name} has no field {key!r}{did_you_mean(key, known)}; it has {', '.join(known) or 'none'}")
+            raise ValueError(
+                f"{name} has no field {key!r}{did_you_mean(key, known)}; it has {', '.join(known) or 'none'}"
+            )
         field_name = known[key].name
         try:
             arguments[field_name] = _convert(hints[field_name], _in_file(field_name)[1], value, base)

@@ -1,8 +1,8 @@
 """Cost settings that were fitted to measurements, in a file of their own with where they come from.
 
-    name: qwen3-32b-b200-tp2
-    cost: {use: affine, ...}          or {prefill: {...}, decode: {...}}
-    provenance: {fitted_on: ..., command: ..., date: ...}
+name: qwen3-32b-b200-tp2
+cost: {use: affine, ...}          or {prefill: {...}, decode: {...}}
+provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
 from pathlib import Path

@@ -155,9 +155,9 @@ class Scenario(Section):
     decode: DecodeSettings
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
-    cost: Annotated[
-        CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")
-    ] = CostChoice()
+    cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
+        CostChoice()
+    )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
 

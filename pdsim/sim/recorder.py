@@ -16,9 +16,7 @@ class Recorder:
         """Of retracted requests."""
 
     def on_arrival(self, spec: RequestSpec, prefill_id: str, decode_id: str, now_ns: int) -> None:
-        record = RequestRecord(
-            spec.request_id, len(spec.prompt), len(spec.output), now_ns, prefill_id, decode_id
-        )
+        record = RequestRecord(spec.request_id, len(spec.prompt), len(spec.output), now_ns, prefill_id, decode_id)
         self._requests[spec.request_id] = record
         self.records.requests.append(record)
 

@@ -95,7 +95,11 @@ class Simulation:
             on_done=self._on_transfer_done,
         )
         self._client = ClientDriver(
-            self._timeline, cluster.client, cluster.requests, streams=Streams(cluster.scenario.seed), send=self._send_request
+            self._timeline,
+            cluster.client,
+            cluster.requests,
+            streams=Streams(cluster.scenario.seed),
+            send=self._send_request,
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,

@@ -49,7 +49,9 @@ class PrefixPool:
     output_tokens: Lengths
 
     def __post_init__(self) -> None:
-        _positive(self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens)
+        _positive(
+            self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens
+        )
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         inputs = self.input_tokens.sampler(rng.named("input lengths"))

@@ -15,7 +15,10 @@ workload: {use: random_lengths, num_requests: 3, input_tokens: 10, output_tokens
 """
 
 CHANGES = [
-    ("decode.radix=true", "line 4: unknown field 'decode.radix' (did you mean 'radix_cache'?); here are instances, gpu"),
+    (
+        "decode.radix=true",
+        "line 4: unknown field 'decode.radix' (did you mean 'radix_cache'?); here are instances, gpu",
+    ),
     ("modle=x", "unknown field 'modle' (did you mean 'model'?)"),
     ("network.bandwidth=3", "network.bandwidth: bare number 3: write a bandwidth with its unit, such as '50 GB/s'"),
     ("network.bandwidth=3 GiBs", "'GiBs' is no unit of a bandwidth; there are B/s"),
@@ -24,7 +27,10 @@ CHANGES = [
     ("network.efficiency=1.5", "network.efficiency: Input should be less than or equal to 1, found 1.5"),
     ("network.link=wifi", "network.link: Input should be 'nic' or 'nvlink', found 'wifi'"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
-    ("prefill.gpu=h1000", "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200; did you mean 'h100'?"),
+    (
+        "prefill.gpu=h1000",
+        "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200; did you mean 'h100'?",
+    ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
     ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
@@ -37,12 +43,18 @@ CHANGES = [
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
     ("prefill.policy=nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
     ("prefill.policy=pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
-    ("prefill.policy=pdsim.policy.eviction:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
+    (
+        "prefill.policy=pdsim.policy.eviction:LeastRecentlyUsed",
+        "LeastRecentlyUsed is no PrefillPolicy: it has no method select",
+    ),
     ("prefill.policy=pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
     ("workload.num_requests=many", "random_lengths.num_requests: Input should be a valid integer"),
-    ("workload.input_tokens={use: uniform, low: 5, high: 3}", "uniform lengths need 1 <= low <= high, found low 5, high 3"),
+    (
+        "workload.input_tokens={use: uniform, low: 5, high: 3}",
+        "uniform lengths need 1 <= low <= high, found low 5, high 3",
+    ),
     ("workload.output_tokens={use: normal, mean: 5}", "normal needs stddev"),
     ("workload={use: mooncake_trace, path: no.jsonl}", "workload: no trace file"),
     ("client={use: closed_loop, concurrency: 0}", "a closed loop needs concurrency >= 1, found 0"),
@@ -99,7 +111,9 @@ def test_every_mistake_is_named_at_once(capsys, scenario):
 
 
 def test_a_broken_trace_line(capsys, scenario, tmp_path):
-    (tmp_path / "t.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n{"time\n')
+    (tmp_path / "t.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n{"time\n'
+    )
     error = message(capsys, "run", scenario, "--set", "workload={use: mooncake_trace, path: t.jsonl}")
     assert "t.jsonl, line 2: not JSON" in error
 

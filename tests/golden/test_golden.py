@@ -16,7 +16,15 @@ from pdsim.scenario.loading import load_scenario
 from tests.support import run
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/scenario.yaml"))
-FIELDS = ("completed", "duration", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "median_e2e_latency_ms")
+FIELDS = (
+    "completed",
+    "duration",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_itl_ms",
+    "median_e2e_latency_ms",
+)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -1,12 +1,11 @@
 """The page pool as a state machine."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdsim.core.page_pool import PagePool
-
-import pytest
 
 SIZE = 40
 

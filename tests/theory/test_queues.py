@@ -2,9 +2,9 @@
 
 import pytest
 
+from pdsim.core.transfer_plan import TransferUnit
 from pdsim.sim.network import Network
 from pdsim.sim.timeline import Timeline
-from pdsim.core.transfer_plan import TransferUnit
 from tests.support import MILLISECOND, run, small
 
 

@@ -27,14 +27,17 @@ def decode_ms(model, n, context, distinct=None):
 
 
 @pytest.mark.parametrize(
-    ("chunk", "gpu_ms"), [((0, 128), 12.0), ((0, 1024), 22.2), ((0, 4096), 92.5), ((0, 8192), 208.6), ((8192, 8192), 269.0)]
+    ("chunk", "gpu_ms"),
+    [((0, 128), 12.0), ((0, 1024), 22.2), ((0, 4096), 92.5), ((0, 8192), 208.6), ((8192, 8192), 269.0)],
 )
 def test_prefill_of_qwen3_8b_on_h200(chunk, gpu_ms):
     """Forward times that an SGLang server on H200 reported; nothing is fitted here."""
     assert cost().prefill_ns(prefill(chunk)) / 1e6 - 4.5 == pytest.approx(gpu_ms, rel=0.2)
 
 
-@pytest.mark.parametrize(("n", "context", "gpu_ms"), [(1, 1646, 5.08), (8, 8600, 5.66), (32, 33_290, 6.52), (64, 71_542, 8.12)])
+@pytest.mark.parametrize(
+    ("n", "context", "gpu_ms"), [(1, 1646, 5.08), (8, 8600, 5.66), (32, 33_290, 6.52), (64, 71_542, 8.12)]
+)
 def test_decode_of_qwen3_8b_on_h200(n, context, gpu_ms):
     assert decode_ms(cost(), n, context) - 0.3 == pytest.approx(gpu_ms, rel=0.15)
 

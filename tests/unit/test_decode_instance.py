@@ -105,7 +105,9 @@ def test_every_active_request_keeps_its_reserve():
     d = instance(num_pages=20, page=1, admission=ReserveDecodeTokens(reserved_tokens=4))
     for i in range(3):
         arrive(d, i, 4, max_output=1)
-    assert len(granted(d.next_step(0)[1])) == 2  # 20 - 4 - 4 pages are left, the third needs 4 + 4 beside 2 * 4 in reserve
+    assert (
+        len(granted(d.next_step(0)[1])) == 2
+    )  # 20 - 4 - 4 pages are left, the third needs 4 + 4 beside 2 * 4 in reserve
 
 
 def test_concurrent_requests_of_a_new_prefix_each_get_a_copy_until_the_first_merges():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.messages import Arrival, Failed, Finished, PrefillDone
 from pdsim.core.instance import PolicyError
+from pdsim.core.messages import Arrival, Failed, Finished, PrefillDone
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.admission import ReserveDecodeTokens, ReserveMaxOutput
@@ -216,4 +216,7 @@ def test_the_router_forgets_what_is_done():
     r.on_message(Finished(0), 2)
     r.on_message(PrefillDone(1), 3)
     r.on_message(Failed(2, "too long"), 4)
-    assert [(role.instances[0].num_requests, role.instances[0].num_tokens) for role in (prefill, decode)] == [(0, 0), (1, 10)]
+    assert [(role.instances[0].num_requests, role.instances[0].num_tokens) for role in (prefill, decode)] == [
+        (0, 0),
+        (1, 10),
+    ]

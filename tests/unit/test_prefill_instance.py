@@ -126,7 +126,11 @@ def test_every_chunk_is_sent_when_computed_and_a_partial_page_rides_with_the_nex
 def test_chunks_that_decode_has_are_not_sent():
     p = instance(chunked_prefill_tokens=8)
     arrive(p, 1, 22, cached=12)
-    assert [[(len(u.source_pages), u.is_last) for u in forward(p)[1]] for _ in range(3)] == [[], [(1, False)], [(2, True)]]
+    assert [[(len(u.source_pages), u.is_last) for u in forward(p)[1]] for _ in range(3)] == [
+        [],
+        [(1, False)],
+        [(2, True)],
+    ]
 
 
 def test_a_full_hit_on_decode_still_sends_the_first_token():
@@ -215,7 +219,11 @@ def test_a_policy_may_hold_back():
 
 @pytest.mark.parametrize(
     ("picks", "complaint"),
-    [([Pick(9)], "request 9, which does not wait"), ([Pick(1), Pick(1)], "request 1"), ([Pick(1, 0)], "computes nothing")],
+    [
+        ([Pick(9)], "request 9, which does not wait"),
+        ([Pick(1), Pick(1)], "request 1"),
+        ([Pick(1, 0)], "computes nothing"),
+    ],
 )
 def test_impossible_picks_are_refused(picks, complaint):
     p = instance(policy=Proposes(picks))

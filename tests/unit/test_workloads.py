@@ -104,7 +104,12 @@ def mooncake(timestamp, length, ids, output=5):
 
 
 def test_mooncake_blocks_are_shared_prefixes(tmp_path):
-    rows = [mooncake(0, 1200, [0, 1, 2]), mooncake(3, 1300, [0, 1, 3]), mooncake(3, 600, [9, 10]), mooncake(4, 1536, [0, 4, 5])]
+    rows = [
+        mooncake(0, 1200, [0, 1, 2]),
+        mooncake(3, 1300, [0, 1, 3]),
+        mooncake(3, 600, [9, 10]),
+        mooncake(4, 1536, [0, 4, 5]),
+    ]
     specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
     assert [spec.arrival_ns for spec in specs] == [0, 3_000_000, 3_000_000, 4_000_000]
     assert [len(spec.prompt) for spec in specs] == [1200, 1300, 600, 1536]
@@ -136,14 +141,20 @@ def test_request_tables(tmp_path, kind, packed):
     rows = [(0.5, 100, 7, "a", 60), (0.0, 50, 3, "", ""), (0.25, 90, 2, "a", 60)]
     names = ("arrival_s", "in_tokens", "out_tokens", "prefix_id", "prefix_tokens")
     if kind == "csv":
-        text = "k," + ",".join(names) + "\n" + "\n".join(f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rows))
+        text = (
+            "k," + ",".join(names) + "\n" + "\n".join(f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rows))
+        )
     else:
         text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
     path = tmp_path / f"table.{kind}{'.gz' if packed else ''}"
     with (gzip.open if packed else open)(path, "wt") as file:
         file.write(text)
     specs = RequestTable(path=path).requests(Streams(0))
-    assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [(0, 50, 3), (0.25, 90, 2), (0.5, 100, 7)]
+    assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [
+        (0, 50, 3),
+        (0.25, 90, 2),
+        (0.5, 100, 7),
+    ]
     assert shared(specs[1], specs[2]) == 60
 
 
