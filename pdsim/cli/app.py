@@ -37,12 +37,13 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
 
     """
     from pdsim.cli.runner import run_scenario
-    from pdsim.cli.tables import print_stages, print_summaries
 
     finished = run_scenario(scenario, _changes(set_, seed), out, quiet=json_)
     if json_:
         _print_json(finished.summary)
     else:
+        from pdsim.cli.tables import print_stages, print_summaries
+
         print_summaries({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:

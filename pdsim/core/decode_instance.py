@@ -110,17 +110,17 @@ class DecodeInstance:
         match message:
             case NewRequest():
                 return self._on_new_request(message)
-            case KvArrived(request_id, first_token_ends):
-                self.transferring[request_id].ends_with_first_token = first_token_ends
-                self._arrived.add(request_id)
+            case KvArrived():
+                self.transferring[message.request_id].ends_with_first_token = message.first_token_ends
+                self._arrived.add(message.request_id)
                 return []
-            case Abort(request_id, reason):
-                return self._on_abort(request_id, reason)
+            case Abort():
+                return self._on_abort(message.request_id, message.reason)
             case _:
                 raise TypeError(f"{self.instance_id}: a decode instance does not take {message}")
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
-        """In SGLang's order: resume, admit, see arrivals, merge, make room; while anything is retracted, no new work."""
+        """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
         while True:

@@ -1,11 +1,11 @@
 """Life of a request in a prefill instance.
 
-bootstrapping  NewRequest came; decode has not granted pages yet         on_message(KvGranted)
-granted        decode waits for its KV                                   next_step, when a slot for its first token is free
-waiting        the policy picks it                                       next_step -> PrefillStep
-begun          one or more chunks; at most one prompt lacks some         next_step, on_step_done -> TransferUnit per chunk
-sending        computed; pages and slot stay held                        on_message(KvSent), seen by the next next_step
-gone           its whole pages stay in the prefix cache                  -> PrefillDone
+bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted)
+granted        decode waits for its KV                                next_step, when a slot for its first token is free
+waiting     the policy picks it                                    next_step -> PrefillStep
+begun          one or more chunks; at most one prompt lacks some      next_step, on_step_done -> TransferUnit per chunk
+sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
+gone           its whole pages stay in the prefix cache               -> PrefillDone
 """
 
 from collections import OrderedDict
@@ -147,10 +147,10 @@ class PrefillInstance:
                     self._grant(message)
                 else:
                     self._early_grants[message.request_id] = message
-            case KvSent(request_id):
-                self._sent.append(request_id)
-            case Abort(request_id):
-                self.bootstrapping.pop(request_id, None)
+            case KvSent():
+                self._sent.append(message.request_id)
+            case Abort():
+                self.bootstrapping.pop(message.request_id, None)
             case _:
                 raise TypeError(f"{self.instance_id}: a prefill instance does not take {message}")
         return []

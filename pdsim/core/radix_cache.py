@@ -125,7 +125,7 @@ class RadixCache:
         return node, found
 
     def count_hit(self, node: Node) -> None:
-        """A request has used the path to node. Looking it up is no hit yet: that may come to nothing and be repeated."""
+        """A request has used the path to node. Looking it up is no hit yet: that may come to nothing, and again."""
         self._touch(node, num_hits=1)
 
     def lock(self, node: Node, below: Node | None = None) -> None:

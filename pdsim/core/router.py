@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import Arrival, Command, Failed, Finished, Message, NewRequest, PrefillDone, Send
+from pdsim.core.messages import Arrival, Command, Finished, Message, NewRequest, Outcome, PrefillDone, Send
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -37,16 +37,16 @@ class RoleRouter:
         self, instance_ids: Sequence[str], policy: RoutingPolicy, *, snapshot_interval_ns: int, memory_tokens: int
     ) -> None:
         self.now_ns = 0
-        self.instances: list[Load] = []
         self._policy = policy
         self._loads = {instance_id: Load(instance_id) for instance_id in instance_ids}
+        self.instances = list(self._loads.values())
         self._snapshot_interval_ns = snapshot_interval_ns
         self._next_snapshot_ns = 0
         self._memory_tokens = memory_tokens
         self._remembered: dict[str, KvCache] = {}
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Prompts are remembered from the first time on that a policy asks: an approximate copy of the instance's cache."""
+        """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
         if not self._remembered:
             for i in self._loads:
                 pool = PagePool(self._memory_tokens // _MEMORY_PAGE)
@@ -74,7 +74,6 @@ class RoleRouter:
             self.instances = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
             self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
         else:
-            self.instances = list(self._loads.values())
             for load in self.instances:
                 load.taken_at_ns = now_ns
 
@@ -96,23 +95,23 @@ class Router:
         self._at_decode: dict[int, NewRequest] = {}
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        match message:
-            case Arrival(request_id, prompt, max_output_tokens):
-                prefill_id = self._prefill.pick(prompt, now_ns)
-                decode_id = self._decode.pick(prompt, now_ns)
-                new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
-                self._at_prefill[request_id] = self._at_decode[request_id] = new
-                return [Send(decode_id, new), Send(prefill_id, new)]
-            case PrefillDone(request_id):
-                self._leave_prefill(request_id)
-            case Finished(request_id):
-                self._leave_decode(request_id)
-            case Failed(request_id):
-                self._leave_prefill(request_id)
-                self._leave_decode(request_id)
-            case _:
-                raise TypeError(f"a router does not take {message}")
+        if isinstance(message, Arrival):
+            return self._on_arrival(message, now_ns)
+        if not isinstance(message, Outcome):
+            raise TypeError(f"a router does not take {message}")
+        if not isinstance(message, Finished):
+            self._leave_prefill(message.request_id)
+        if not isinstance(message, PrefillDone):
+            self._leave_decode(message.request_id)
         return []
+
+    def _on_arrival(self, arrival: Arrival, now_ns: int) -> list[Command]:
+        request_id, prompt, max_output_tokens = arrival
+        prefill_id = self._prefill.pick(prompt, now_ns)
+        decode_id = self._decode.pick(prompt, now_ns)
+        new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
+        self._at_prefill[request_id] = self._at_decode[request_id] = new
+        return [Send(decode_id, new), Send(prefill_id, new)]
 
     def _leave_prefill(self, request_id: int) -> None:
         if new := self._at_prefill.pop(request_id, None):

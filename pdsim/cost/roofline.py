@@ -12,7 +12,7 @@ from pdsim.system.memory import Layout
 class Roofline:
     """Reached fractions of nominal rates, and fixed costs. The defaults are measured, none is of a serving result:
 
-    matrix_efficiency     aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on H100 and H200, 0.71 on B200 (bf16)
+    matrix_efficiency     aiconfigurator's GEMM tables, 8192 tokens: 0.78 to 0.80 on H100 and H200, 0.71 on B200 (bf16)
     attention_efficiency  its context attention at 4k tokens: 0.52 to 0.55 on H100 and H200, 0.40 on B200; 0.91 on H20
     memory_efficiency     aiconfigurator's mem_eff, 0.8
     kv_bandwidth          its decode attention at batch 64: 0.90 on H100, 0.89 on H200, 0.85 on B200 (bf16)

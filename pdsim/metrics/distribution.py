@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import floor, sqrt
+from operator import add
 from typing import NamedTuple
 
 
@@ -40,28 +41,25 @@ class Run(NamedTuple):
     length: int
     weight: int
 
-    @property
-    def last(self) -> float:
-        return self.first + self.growth * (self.length - 1)
-
 
 class RunSamples:
     """Values given as arithmetic progressions that do not fall: exact, without writing them all out."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = sorted(runs)
-        self._firsts = [run.first for run in self._runs]
-        self._up_to_first = list(accumulate(run.length * run.weight for run in self._runs))
-        ends = sorted((run.last, run.length * run.weight) for run in runs)
+        counts = [length * weight for _, _, length, weight in self._runs]
+        spans = [growth * (length - 1) for _, growth, length, _ in self._runs]
+        self._firsts = [first for first, _, _, _ in self._runs]
+        self._up_to_first = list(accumulate(counts))
+        ends = sorted(zip(map(add, self._firsts, spans), counts, strict=True))
         self._lasts = [last for last, _ in ends]
         self._up_to_last = list(accumulate(count for _, count in ends))
-        self._longest = max((run.last - run.first for run in runs), default=0.0)
-        self.count = self._up_to_last[-1] if ends else 0
+        self._longest = max(spans, default=0.0)
+        self.count = sum(counts)
+        self._total = sum(n * (first + span / 2) for n, first, span in zip(counts, self._firsts, spans, strict=True))
 
     def mean(self) -> float:
-        if not self.count:
-            return 0.0
-        return sum(r.weight * r.length * (r.first + r.growth * (r.length - 1) / 2) for r in self._runs) / self.count
+        return self._total / self.count if self.count else 0.0
 
     def std(self) -> float:
         """Of the population."""
@@ -69,10 +67,10 @@ class RunSamples:
             return 0.0
         mean = self.mean()
         total = 0.0
-        for run in self._runs:
-            start, n, growth = run.first - mean, run.length, run.growth
+        for first, growth, n, weight in self._runs:
+            start = first - mean
             squares = n * start * start + start * growth * n * (n - 1) + growth * growth * n * (n - 1) * (2 * n - 1) / 6
-            total += run.weight * squares
+            total += weight * squares
         return sqrt(max(0.0, total) / self.count)
 
     def percentile(self, percent: float) -> float:
@@ -89,10 +87,10 @@ class RunSamples:
         below = self._up_to_last[num_below - 1] if num_below else 0
         reach = slice(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
         near = sorted(
-            (run.first + run.growth * i, run.weight)
-            for run in self._runs[reach]
-            if run.last >= low
-            for i in range(run.length)
+            (first + growth * i, weight)
+            for first, growth, length, weight in self._runs[reach]
+            if first + growth * (length - 1) >= low
+            for i in range(length)
         )
         for value, weight in near:
             below += weight

@@ -1,4 +1,4 @@
-"""A run as a Chrome trace, which Perfetto opens: instances as processes, their work as slices, their levels as counters.
+"""A run as a Chrome trace, which Perfetto opens: instances as processes, work as slices, levels as counters.
 
 Slices of one track never overlap. A request is an asynchronous slice with its stages inside, and so is a transfer.
 """

@@ -128,7 +128,7 @@ def by_role(value: Any) -> Any:
 
 
 class OrShort:
-    """Marks a section that something shorter may stand for, in the JSON schema: a name, or an object with such a key."""
+    """Marks a section that something shorter may stand for, in the JSON schema: a name, or an object with a key."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys

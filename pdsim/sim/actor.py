@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 
-from simpy import Event
 from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
@@ -113,7 +112,7 @@ class Actor:
             delay_ns = max(0, wait.until_ns - self._timeline.now_ns)
             self._timer = self._timeline.after(delay_ns, self._on_time, order=self._order)
 
-    def _on_time(self, _: Event) -> None:
+    def _on_time(self, _: None) -> None:
         self._waits = False
         self._timer = None
         self._advance(None)
@@ -133,8 +132,7 @@ class Actor:
         self._free_ns = start_ns + self._cost.prefill_ns(step)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
 
-    def _end_prefill(self, event: Event) -> None:
-        begun: tuple[PrefillStep, int] = event.value  # type: ignore[assignment]
+    def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:
         step, start_ns = begun
         num_tokens = num_context_tokens = 0
         for chunk in step.chunks:
@@ -176,11 +174,9 @@ class Actor:
         if num_steps < self._num_steps:
             assert self._end is not None
             self._end.cancel()
-            step: DecodeStep = self._end.value  # type: ignore[assignment]
-            self._run(step, num_steps)
+            self._run(self._end.payload, num_steps)
 
-    def _end_decode(self, event: Event) -> None:
-        step: DecodeStep = event.value  # type: ignore[assignment]
+    def _end_decode(self, step: DecodeStep) -> None:
         num_steps, self._num_steps = self._num_steps, 0
         self._on_step(
             step,

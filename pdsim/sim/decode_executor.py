@@ -50,8 +50,6 @@ _NONE_ENDED = StepResult()
 
 def prefill_result(step: PrefillStep, outputs: Mapping[int, Spans]) -> StepResult:
     """Sequences that consist of their first token end with it."""
-    ended = []
-    for chunk in step.chunks:
-        if chunk.is_last and len(output := outputs[chunk.request_id]) == 1:
-            ended.append((chunk.request_id, output))
+    last = [chunk.request_id for chunk in step.chunks if chunk.is_last]
+    ended = [(request_id, outputs[request_id]) for request_id in last if len(outputs[request_id]) == 1]
     return StepResult(1, tuple(ended)) if ended else _NONE_ENDED

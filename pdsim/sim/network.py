@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 
-from simpy import Event
-
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.records import TransferRecord
 from pdsim.sim.timeline import Alarm, Timeline
@@ -98,8 +96,7 @@ class Network:
         transfer.start_ns = self._timeline.now_ns
         self._timeline.after(self._latency_ns, self._on_ready, transfer)
 
-    def _on_ready(self, event: Event) -> None:
-        transfer: Transfer = event.value  # type: ignore[assignment]
+    def _on_ready(self, transfer: Transfer) -> None:
         unit = transfer.unit
         if not unit.num_bytes:
             self._finish(transfer)
@@ -108,7 +105,7 @@ class Network:
         self._flows.append(Flow(transfer, ((unit.source, "out"), (unit.target, "in")), self._timeline.now_ns))
         self._share()
 
-    def _on_end(self, _: Event) -> None:
+    def _on_end(self, _: None) -> None:
         now = self._timeline.now_ns
         self._progress()
         ended = [flow for flow in self._flows if flow.finish_ns <= now]

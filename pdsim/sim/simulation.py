@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simpy import Event
-
 from pdsim.core import messages as m
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_idle
@@ -119,7 +117,7 @@ class Simulation:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            self._timeline.run()
+            self._timeline.run_all()
         finally:
             if was_enabled:
                 gc.enable()
@@ -156,13 +154,11 @@ class Simulation:
             self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
         self._timeline.after(self._message_ns, self._deliver, command)
 
-    def _deliver(self, event: Event) -> None:
-        command: m.Send = event.value  # type: ignore[assignment]
+    def _deliver(self, command: m.Send) -> None:
         self._actors[command.to].post(command.message)
 
-    def _deliver_all(self, event: Event) -> None:
+    def _deliver_all(self, commands: list[m.Send]) -> None:
         """What the router sends for one request leaves it at one time."""
-        commands: list[m.Send] = event.value  # type: ignore[assignment]
         for to, message in commands:
             self._actors[to].post(message)
 

@@ -7,7 +7,7 @@ so that it never matters who scheduled first.
 """
 
 from collections.abc import Callable
-from heapq import heappush
+from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,21 @@ class Alarm(Event):
 
     _ok = True
 
-    def __init__(self, callback: Callable[[Event], None], value: Any) -> None:
-        self.callbacks = [callback]
-        self._value = value
+    def __init__(self, callback: "Callback", payload: Any) -> None:
+        self.callback = callback
+        self.payload = payload
 
     def cancel(self) -> None:
         """It still passes, without effect."""
-        self.callbacks = []
+        self.callback = _nothing
+
+
+Callback = Callable[[Any], None]
+"""Takes the alarm's payload."""
+
+
+def _nothing(_: Any) -> None:
+    pass
 
 
 class Timeline(Environment):
@@ -43,14 +51,19 @@ class Timeline(Environment):
     else:
         now_ns = property(attrgetter("_now"))
 
-    def after(
-        self, delay_ns: int, callback: Callable[[Event], None], value: Any = None, order: EventPriority = FIRST
-    ) -> Alarm:
+    def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
         """As a SimPy timeout with a callback, but in its place among the events of that instant."""
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
-        alarm = Alarm(callback, value)
+        alarm = Alarm(callback, payload)
         heappush(self._queue, (self._now + delay_ns, order, next(self._eid), alarm))
         return alarm
+
+    def run_all(self) -> None:
+        """SimPy's run, for alarms alone: nothing else is scheduled here, and none of them can fail."""
+        queue: list[Any] = self._queue
+        while queue:
+            self._now, _, _, alarm = heappop(queue)
+            alarm.callback(alarm.payload)
 
     @property
     def is_last_now(self) -> bool:

@@ -74,7 +74,7 @@ class Link:
         self.timeline.after(at_ms * MILLISECOND, lambda _: self.network.send(unit))
 
     def run(self):
-        self.timeline.run()
+        self.timeline.run_all()
         return {i: end / MILLISECOND for i, end in self.ended.items()}
 
 
