@@ -2,7 +2,7 @@
 
 bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted)
 granted        decode waits for its KV                                next_step, when a slot for its first token is free
-waiting     the policy picks it                                    next_step -> PrefillStep
+waiting        the policy picks it                                    next_step -> PrefillStep
 begun          one or more chunks; at most one prompt lacks some      next_step, on_step_done -> TransferUnit per chunk
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
