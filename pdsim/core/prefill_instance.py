@@ -30,6 +30,7 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.transfer_plan import SendCursor, TransferUnit
+from pdsim.core.wire import Wire
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy, TransferPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
 
@@ -97,11 +98,10 @@ class PrefillInstance:
         *,
         cache: KvCache,
         limits: PrefillLimits,
-        page_bytes: int,
+        wire: Wire,
         policy: PrefillPolicy,
         transfer_policy: TransferPolicy,
     ) -> None:
-        """page_bytes: KV of one page on one tensor-parallel rank, all layers."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -117,7 +117,7 @@ class PrefillInstance:
         self._partial: PrefillRequest | None = None
         """Of those begun, the one with tokens that no step has yet."""
         self._sent: list[int] = []
-        self._page_bytes = page_bytes
+        self._wire = wire
         self._policy = policy
         self._transfer_policy = transfer_policy
         self._num_steps = 0
@@ -331,7 +331,8 @@ class PrefillInstance:
             request.decode_id,
             source,
             target,
-            len(target) * self._page_bytes,
+            self._wire.num_bytes(len(target), is_last=is_last),
+            self._wire.num_descriptors(source, target, is_last=is_last),
             is_last,
             first_token_ends,
         )

@@ -7,8 +7,8 @@ from typing import NamedTuple
 class TransferUnit(NamedTuple):
     """A command: move a part of a prompt's KV, queued behind the earlier units of this pair of instances.
 
-    Pages are ids on both sides, bytes those of one tensor-parallel rank. After a request's last unit the driver answers
-    with KvArrived and KvSent.
+    Pages are ids on both sides; bytes and descriptors are those of one pair of ranks (core/wire.py). After a request's
+    last unit the driver answers with KvArrived and KvSent.
     """
 
     request_id: int
@@ -17,6 +17,7 @@ class TransferUnit(NamedTuple):
     source_pages: tuple[int, ...]
     target_pages: tuple[int, ...]
     num_bytes: int
+    num_descriptors: int
     is_last: bool
     first_token_ends: bool = False
     """Travels with the last unit, as the first token does."""

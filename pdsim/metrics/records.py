@@ -28,7 +28,7 @@ class RequestRecord:
     num_decode_cached_tokens: int = 0
     num_prefill_cached_tokens: int = 0
     transfer_bytes: int = 0
-    """On one tensor-parallel rank."""
+    """Of all ranks together."""
     num_retractions: int = 0
     outcome: str = "unfinished"
     """unfinished, finished or failed"""
@@ -61,7 +61,9 @@ class TransferRecord(NamedTuple):
     source: str
     target: str
     num_bytes: int
+    """Of all ranks together, as are the descriptors."""
     num_pages: int
+    num_descriptors: int
     is_last: bool
     queued_ns: int
     start_ns: int

@@ -11,17 +11,22 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import RoleRouter, Router
+from pdsim.core.wire import Wire
 from pdsim.cost.model import CostModel
 from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
-from pdsim.scenario.schema import DecodeSettings, NetworkSettings, PrefillSettings, Scenario
+from pdsim.scenario import wiring
+from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
+from pdsim.system.topology import Topology
+from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.traces import TraceError
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""
@@ -36,9 +41,9 @@ class Cluster:
     instances: Sequence[PrefillInstance | DecodeInstance]
     router: Router
     costs: Mapping[str, CostModel]
-    bandwidth: Mapping[str, float]
-    """Bytes per second of one rank of each instance, per direction."""
-    transfer_latency_ns: int
+    wire: Wire
+    transport: Transport
+    topology: Topology
     message_latency_ns: int
     requests: Sequence[RequestSpec]
     client: Client
@@ -62,10 +67,11 @@ def build(scenario: Scenario) -> Cluster:
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
+        wire=_wire(scenario),
         router=build_router(scenario),
         costs={i: costs[role] for i, role in roles.items()},
-        bandwidth={i: _bandwidth(scenario.network, layouts[role]) for i, role in roles.items()},
-        transfer_latency_ns=scenario.network.transfer_latency,
+        transport=wiring.transport(scenario.network),
+        topology=_topology(scenario),
         message_latency_ns=scenario.network.message_latency,
         requests=requests,
         client=scenario.client,
@@ -86,13 +92,13 @@ def resolve(scenario: Scenario) -> Scenario:
 def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance]:
     """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
     prefill, decode = scenario.prefill, scenario.decode
-    page_bytes = _layout(scenario, "prefill").kv_token_bytes * scenario.page_size
+    wire = _wire(scenario)
     made: list[PrefillInstance | DecodeInstance] = [
         PrefillInstance(
             instance_id,
             cache=_cache(scenario, prefill),
             limits=_prefill_limits(prefill),
-            page_bytes=page_bytes,
+            wire=wire,
             policy=deepcopy(prefill.policy),
             transfer_policy=deepcopy(prefill.transfer),
         )
@@ -239,8 +245,15 @@ def _decode_limits(settings: DecodeSettings) -> DecodeLimits:
     return DecodeLimits(max_running_requests=settings.max_running_requests, extra_slots=settings.extra_slots or 0)
 
 
-def _bandwidth(network: NetworkSettings, layout: Layout) -> float:
-    if network.bandwidth is not None:
-        return network.bandwidth
-    nominal = layout.gpu.nvlink_bandwidth if network.link == "nvlink" else layout.gpu.nic_bandwidth
-    return nominal * network.efficiency
+def _wire(scenario: Scenario) -> Wire:
+    prefill, decode, network = _layout(scenario, "prefill"), _layout(scenario, "decode"), scenario.network
+    engine = wiring.transport(network)
+    return wiring.wire(prefill, decode, scenario.page_size, engine, deduplicate=network.deduplicate_kv_heads)
+
+
+def _topology(scenario: Scenario) -> Topology:
+    sides: dict[str, tuple[list[str], Layout]] = {
+        role: (instance_ids(getattr(scenario, role), role), _layout(scenario, role)) for role in ROLES
+    }
+    network = scenario.network
+    return wiring.topology(network, wiring.transport(network), sides, _wire(scenario).num_writers)

@@ -1,6 +1,6 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
@@ -97,15 +97,22 @@ class RouterSettings(Section):
 
 
 class NetworkSettings(Section):
-    """What lies between instances. Bandwidth is of one rank, per direction."""
+    """What lies between instances."""
 
-    link: Literal["nic", "nvlink"] = "nic"
-    """Which of the GPU's links carries KV."""
+    transport: str = "mooncake-rdma"
+    """The engine and the kind of link it uses, by name in the catalog."""
     bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """None: the link's nominal bandwidth times `efficiency`."""
-    efficiency: float = Field(default=0.8, gt=0, le=1)
-    transfer_latency: Duration = 30_000
-    """Before the first byte of each transfer."""
+    """Of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
+    shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Of one more link, which all transfers cross."""
+    gpus_per_nic: int = Field(default=1, ge=1)
+    """Neighbouring GPUs that share a NIC."""
+    transfer_latency: Duration | None = None
+    """Of each batch before its first byte; None: the engine's."""
+    descriptor_latency: Duration | None = None
+    """Of each descriptor; None: the engine's."""
+    deduplicate_kv_heads: bool = False
+    """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
 

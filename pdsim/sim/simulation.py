@@ -88,8 +88,9 @@ class Simulation:
         }
         self._network = Network(
             self._timeline,
-            bandwidth=cluster.bandwidth,
-            latency_ns=cluster.transfer_latency_ns,
+            topology=cluster.topology,
+            transport=cluster.transport,
+            wire=cluster.wire,
             on_done=self._on_transfer_done,
         )
         self._client = ClientDriver(

@@ -1,4 +1,4 @@
-"""Models and GPUs by name: one YAML file each, in this package."""
+"""Models, GPUs and transfer engines by name: one YAML file each, in this package."""
 
 from difflib import get_close_matches
 from functools import cache
@@ -7,6 +7,7 @@ from typing import Any
 
 from pdsim.system.gpu import GpuSpec
 from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention, ModelSpec
+from pdsim.system.transport import Transport
 
 _FOLDER = Path(__file__).parent / "catalog"
 
@@ -16,7 +17,7 @@ class UnknownNameError(ValueError):
 
 
 def names(kind: str) -> list[str]:
-    """Entries of "models" or "gpus"."""
+    """Entries of "models", "gpus" or "transports"."""
     return sorted(path.stem for path in (_FOLDER / kind).glob("*.yaml"))
 
 
@@ -37,6 +38,11 @@ def load_model(name: str) -> ModelSpec:
 @cache
 def load_gpu(name: str) -> GpuSpec:
     return GpuSpec(name=name, **_read("gpus", name))
+
+
+@cache
+def load_transport(name: str) -> Transport:
+    return Transport(name=name, **_read("transports", name))
 
 
 def _read(kind: str, name: str) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 import pytest
 
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.wire import Wire
 from pdsim.sim.network import Network
 from pdsim.sim.timeline import Timeline
+from pdsim.system.topology import Topology
+from pdsim.system.transport import Transport
 from tests.support import MILLISECOND, run, small
 
 
@@ -64,13 +67,21 @@ class Link:
     def __init__(self, bandwidth, latency_ns=0):
         self.timeline = Timeline()
         self.ended: dict[int, int] = {}
-        self.network = Network(self.timeline, bandwidth=bandwidth, latency_ns=latency_ns, on_done=self._on_done)
+        engine = Transport(name="test", link="nic", batch_ns=latency_ns, sources={})
+        topology = Topology(
+            capacity={f"{i} {way}": rate for i, rate in bandwidth.items() for way in ("out", "in")},
+            ways_out={i: ((f"{i} out", 1),) for i in bandwidth},
+            ways_in={i: ((f"{i} in", 1),) for i in bandwidth},
+            ordinals={i: ordinal for ordinal, i in enumerate(bandwidth)},
+        )
+        wire = Wire(page_size=1, page_bytes=1, num_planes=1)
+        self.network = Network(self.timeline, topology=topology, transport=engine, wire=wire, on_done=self._on_done)
 
     def _on_done(self, unit, record):
         self.ended[unit.request_id] = record.end_ns
 
     def send(self, at_ms, i, source, target, num_bytes):
-        unit = TransferUnit(i, source, target, (), (), num_bytes, True)
+        unit = TransferUnit(i, source, target, (), (), num_bytes, 1, True)
         self.timeline.after(at_ms * MILLISECOND, lambda _: self.network.send(unit))
 
     def run(self):

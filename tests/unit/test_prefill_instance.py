@@ -22,6 +22,7 @@ from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.wire import Wire
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import HoldUntil, Pick
@@ -35,7 +36,7 @@ def instance(num_pages=100, page=4, policy=None, transfer=None, **limits) -> Pre
         "prefill-0",
         cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed())),
         limits=PrefillLimits(**{**given, **limits}),
-        page_bytes=100,
+        wire=Wire(page_size=page, page_bytes=100, num_planes=2),
         policy=policy or FirstComeFirstServed(),
         transfer_policy=transfer or EveryChunk(),
     )

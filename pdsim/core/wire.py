@@ -1,0 +1,64 @@
+"""How the KV of a page crosses from the ranks of a prefill instance to those of a decode instance.
+
+Ranks of one instance do the same at the same time, so one pair of them stands for all. What a pair moves follows from
+the tensor-parallel sizes (SGLang 0.5.23, common/conn.py: _resolve_rank_mapping, staging_buffer.py):
+
+as many ranks    each sends all its KV heads to its counterpart             whole pages
+fewer on decode  several prefill ranks write to each decode rank            a slice of each token's heads, or staging
+more on decode   each prefill rank writes to several, one after another     a slice of each token's heads, or staging
+latent KV        every rank holds all of it: one writer per decode rank     whole pages
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """Between a prefill and a decode instance, for one pair of ranks."""
+
+    page_size: int
+    page_bytes: int
+    """KV of one page that one prefill rank sends to one decode rank, all layers."""
+    num_planes: int
+    """Arrays that hold a part of every page: K and V of each layer, or the latent of each layer."""
+    num_writers: int = 1
+    """Prefill ranks that write to one decode rank."""
+    num_targets: int = 1
+    """Decode ranks that one prefill rank writes to."""
+    num_pairs: int = 1
+    """Of ranks, in all."""
+    slices: bool = False
+    """Heads are laid out differently on the two sides: each token of each plane is a piece of its own."""
+    coalesces: bool = True
+    """The engine joins pages that follow each other on both sides (Mooncake does, NIXL does not)."""
+    state_bytes: int = 0
+    """Of linear-attention layers, per request, sent behind the last page."""
+    num_state_planes: int = 0
+
+    def num_bytes(self, num_pages: int, *, is_last: bool) -> int:
+        return num_pages * self.page_bytes + (self.state_bytes if is_last else 0)
+
+    def num_descriptors(self, source: Sequence[int], target: Sequence[int], *, is_last: bool) -> int:
+        """Pieces of memory that the engine is told to copy."""
+        if self.slices:
+            pieces = len(source) * self.page_size
+        else:
+            pieces = num_runs(source, target) if self.coalesces else len(source)
+        return pieces * self.num_planes + (self.num_state_planes if is_last else 0)
+
+
+def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
+    """Longest stretches in which the page ids of both sides rise by one."""
+    n = len(source)
+    if not n:
+        return 0
+    if _is_run(source) and _is_run(target):
+        return 1
+    steps = zip(pairwise(source), pairwise(target), strict=True)
+    return 1 + sum(b - a != 1 or d - c != 1 for (a, b), (c, d) in steps)
+
+
+def _is_run(pages: Sequence[int]) -> bool:
+    return pages == tuple(range(pages[0], pages[0] + len(pages)))
