@@ -58,8 +58,19 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             st.sampled_from([{"use": "reserve_decode_tokens", "reserved_tokens": reserved}, "reserve_max_output"])
         ),
     }
+    prefill_tp, decode_tp = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (4, 1), (1, 2), (8, 4)]))
+    ring = draw(st.sampled_from(["8 MB", "20 MB", "1 GB"]))
+    staging: dict[str, Any] = {
+        "ring": ring,
+        "prefill_buffer": draw(st.sampled_from(["1 MB", "1 GB"])),
+        "oversized": draw(st.sampled_from(["fail", "slices"])),
+    }
     return small(
         *specs,
+        prefill__tp=prefill_tp,
+        decode__tp=decode_tp,
+        prefill__layer_groups=draw(st.sampled_from([0, 1, 5, 28])) if prefill_tp == decode_tp else 0,
+        network__staging=draw(st.sampled_from([None, staging])),
         page_size=page,
         prefill__instances=draw(st.integers(1, 3)),
         prefill__pool_tokens=prefill_pool,

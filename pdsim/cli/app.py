@@ -168,15 +168,13 @@ def replay(run: Path, *, json_: Json = False) -> None:
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
-    from pdsim.scenario.build import build_instances, build_router, resolve
+    from pdsim.scenario.build import resolve, state_machines
     from pdsim.scenario.loading import load_scenario
 
     read_summary(run)
-    scenario = resolve(load_scenario(run / SCENARIO))
-    instances: dict[str, Any] = {i.instance_id: i for i in build_instances(scenario)}
-    instances["router"] = build_router(scenario)
+    machines = state_machines(resolve(load_scenario(run / SCENARIO)))
     try:
-        count = replay_journal(read_journal(run), instances)
+        count = replay_journal(read_journal(run), machines)
     except ReplayError as difference:
         if json_:
             _print_json({"run": str(run), "identical": False, "difference": str(difference)})

@@ -16,11 +16,13 @@ from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
+    CellScattered,
     Command,
     DecodeStep,
     Failed,
     Finished,
     FirstToken,
+    FreeCells,
     KvArrived,
     KvGranted,
     Message,
@@ -29,8 +31,10 @@ from pdsim.core.messages import (
     Send,
     Step,
     StepResult,
+    Tell,
     Wait,
 )
+from pdsim.core.names import receiver_of
 from pdsim.core.running_batch import DecodeRequest, RunningBatch
 from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
 from pdsim.policy.views import Candidate, TokenSequence
@@ -71,7 +75,8 @@ class DecodeInstance:
         self.ready: deque[DecodeRequest] = deque()
         self._retracted: dict[int, DecodeRequest] = {}
         self._arrived: set[int] = set()
-        """Of those transferring; seen by the next next_step."""
+        """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
+        self._scattered: list[CellScattered] = []
         self._admission_policy = admission_policy
         self._preemption_policy = preemption_policy
         self._blocked_by = ""
@@ -113,6 +118,9 @@ class DecodeInstance:
             case KvArrived():
                 self.transferring[message.request_id].ends_with_first_token = message.first_token_ends
                 self._arrived.add(message.request_id)
+                return []
+            case CellScattered():
+                self._scattered.append(message)
                 return []
             case Abort():
                 return self._on_abort(message.request_id, message.reason)
@@ -169,11 +177,11 @@ class DecodeInstance:
             ask_again_steps = self._resume()
             if self._retracted:
                 if not self.batch.num_requests and not self.ready:
-                    self._collect_arrived()  # else what arrived would hold its pages for ever: SGLang can lock up here
+                    self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
                 return ask_again_steps
-        if self._arrived:
+        if self._arrived or self._scattered:
             ask_again_steps = self._admit(commands)
-            self._collect_arrived()
+            self._collect_arrived(commands)
             return ask_again_steps
         return self._admit(commands)
 
@@ -256,8 +264,11 @@ class DecodeInstance:
 
     # Running.
 
-    def _collect_arrived(self) -> None:
-        """In order of admission."""
+    def _collect_arrived(self, commands: list[Command]) -> None:
+        """In order of admission. Spans of the staging ring come back only now."""
+        if self._scattered:
+            commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
+            self._scattered = []
         for request_id in [i for i in self.transferring if i in self._arrived]:
             self.ready.append(self.transferring.pop(request_id))
         self._arrived.clear()

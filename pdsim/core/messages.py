@@ -6,6 +6,7 @@ its executor to run. All are named tuples: immutable, comparable, and several ti
 
 from typing import Any, NamedTuple
 
+from pdsim.core.staging_ring import Span, Watermark
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
 
@@ -50,6 +51,63 @@ class KvSent(NamedTuple):
     request_id: int
 
 
+class UnitSent(NamedTuple):
+    """Transport to sender: the bytes of this unit are in place on the other side."""
+
+    unit: TransferUnit
+
+
+class LayersComputed(NamedTuple):
+    """Executor to sender: so many groups of layers of this step are computed."""
+
+    step_id: int
+    num_groups: int
+
+
+class AskStaging(NamedTuple):
+    """Prefill to receiver, before the first forward of a prompt: lend a span for each cell of its grid."""
+
+    request_id: int
+    prefill_id: str
+    cell_bytes: tuple[int, ...]
+    """Of all ranks that write into one decode rank."""
+
+
+class StagingLent(NamedTuple):
+    """Receiver to sender: where each cell goes, once the watermark has passed."""
+
+    request_id: int
+    spans: tuple[Span, ...]
+
+
+class StagingWatermark(NamedTuple):
+    """Receiver to every sender: everything before this place of the ring is free."""
+
+    decode_id: str
+    watermark: Watermark
+
+
+class CellWritten(NamedTuple):
+    """Sender to receiver: a cell's KV lies in the ring. Bytes are those of one writer."""
+
+    request_id: int
+    cell: int
+    num_bytes: int
+
+
+class CellScattered(NamedTuple):
+    """Executor to receiver, and on to the decode instance: a cell's KV lies in its pages."""
+
+    request_id: int
+    cell: int
+
+
+class FreeCells(NamedTuple):
+    """Decode instance to receiver: spans that its loop has seen scattered."""
+
+    cells: tuple[CellScattered, ...]
+
+
 class Abort(NamedTuple):
     """One instance of a pair to the other: this request will not be served."""
 
@@ -87,7 +145,24 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-Message = Arrival | NewRequest | KvGranted | KvArrived | KvSent | Abort | Outcome
+Message = (
+    Arrival
+    | NewRequest
+    | KvGranted
+    | KvArrived
+    | KvSent
+    | TransferUnit
+    | UnitSent
+    | LayersComputed
+    | AskStaging
+    | StagingLent
+    | StagingWatermark
+    | CellWritten
+    | CellScattered
+    | FreeCells
+    | Abort
+    | Outcome
+)
 
 
 class Send(NamedTuple):
@@ -95,7 +170,30 @@ class Send(NamedTuple):
     message: Message
 
 
-Command = Send | TransferUnit | FirstToken | Retracted | Outcome
+class Tell(NamedTuple):
+    """As Send, to another state machine of the same instance: nothing lies between."""
+
+    to: str
+    message: Message
+
+
+class StartTransfer(NamedTuple):
+    """The unit's worker is free and nothing is missing: gather if it is staged, and write."""
+
+    unit: TransferUnit
+    staging_offset_bytes: int | None
+
+
+class Scatter(NamedTuple):
+    """Copy a cell from the ring into its pages. Bytes are those of one writer."""
+
+    decode_id: str
+    request_id: int
+    cell: int
+    num_bytes: int
+
+
+Command = Send | Tell | TransferUnit | StartTransfer | Scatter | FirstToken | Retracted | Outcome
 
 
 class PrefillChunk(NamedTuple):

@@ -29,9 +29,9 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.transfer_plan import SendCursor, TransferUnit
-from pdsim.core.wire import Wire
-from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy, TransferPolicy
+from pdsim.core.send_planner import SendPlanner
+from pdsim.core.transfer_plan import SendCursor
+from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
 
 _WAIT = Wait()
@@ -72,6 +72,10 @@ class PrefillRequest:
     def num_sent_tokens(self) -> int:
         return self.cursor.num_sent_tokens
 
+    @property
+    def page_table(self) -> list[int]:
+        return self.lease.table
+
 
 @dataclass(slots=True)
 class _Budget:
@@ -98,9 +102,8 @@ class PrefillInstance:
         *,
         cache: KvCache,
         limits: PrefillLimits,
-        wire: Wire,
         policy: PrefillPolicy,
-        transfer_policy: TransferPolicy,
+        planner: SendPlanner,
     ) -> None:
         self.instance_id = instance_id
         self.cache = cache
@@ -117,9 +120,8 @@ class PrefillInstance:
         self._partial: PrefillRequest | None = None
         """Of those begun, the one with tokens that no step has yet."""
         self._sent: list[int] = []
-        self._wire = wire
         self._policy = policy
-        self._transfer_policy = transfer_policy
+        self._planner = planner
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -144,9 +146,8 @@ class PrefillInstance:
                 return self._on_new_request(message)
             case KvGranted():
                 if message.request_id in self.bootstrapping:
-                    self._grant(message)
-                else:
-                    self._early_grants[message.request_id] = message
+                    return self._grant(message)
+                self._early_grants[message.request_id] = message
             case KvSent():
                 self._sent.append(message.request_id)
             case Abort():
@@ -167,7 +168,10 @@ class PrefillInstance:
         if not chunks:
             return (_WAIT if hold_until_ns is None else Wait(hold_until_ns)), commands
         self._num_steps += 1
-        return PrefillStep(self._num_steps, tuple(chunks)), commands
+        step = PrefillStep(self._num_steps, tuple(chunks))
+        for chunk in chunks:
+            commands += self._planner.with_chunk(self._begun[chunk.request_id], chunk, step.step_id, now_ns)
+        return step, commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, PrefillStep)
@@ -179,8 +183,7 @@ class PrefillInstance:
             self.cache.checkpoint(request.lease, request.prompt, request.num_computed_tokens)
             if chunk.is_last:
                 self.sending[chunk.request_id] = self._begun.pop(chunk.request_id)
-            if unit := self._next_unit(request, chunk.is_last, chunk.request_id in ended):
-                commands.append(unit)
+            commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
         return commands
 
     def holding(self) -> list[PrefillRequest]:
@@ -217,15 +220,19 @@ class PrefillInstance:
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         self.bootstrapping[message.request_id] = message
         if early := self._early_grants.pop(message.request_id, None):
-            self._grant(early)
+            return self._grant(early)
         return []
 
-    def _grant(self, grant: KvGranted) -> None:
+    def _grant(self, grant: KvGranted) -> list[Command]:
         new = self.bootstrapping.pop(grant.request_id)
-        cursor = SendCursor(grant.num_cached_tokens, grant.pages, self.page_size)
+        cursor = self._planner.cursor(grant)
+        if cursor is None:
+            reason = f"its KV does not fit the staging ring of {new.decode_id}"
+            return [Send(new.decode_id, Abort(new.request_id, reason))]
         self.granted.append(
             PrefillRequest(new.request_id, new.arrival_ns, new.prompt, len(new.prompt), new.decode_id, cursor)
         )
+        return []
 
     def _enqueue_granted(self) -> None:
         """In order of arrival, as many as there are slots for their first tokens."""
@@ -316,23 +323,3 @@ class PrefillInstance:
         self._begun[request.request_id] = request
         budget.spend(num_tokens)
         return True
-
-    def _next_unit(self, request: PrefillRequest, is_last: bool, first_token_ends: bool) -> TransferUnit | None:
-        end = request.num_prompt_tokens if is_last else self._transfer_policy.send_until(request)
-        if end > max(request.num_computed_tokens, request.num_sent_tokens):
-            raise PolicyError(f"{self._transfer_policy}: sends up to {end} of {request}")
-        pages = request.cursor.advance(end, request.lease.table, is_last=is_last)
-        if pages is None:
-            return None
-        source, target = pages
-        return TransferUnit(
-            request.request_id,
-            self.instance_id,
-            request.decode_id,
-            source,
-            target,
-            self._wire.num_bytes(len(target), is_last=is_last),
-            self._wire.num_descriptors(source, target, is_last=is_last),
-            is_last,
-            first_token_ends,
-        )

@@ -12,6 +12,7 @@ latent KV        every rank holds all of it: one writer per decode rank     whol
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +38,27 @@ class Wire:
     """Of linear-attention layers, per request, sent behind the last page."""
     num_state_planes: int = 0
 
-    def num_bytes(self, num_pages: int, *, is_last: bool) -> int:
-        return num_pages * self.page_bytes + (self.state_bytes if is_last else 0)
-
-    def num_descriptors(self, source: Sequence[int], target: Sequence[int], *, is_last: bool) -> int:
-        """Pieces of memory that the engine is told to copy."""
+    def load(self, source: Sequence[int], target: Sequence[int], *, with_state: bool) -> "Load":
+        """Of these pages, and of the request's state."""
         if self.slices:
             pieces = len(source) * self.page_size
         else:
             pieces = num_runs(source, target) if self.coalesces else len(source)
-        return pieces * self.num_planes + (self.num_state_planes if is_last else 0)
+        num_bytes, num_descriptors = len(source) * self.page_bytes, pieces * self.num_planes
+        if with_state:
+            return Load(num_bytes + self.state_bytes, num_descriptors + self.num_state_planes)
+        return Load(num_bytes, num_descriptors)
+
+
+class Load(NamedTuple):
+    """What one pair of ranks moves: bytes, and pieces of memory that the engine is told to copy."""
+
+    num_bytes: int
+    num_descriptors: int
+
+    def part(self, index: int, num_parts: int) -> "Load":
+        """One of num_parts that are as equal as whole numbers allow."""
+        return Load(*(n * (index + 1) // num_parts - n * index // num_parts for n in self))
 
 
 def num_runs(source: Sequence[int], target: Sequence[int]) -> int:

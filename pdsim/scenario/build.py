@@ -6,13 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.instance import Instance
+from pdsim.core.journal import TakesMessages
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
+from pdsim.core.receiver import Receiver
 from pdsim.core.router import RoleRouter, Router
+from pdsim.core.sender import Sender
+from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
 from pdsim.cost.model import CostModel
+from pdsim.cost.staging import StagingCost
 from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
 from pdsim.scenario import wiring
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
@@ -26,7 +32,6 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.traces import TraceError
 
 Role = Literal["prefill", "decode"]
-ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""
@@ -39,11 +44,13 @@ class Cluster:
     scenario: Scenario
     """Resolved."""
     instances: Sequence[PrefillInstance | DecodeInstance]
+    agents: Sequence[Sender | Receiver]
     router: Router
     costs: Mapping[str, CostModel]
     wire: Wire
     transport: Transport
     topology: Topology
+    staging: StagingCost | None
     message_latency_ns: int
     requests: Sequence[RequestSpec]
     client: Client
@@ -57,25 +64,37 @@ def build(scenario: Scenario) -> Cluster:
     except TraceError as wrong:
         raise ConfigError(f"workload: {wrong}") from None
     _check_requests(scenario, requests)
-    layouts: dict[Role, Layout] = {"prefill": _layout(scenario, "prefill"), "decode": _layout(scenario, "decode")}
+    prefill, decode = _layout(scenario, "prefill"), _layout(scenario, "decode")
+    wire = wiring.wire_of(scenario, prefill, decode)
+    transport, staging = wiring.transport(scenario.network), scenario.network.staging
+    sides = {"prefill": (instance_ids(scenario.prefill, "prefill"), prefill)}
+    sides |= {"decode": (instance_ids(scenario.decode, "decode"), decode)}
     costs: dict[Role, CostModel] = {
-        "prefill": scenario.cost.prefill.model(layouts["prefill"]),
-        "decode": scenario.cost.decode.model(layouts["decode"]),
+        "prefill": scenario.cost.prefill.model(prefill),
+        "decode": scenario.cost.decode.model(decode),
     }
     roles: dict[str, Role] = dict.fromkeys(instance_ids(scenario.prefill, "prefill"), "prefill")
     roles |= dict.fromkeys(instance_ids(scenario.decode, "decode"), "decode")
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
-        wire=_wire(scenario),
+        agents=build_agents(scenario),
+        wire=wire,
         router=build_router(scenario),
         costs={i: costs[role] for i, role in roles.items()},
-        transport=wiring.transport(scenario.network),
-        topology=_topology(scenario),
+        transport=transport,
+        topology=wiring.topology(scenario.network, transport, sides, wire.num_writers),
+        staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
         message_latency_ns=scenario.network.message_latency,
         requests=requests,
         client=scenario.client,
     )
+
+
+def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
+    """Of a resolved scenario, fresh, by name: what its journal replays on."""
+    machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
+    return machines | {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
 
 
 def resolve(scenario: Scenario) -> Scenario:
@@ -92,15 +111,14 @@ def resolve(scenario: Scenario) -> Scenario:
 def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance]:
     """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
     prefill, decode = scenario.prefill, scenario.decode
-    wire = _wire(scenario)
+    layouts = _layout(scenario, "prefill"), _layout(scenario, "decode")
     made: list[PrefillInstance | DecodeInstance] = [
         PrefillInstance(
             instance_id,
             cache=_cache(scenario, prefill),
             limits=_prefill_limits(prefill),
-            wire=wire,
             policy=deepcopy(prefill.policy),
-            transfer_policy=deepcopy(prefill.transfer),
+            planner=wiring.planner(scenario, instance_id, *layouts),
         )
         for instance_id in instance_ids(prefill, "prefill")
     ]
@@ -115,6 +133,17 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
         for instance_id in instance_ids(decode, "decode")
     ]
     return made
+
+
+def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+    """What works beside the loops of the instances."""
+    prefill_ids, decode_ids = instance_ids(scenario.prefill, "prefill"), instance_ids(scenario.decode, "decode")
+    num_queues, staging = wiring.transport(scenario.network).num_queues, scenario.network.staging
+    staged = staging is not None
+    agents: list[Sender | Receiver] = [Sender(i, decode_ids, num_queues=num_queues, staged=staged) for i in prefill_ids]
+    if staging is not None:
+        agents += [Receiver(i, prefill_ids, StagingRing(staging.ring)) for i in decode_ids]
+    return agents
 
 
 def build_router(scenario: Scenario) -> Router:
@@ -243,17 +272,3 @@ def _prefill_limits(settings: PrefillSettings) -> PrefillLimits:
 def _decode_limits(settings: DecodeSettings) -> DecodeLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return DecodeLimits(max_running_requests=settings.max_running_requests, extra_slots=settings.extra_slots or 0)
-
-
-def _wire(scenario: Scenario) -> Wire:
-    prefill, decode, network = _layout(scenario, "prefill"), _layout(scenario, "decode"), scenario.network
-    engine = wiring.transport(network)
-    return wiring.wire(prefill, decode, scenario.page_size, engine, deduplicate=network.deduplicate_kv_heads)
-
-
-def _topology(scenario: Scenario) -> Topology:
-    sides: dict[str, tuple[list[str], Layout]] = {
-        role: (instance_ids(getattr(scenario, role), role), _layout(scenario, role)) for role in ROLES
-    }
-    network = scenario.network
-    return wiring.topology(network, wiring.transport(network), sides, _wire(scenario).num_writers)

@@ -85,5 +85,7 @@ class Quantity:
 
 Duration = Annotated[int, Quantity(DURATION)]
 """In ns."""
+Size = Annotated[int, Quantity(SIZE)]
+"""In bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
 """In bytes per second."""

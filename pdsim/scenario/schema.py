@@ -1,6 +1,6 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
@@ -23,7 +23,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
 from pdsim.scenario.profile import cost_by_role
-from pdsim.scenario.quantity import Bandwidth, Duration
+from pdsim.scenario.quantity import Bandwidth, Duration, Size
 from pdsim.system.model import Dtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
@@ -63,6 +63,8 @@ class PrefillSettings(Section):
     max_prefill_tokens: int = Field(default=16384, ge=1)
     overlap: bool = True
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
+    layer_groups: int = Field(default=0, ge=0)
+    """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
     policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
 
@@ -96,6 +98,24 @@ class RouterSettings(Section):
     """Per instance, of the prompts that a cache-aware policy remembers."""
 
 
+class StagingSettings(Section):
+    """KV between unequal tensor-parallel sizes goes through staging memory (SGLANG_DISAGG_STAGING_BUFFER)."""
+
+    ring: Size = 4 * 2**30
+    """Of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
+    prefill_buffer: Size | None = None
+    """Of one prefill worker; a request with a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
+    oversized: Literal["fail", "slices"] = "fail"
+    """What becomes of a request with a cell larger than the ring."""
+    gather_host: Duration = 840_000
+    """Python and launch of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
+    scatter_host: Duration = 678_000
+    """Of one scatter (the same)."""
+    gather_efficiency: float = Field(default=0.65, gt=0, le=1)
+    """Of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
+    scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
+
+
 class NetworkSettings(Section):
     """What lies between instances."""
 
@@ -111,6 +131,8 @@ class NetworkSettings(Section):
     """Of each batch before its first byte; None: the engine's."""
     descriptor_latency: Duration | None = None
     """Of each descriptor; None: the engine's."""
+    staging: StagingSettings | None = None
+    """None: unequal tensor-parallel sizes send a slice of each token's heads."""
     deduplicate_kv_heads: bool = False
     """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)

@@ -1,10 +1,13 @@
 """From layouts and network settings to what the core and its driver need to know of transfers."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 
+from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.wire import Wire
-from pdsim.scenario.schema import NetworkSettings
+from pdsim.cost.staging import StagingCost
+from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_transport
 from pdsim.system.memory import Layout
@@ -26,7 +29,13 @@ def transport(network: NetworkSettings) -> Transport:
     return found
 
 
-def wire(prefill: Layout, decode: Layout, page_size: int, engine: Transport, *, deduplicate: bool = False) -> Wire:
+def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> Wire:
+    network = scenario.network
+    deduplicate = network.deduplicate_kv_heads
+    return wire(prefill, decode, scenario.page_size, transport(network).coalesces, deduplicate=deduplicate)
+
+
+def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, deduplicate: bool = False) -> Wire:
     """Raises ConfigError where the ranks of the two sides do not divide."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
@@ -48,7 +57,41 @@ def wire(prefill: Layout, decode: Layout, page_size: int, engine: Transport, *, 
         num_targets=max(1, decode.tp // prefill.tp),
         num_pairs=decode.tp * writers,
         slices=slices,
-        coalesces=engine.coalesces,
+        coalesces=coalesces,
+    )
+
+
+def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout) -> SendPlanner:
+    """Raises ConfigError for layers or staging that the two sides cannot have."""
+    groups, staging = scenario.prefill.layer_groups, scenario.network.staging
+    way = wire_of(scenario, prefill, decode)
+    num_layers = prefill.model.num_layers
+    if groups > num_layers:
+        raise ConfigError(f"prefill: {groups} layer_groups for the {num_layers} layers of {prefill.model.name}")
+    if groups and way.slices:
+        raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
+    plan = None if staging is None else staging_plan(scenario, staging)
+    policy = deepcopy(scenario.prefill.transfer)
+    return SendPlanner(prefill_id, way, policy, staging=plan, layer_groups=groups)
+
+
+def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
+    chunk = scenario.prefill.chunked_prefill_tokens or 8192
+    return StagingPlan(
+        cell_pages=max(1, chunk // scenario.page_size),
+        buffer_bytes=staging.prefill_buffer,
+        ring_bytes=staging.ring,
+        fail_oversized=staging.oversized == "fail",
+    )
+
+
+def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_writers: int) -> StagingCost:
+    return StagingCost(
+        gather_host_ns=staging.gather_host,
+        scatter_host_ns=staging.scatter_host,
+        gather_bandwidth=prefill.gpu.memory_bandwidth * staging.gather_efficiency,
+        scatter_bandwidth=decode.gpu.memory_bandwidth * staging.scatter_efficiency,
+        num_writers=num_writers,
     )
 
 
@@ -59,11 +102,10 @@ def topology(
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
-    ordinals: dict[str, int] = {}
     first_gpu = 0
     for role, (ids, layout) in sides.items():
         way, weight = ("out", 1) if role == "prefill" else ("in", num_writers)
-        for ordinal, instance_id in enumerate(ids):
+        for instance_id in ids:
             link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
             capacity[link] = link_bandwidth(network, engine, layout)
             path: Path = ((link, weight * min(layout.tp, gpus_per_link)),)
@@ -71,13 +113,12 @@ def topology(
                 capacity[f"{instance_id} engine"] = engine.max_bandwidth
                 path += ((f"{instance_id} engine", 1),)
             ways[way][instance_id] = path
-            ordinals[instance_id] = ordinal
             first_gpu += layout.tp
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth
         ranks = sides["prefill"][1].tp
         ways["out"] = {i: (*path, ("shared", ranks)) for i, path in ways["out"].items()}
-    return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"], ordinals=ordinals)
+    return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 
 def link_bandwidth(network: NetworkSettings, engine: Transport, layout: Layout) -> float:

@@ -8,7 +8,7 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, Message, PrefillStep, StepResult, Wait
+from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, StepResult, Wait
 from pdsim.core.sequence import Spans
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.model import CostModel
@@ -34,6 +34,8 @@ class Actor:
         outputs: Mapping[int, Spans],
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord], None],
+        layer_groups: int,
+        on_layers: Callable[[str, LayersComputed], None],
         on_choice: Callable[[Instance], None] | None,
         single_steps: bool,
     ) -> None:
@@ -43,6 +45,8 @@ class Actor:
         self._cost = cost
         self._outputs = outputs
         self._on_step = on_step
+        self._layer_groups = layer_groups
+        self._on_layers = on_layers
         self._on_choice = on_choice
         self._single_steps = single_steps
         self._order = EventPriority(CHOICES + index)
@@ -130,7 +134,19 @@ class Actor:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._free_ns)
         self._free_ns = start_ns + self._cost.prefill_ns(step)
+        if self._layer_groups:
+            self._announce_layers(step, start_ns)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
+
+    def _announce_layers(self, step: PrefillStep, start_ns: int) -> None:
+        """Layers take equally long; the last group is done with the forward."""
+        now_ns = self._timeline.now_ns
+        for group in range(1, self._layer_groups + 1):
+            done_ns = start_ns + (self._free_ns - start_ns) * group // self._layer_groups
+            self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
+
+    def _on_computed(self, computed: LayersComputed) -> None:
+        self._on_layers(self._instance_id, computed)
 
     def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:
         step, start_ns = begun

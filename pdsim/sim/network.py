@@ -1,17 +1,15 @@
 """Links and the engines that use them.
 
-A prefill rank has a few queues, each with one worker that sends one unit at a time; the units for one destination
-always wait in the same queue. A unit takes the engine's time per batch and per descriptor, then its bytes cross links
-that all transfers under way share max-min fairly: none can be faster without slowing one that is no faster.
+A transfer takes the engine's time per batch and per descriptor, and the gather's if it is staged; then its bytes cross
+links that all transfers under way share max-min fairly: none can be faster without slowing one that is no faster.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
-from pdsim.metrics.records import TransferRecord
+from pdsim.cost.staging import StagingCost
 from pdsim.sim.timeline import Alarm, Timeline
 from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
@@ -31,17 +29,15 @@ class Flow:
 
 
 class Transfer:
-    """A unit, queued behind the earlier ones of its worker."""
+    """A unit under way."""
 
-    __slots__ = ("num_bytes", "queue", "queued_ns", "start_ns", "unit")
+    __slots__ = ("num_bytes", "start_ns", "unit")
 
-    def __init__(self, unit: TransferUnit, queue: "deque[Transfer]", num_bytes: int, queued_ns: int) -> None:
+    def __init__(self, unit: TransferUnit, num_bytes: int, start_ns: int) -> None:
         self.unit = unit
-        self.queue = queue
         self.num_bytes = num_bytes
         """That one rank sends, to all its targets together."""
-        self.queued_ns = queued_ns
-        self.start_ns = queued_ns
+        self.start_ns = start_ns
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
@@ -79,35 +75,32 @@ class Network:
         topology: Topology,
         transport: Transport,
         wire: Wire,
-        on_done: Callable[[TransferUnit, TransferRecord], None],
+        staging: StagingCost | None = None,
+        on_done: Callable[[Transfer], None],
     ) -> None:
         self._timeline = timeline
         self._topology = topology
         self._transport = transport
         self._wire = wire
         self._on_done = on_done
-        self._queues: dict[tuple[str, int], deque[Transfer]] = {}
+        self._staging = staging
         self._flows: list[Flow] = []
         self._updated_ns = 0
         self._next_end: Alarm | None = None
 
-    def send(self, unit: TransferUnit) -> None:
-        shard = self._topology.ordinal(unit.target) % self._transport.num_queues
-        queue = self._queues.setdefault((unit.source, shard), deque())
-        transfer = Transfer(unit, queue, unit.num_bytes * self._wire.num_targets, self._timeline.now_ns)
-        queue.append(transfer)
-        if len(queue) == 1:
-            self._start(transfer)
-
-    def _start(self, transfer: Transfer) -> None:
+    def start(self, unit: TransferUnit) -> None:
         """What the engine does per batch and per descriptor, then the bytes."""
-        transfer.start_ns = self._timeline.now_ns
-        setup_ns = self._wire.num_targets * self._transport.setup_ns(transfer.unit.num_descriptors)
+        num_targets = self._wire.num_targets
+        setup_ns = num_targets * self._transport.setup_ns(unit.num_descriptors)
+        if unit.cell is not None:
+            assert self._staging is not None
+            setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
+        transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
         self._timeline.after(setup_ns, self._on_ready, transfer)
 
     def _on_ready(self, transfer: Transfer) -> None:
         if not transfer.num_bytes:
-            self._finish(transfer)
+            self._on_done(transfer)
             return
         self._progress()
         self._flows.append(Flow(transfer, self._topology.path(transfer.unit.source, transfer.unit.target)))
@@ -120,26 +113,7 @@ class Network:
         self._flows = [flow for flow in self._flows if flow.finish_ns > now]
         self._share()
         for flow in ended:
-            self._finish(flow.transfer)
-
-    def _finish(self, transfer: Transfer) -> None:
-        unit = transfer.unit
-        transfer.queue.popleft()
-        if transfer.queue:
-            self._start(transfer.queue[0])
-        record = TransferRecord(
-            unit.request_id,
-            unit.source,
-            unit.target,
-            unit.num_bytes * self._wire.num_pairs,
-            len(unit.target_pages),
-            unit.num_descriptors * self._wire.num_pairs,
-            unit.is_last,
-            transfer.queued_ns,
-            transfer.start_ns,
-            self._timeline.now_ns,
-        )
-        self._on_done(unit, record)
+            self._on_done(flow.transfer)
 
     def _progress(self) -> None:
         """What moved since rates last changed."""

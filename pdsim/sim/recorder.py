@@ -2,8 +2,27 @@
 
 from pdsim.core.instance import Instance
 from pdsim.core.messages import DecodeStep, PrefillStep
+from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.sim.network import Transfer
 from pdsim.workload.request_spec import RequestSpec
+
+
+def transfer_record(transfer: Transfer, wire: Wire, end_ns: int) -> TransferRecord:
+    """Of a unit, all ranks together."""
+    unit = transfer.unit
+    return TransferRecord(
+        unit.request_id,
+        unit.source,
+        unit.target,
+        unit.num_bytes * wire.num_pairs,
+        len(unit.target_pages),
+        unit.num_descriptors * wire.num_pairs,
+        unit.is_last,
+        unit.planned_ns,
+        transfer.start_ns,
+        end_ns,
+    )
 
 
 class Recorder:

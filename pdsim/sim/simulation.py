@@ -9,15 +9,16 @@ from pdsim.core import messages as m
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_idle
 from pdsim.core.journal import Entry, Recorded
+from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.metrics.records import RunRecords, TransferRecord
+from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
-from pdsim.sim.network import Network
-from pdsim.sim.recorder import Recorder
+from pdsim.sim.network import Network, Transfer
+from pdsim.sim.recorder import Recorder, transfer_record
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import RequestSpec, Streams
 
@@ -66,12 +67,16 @@ class Simulation:
         self._recorder = Recorder()
         self._message_ns = cluster.message_latency_ns
         self._num_ended = 0
+        self._scatter_free_ns: dict[str, int] = {}
         outputs = {spec.request_id: spec.output for spec in cluster.requests}
         instances: list[Any] = list(cluster.instances)
+        agents: list[Any] = list(cluster.agents)
         self._router: Any = cluster.router
         if observation.journal is not None:
             instances = [Recorded(instance, observation.journal) for instance in instances]
+            agents = [Recorded(agent, observation.journal) for agent in agents]
             self._router = Recorded(cluster.router, observation.journal)
+        self._agents = {agent.instance_id: agent for agent in agents}
         self._actors = {
             instance.instance_id: Actor(
                 self._timeline,
@@ -81,6 +86,8 @@ class Simulation:
                 outputs=outputs,
                 carry_out=self._carry_out,
                 on_step=self._recorder.on_step,
+                layer_groups=cluster.scenario.prefill.layer_groups,
+                on_layers=self._on_layers,
                 on_choice=self._on_choice if observation.levels else None,
                 single_steps=single_steps,
             )
@@ -91,6 +98,7 @@ class Simulation:
             topology=cluster.topology,
             transport=cluster.transport,
             wire=cluster.wire,
+            staging=cluster.staging,
             on_done=self._on_transfer_done,
         )
         self._client = ClientDriver(
@@ -102,7 +110,10 @@ class Simulation:
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
-            TransferUnit: self._network.send,
+            m.Tell: self._tell,
+            TransferUnit: self._plan,
+            m.StartTransfer: self._start_transfer,
+            m.Scatter: self._scatter,
             m.FirstToken: self._first_token,
             m.Retracted: self._retracted,
             m.PrefillDone: self._tell_router,
@@ -155,8 +166,20 @@ class Simulation:
             self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
         self._timeline.after(self._message_ns, self._deliver, command)
 
-    def _deliver(self, command: m.Send) -> None:
-        self._actors[command.to].post(command.message)
+    def _deliver(self, command: m.Send | m.Tell) -> None:
+        to, message = command
+        if (actor := self._actors.get(to)) is not None:
+            actor.post(message)
+        else:
+            self._tell_agent(to, message)
+
+    def _tell(self, command: m.Tell) -> None:
+        """At this instant, but only when what is being carried out is done."""
+        self._timeline.after(0, self._deliver, command)
+
+    def _tell_agent(self, to: str, message: m.Message) -> None:
+        """It answers at once, whatever its instance is doing."""
+        self._carry_out(self._agents[to].on_message(message, self._timeline.now_ns))
 
     def _deliver_all(self, commands: list[m.Send]) -> None:
         """What the router sends for one request leaves it at one time."""
@@ -165,13 +188,29 @@ class Simulation:
 
     # Transfers.
 
-    def _on_transfer_done(self, unit: TransferUnit, row: TransferRecord) -> None:
-        """Prefill's own engine knows at once; decode is told."""
-        self._recorder.on_transfer(row)
-        if unit.is_last:
-            arrived = m.KvArrived(unit.request_id, unit.first_token_ends)
-            self._timeline.after(self._message_ns, self._deliver, m.Send(unit.target, arrived))
-            self._actors[unit.source].post(m.KvSent(unit.request_id))
+    def _plan(self, unit: TransferUnit) -> None:
+        self._tell_agent(sender_of(unit.source), unit)
+
+    def _start_transfer(self, command: m.StartTransfer) -> None:
+        self._network.start(command.unit)
+
+    def _on_transfer_done(self, transfer: Transfer) -> None:
+        unit = transfer.unit
+        self._recorder.on_transfer(transfer_record(transfer, self._cluster.wire, self._timeline.now_ns))
+        self._tell_agent(sender_of(unit.source), m.UnitSent(unit))
+
+    def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
+        self._tell_agent(sender_of(prefill_id), computed)
+
+    def _scatter(self, command: m.Scatter) -> None:
+        """On a stream of its own, behind the scatters before it."""
+        assert self._cluster.staging is not None
+        now_ns = self._timeline.now_ns
+        start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
+        end_ns = start_ns + self._cluster.staging.scatter_ns(command.num_bytes)
+        self._scatter_free_ns[command.decode_id] = end_ns
+        done = m.Tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+        self._timeline.after(end_ns - now_ns, self._deliver, done)
 
     # What becomes of requests.
 

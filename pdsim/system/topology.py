@@ -15,12 +15,7 @@ class Topology:
     """Bytes per second."""
     ways_out: Mapping[str, Path]
     ways_in: Mapping[str, Path]
-    ordinals: Mapping[str, int]
-    """Where each instance stands among those of its role."""
     _paths: dict[tuple[str, str], Path] = field(default_factory=dict, init=False)
-
-    def ordinal(self, instance_id: str) -> int:
-        return self.ordinals[instance_id]
 
     def path(self, source: str, target: str) -> Path:
         path = self._paths.get((source, target))

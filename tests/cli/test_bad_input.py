@@ -24,8 +24,11 @@ CHANGES = [
     ("network.bandwidth=3 GiBs", "'GiBs' is no unit of a bandwidth; there are B/s"),
     ("network.bandwidth=5 ms", "'ms' is no unit of a bandwidth"),
     ("network.message_latency=-1 ms", "a duration cannot be negative, found '-1 ms'"),
-    ("network.efficiency=1.5", "network.efficiency: Input should be less than or equal to 1, found 1.5"),
-    ("network.link=wifi", "network.link: Input should be 'nic' or 'nvlink', found 'wifi'"),
+    ("network.gpus_per_nic=0", "network.gpus_per_nic: Input should be greater than or equal to 1"),
+    ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
+    ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
+    ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
+    ("network.staging.oversized=drop", "network.staging.oversized: Input should be 'fail' or 'slices', found 'drop'"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",

@@ -6,7 +6,8 @@ from hypothesis import assume, given
 from pdsim.core.invariants import check
 from pdsim.core.journal import decisions, from_lines, replay, to_line
 from pdsim.core.messages import PrefillStep
-from pdsim.scenario.build import build
+from pdsim.core.receiver import Receiver
+from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
 from tests.strategies import scenarios
 from tests.support import Traced, examples, run
@@ -23,7 +24,9 @@ def test_every_request_ends_and_nothing_is_left_behind(scenario: Scenario):
     assert traced.result.stall == []
     assert len(traced.records.requests) == len(traced.cluster.requests)
     for r in traced.records.requests:
-        assert r.outcome == "finished" or (r.outcome == "failed" and "do not fit" in r.reason)
+        assert r.outcome == "finished" or (r.outcome == "failed" and "not fit" in r.reason)
+    for agent in traced.cluster.agents:
+        assert not isinstance(agent, Receiver) or agent.ring.num_live_bytes == 0
     for instance in traced.cluster.instances:
         check(instance)
         assert instance.num_available_pages == instance.cache.pool.num_pages
@@ -53,7 +56,7 @@ def test_what_is_sent_is_what_decode_lacks(scenario: Scenario):
     traced = run(scenario)
     page = scenario.page_size
     page_bytes = 57_344 * 2 * page  # qwen3-0.6b: 28 layers, 8 KV heads of 128, keys and values in bf16
-    for r in traced.records.requests:
+    for r in finished(traced):
         num_pages = -(-r.num_prompt_tokens // page) - r.num_decode_cached_tokens // page
         assert r.transfer_bytes == num_pages * page_bytes
         units = [t for t in traced.records.transfers if t.request_id == r.request_id]
@@ -105,10 +108,8 @@ def test_many_steps_at_once_are_single_steps(scenario: Scenario):
 @examples(60)
 def test_a_journal_replays_to_the_same_decisions(scenario: Scenario):
     traced = run(scenario)
-    fresh = build(scenario)
-    instances = {instance.instance_id: instance for instance in fresh.instances} | {"router": fresh.router}
     written = [to_line(entry) for entry in traced.journal]
-    assert replay(from_lines(written), instances) == len(traced.journal)
+    assert replay(from_lines(written), state_machines(resolve(scenario))) == len(traced.journal)
 
 
 @given(scenarios())

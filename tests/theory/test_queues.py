@@ -2,6 +2,8 @@
 
 import pytest
 
+from pdsim.core.messages import StartTransfer, UnitSent
+from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.sim.network import Network
@@ -72,17 +74,24 @@ class Link:
             capacity={f"{i} {way}": rate for i, rate in bandwidth.items() for way in ("out", "in")},
             ways_out={i: ((f"{i} out", 1),) for i in bandwidth},
             ways_in={i: ((f"{i} in", 1),) for i in bandwidth},
-            ordinals={i: ordinal for ordinal, i in enumerate(bandwidth)},
         )
         wire = Wire(page_size=1, page_bytes=1, num_planes=1)
         self.network = Network(self.timeline, topology=topology, transport=engine, wire=wire, on_done=self._on_done)
 
-    def _on_done(self, unit, record):
-        self.ended[unit.request_id] = record.end_ns
+        self.senders = {f"{i}.sender": Sender(i, list(bandwidth), num_queues=9, staged=False) for i in bandwidth}
+
+    def _on_done(self, transfer):
+        self.ended[transfer.unit.request_id] = self.timeline.now_ns
+        self._tell(UnitSent(transfer.unit), transfer.unit)
+
+    def _tell(self, message, unit):
+        for command in self.senders[f"{unit.source}.sender"].on_message(message, self.timeline.now_ns):
+            if isinstance(command, StartTransfer):
+                self.network.start(command.unit)
 
     def send(self, at_ms, i, source, target, num_bytes):
-        unit = TransferUnit(i, source, target, (), (), num_bytes, 1, True)
-        self.timeline.after(at_ms * MILLISECOND, lambda _: self.network.send(unit))
+        unit = TransferUnit(i, source, target, (), (), num_bytes, 1, 0, is_last=True)
+        self.timeline.after(at_ms * MILLISECOND, lambda _: self._tell(unit, unit))
 
     def run(self):
         self.timeline.run_all()

@@ -20,6 +20,7 @@ from pdsim.core.messages import (
 from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
+from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
@@ -36,9 +37,8 @@ def instance(num_pages=100, page=4, policy=None, transfer=None, **limits) -> Pre
         "prefill-0",
         cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed())),
         limits=PrefillLimits(**{**given, **limits}),
-        wire=Wire(page_size=page, page_bytes=100, num_planes=2),
         policy=policy or FirstComeFirstServed(),
-        transfer_policy=transfer or EveryChunk(),
+        planner=SendPlanner("prefill-0", Wire(page_size=page, page_bytes=100, num_planes=2), transfer or EveryChunk()),
     )
 
 

@@ -1,0 +1,142 @@
+"""What of a prompt's KV a prefill instance sends, and how: whole pages, slices, staged cells, or layer by layer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdsim.core.instance import PolicyError
+from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send
+from pdsim.core.names import receiver_of
+from pdsim.core.transfer_plan import Piece, SendCursor, TransferUnit
+from pdsim.core.wire import Load, Wire
+from pdsim.policy.protocols import TransferPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingPlan:
+    """How KV goes through staging memory (SGLang 0.5.23, staging_handler.py)."""
+
+    cell_pages: int
+    """A cell of the grid: what one forward can compute."""
+    buffer_bytes: int | None
+    """Of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
+    ring_bytes: int
+    """Of one decode rank."""
+    fail_oversized: bool = True
+    """A request with a cell larger than the ring fails; otherwise it is sent as slices."""
+
+
+class SendingRequest(Protocol):
+    """What the planner asks of a request that prefill computes."""
+
+    request_id: int
+    decode_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    cursor: SendCursor
+
+    @property
+    def num_sent_tokens(self) -> int: ...
+    @property
+    def page_table(self) -> list[int]: ...
+
+
+class SendPlanner:
+    """Makes the transfer units of one prefill instance."""
+
+    def __init__(
+        self,
+        prefill_id: str,
+        wire: Wire,
+        policy: TransferPolicy,
+        *,
+        staging: StagingPlan | None = None,
+        layer_groups: int = 0,
+    ) -> None:
+        """layer_groups: KV of so many groups of layers goes while the forward computes the others; 0: after it."""
+        self._prefill_id = prefill_id
+        self._wire = wire
+        self._policy = policy
+        self._staging = staging
+        self._layer_groups = layer_groups
+
+    def cursor(self, grant: KvGranted) -> SendCursor | None:
+        """None if the KV cannot be sent: a staged cell that is larger than the whole ring."""
+        cell_pages = None
+        if self._staging is not None and self._wire.slices:
+            cell_pages = self._staging.cell_pages
+            cell_bytes = min(cell_pages, len(grant.pages)) * self._wire.page_bytes
+            fits_ring = cell_bytes * self._wire.num_writers <= self._staging.ring_bytes
+            if not fits_ring and self._staging.fail_oversized:
+                return None
+            fits_buffer = self._staging.buffer_bytes is None or cell_bytes <= self._staging.buffer_bytes
+            cell_pages = cell_pages if fits_ring and fits_buffer else None
+        return SendCursor(grant.num_cached_tokens, grant.pages, self._wire.page_size, cell_pages)
+
+    def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
+        """What goes out as a chunk is begun: the request for staging memory, or the chunk's KV layer by layer."""
+        commands: list[Command] = []
+        if request.cursor.is_staged and not request.cursor.has_asked:
+            request.cursor.has_asked = True
+            page_bytes = self._wire.page_bytes * self._wire.num_writers
+            cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
+            if cells:
+                ask = AskStaging(request.request_id, self._prefill_id, cells)
+                commands.append(Send(receiver_of(request.decode_id), ask))
+        if self._layer_groups:
+            commands += self._layers(request, chunk, step_id, now_ns)
+        return commands
+
+    def after_chunk(
+        self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int
+    ) -> list[Command]:
+        """What a computed chunk leaves to send. With layer groups only the first token is left."""
+        end = request.num_prompt_tokens if is_last else self._policy.send_until(request)
+        if end > max(request.num_computed_tokens, request.num_sent_tokens):
+            raise PolicyError(f"{self._policy}: sends up to {end} of {request}")
+        pieces = request.cursor.advance(end, request.page_table, is_last=is_last)
+        units: list[Command] = []
+        for piece in pieces:
+            ends = is_last and piece is pieces[-1]
+            staged = request.cursor.is_staged and bool(piece.source)
+            load = self._wire.load(piece.source, piece.target, with_state=ends and not self._layer_groups)
+            if staged:
+                load = load._replace(num_descriptors=1)
+            cell = piece.cell if staged else None
+            units.append(self._unit(request, piece, load, now_ns, ends, ends and first_token_ends, cell))
+        return units
+
+    def _layers(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
+        """A unit for each group of layers of a chunk, to be sent when the group is computed."""
+        units: list[Command] = []
+        end = chunk.num_context_tokens + chunk.num_tokens
+        for piece in request.cursor.advance(end, request.page_table, is_last=chunk.is_last):
+            load = self._wire.load(piece.source, piece.target, with_state=chunk.is_last)
+            for group in range(self._layer_groups):
+                part = load.part(group, self._layer_groups)
+                units.append(self._unit(request, piece, part, now_ns, after_layers=(step_id, group)))
+        return units
+
+    def _unit(
+        self,
+        request: SendingRequest,
+        piece: Piece,
+        load: Load,
+        now_ns: int,
+        is_last: bool = False,
+        first_token_ends: bool = False,
+        cell: int | None = None,
+        after_layers: tuple[int, int] | None = None,
+    ) -> TransferUnit:
+        return TransferUnit(
+            request.request_id,
+            self._prefill_id,
+            request.decode_id,
+            piece.source,
+            piece.target,
+            *load,
+            now_ns,
+            is_last,
+            first_token_ends,
+            cell,
+            after_layers,
+        )

@@ -1,0 +1,105 @@
+"""The transfer workers of one prefill instance: a few queues, each of which sends one unit at a time.
+
+queued     a TransferUnit came                                     in the queue of its destination
+ready      nothing that it waits for is missing                    layers computed; a span of the ring, free to write
+sending    -> StartTransfer                                        one per queue
+sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
+
+They work beside the instance's loop: messages reach them at once. A unit that is not ready lets later ones pass, except
+those of its own request (SGLang puts such a chunk back at the tail of its queue and tries again within 1 ms).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdsim.core.messages import (
+    CellWritten,
+    Command,
+    KvArrived,
+    KvSent,
+    LayersComputed,
+    Message,
+    Send,
+    StagingLent,
+    StagingWatermark,
+    StartTransfer,
+    Tell,
+    UnitSent,
+)
+from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.staging_ring import Span, Watermark, may_write
+from pdsim.core.transfer_plan import TransferUnit
+
+
+@dataclass(slots=True)
+class _Queue:
+    units: list[TransferUnit] = field(default_factory=list)
+    sending: bool = False
+
+
+class Sender:
+    def __init__(self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, staged: bool) -> None:
+        """All units for one decode instance go through one queue, and several instances may share it."""
+        self.instance_id = sender_of(prefill_id)
+        self._prefill_id = prefill_id
+        self._staged = staged
+        queues = [_Queue() for _ in range(num_queues)]
+        self._queues = {decode_id: queues[i % num_queues] for i, decode_id in enumerate(decode_ids)}
+        self._distinct = queues[: len(decode_ids)]
+        self._computed: dict[int, int] = {}
+        """Groups of layers that the steps under way have computed."""
+        self._spans: dict[tuple[int, int], Span] = {}
+        self._watermarks = dict.fromkeys(decode_ids, Watermark())
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        if isinstance(message, TransferUnit):
+            queue = self._queues[message.target]
+            queue.units.append(message)
+            return self._start_next(queue)
+        if isinstance(message, UnitSent):
+            return self._on_sent(message.unit)
+        if isinstance(message, LayersComputed):
+            self._computed[message.step_id] = message.num_groups
+        elif isinstance(message, StagingLent):
+            for cell, span in enumerate(message.spans):
+                self._spans[message.request_id, cell] = span
+        elif isinstance(message, StagingWatermark):
+            self._watermarks[message.decode_id] = message.watermark
+        else:
+            raise TypeError(f"{self.instance_id}: a sender does not take {message}")
+        return [command for queue in self._distinct for command in self._start_next(queue)]
+
+    def _start_next(self, queue: _Queue) -> list[Command]:
+        if queue.sending:
+            return []
+        held_up: set[int] = set()
+        for i, unit in enumerate(queue.units):
+            if unit.request_id not in held_up and self._is_ready(unit):
+                del queue.units[i]
+                queue.sending = True
+                span = None if unit.cell is None else self._spans.pop((unit.request_id, unit.cell))
+                return [StartTransfer(unit, None if span is None else span.offset)]
+            held_up.add(unit.request_id)
+        return []
+
+    def _is_ready(self, unit: TransferUnit) -> bool:
+        if unit.after_layers is not None:
+            step_id, group = unit.after_layers
+            return self._computed.get(step_id, 0) > group
+        if unit.cell is not None:
+            span = self._spans.get((unit.request_id, unit.cell))
+            return span is not None and may_write(span, self._watermarks[unit.target])
+        return True
+
+    def _on_sent(self, unit: TransferUnit) -> list[Command]:
+        queue = self._queues[unit.target]
+        queue.sending = False
+        commands: list[Command] = []
+        if unit.cell is not None:
+            written = CellWritten(unit.request_id, unit.cell, unit.num_bytes)
+            commands.append(Send(receiver_of(unit.target), written))
+        if unit.is_last:
+            arrived = KvArrived(unit.request_id, unit.first_token_ends)
+            commands.append(Send(receiver_of(unit.target) if self._staged else unit.target, arrived))
+            commands.append(Tell(self._prefill_id, KvSent(unit.request_id)))
+        return commands + self._start_next(queue)

@@ -1,0 +1,85 @@
+"""The staging memory of one decode rank: a ring of bytes that is lent out ahead of time.
+
+The writer of an allocation may be told its place before that place is free. It must not write until the watermark,
+the oldest live allocation that it knows of, has passed: `may_write`. Freed places come back in the order in which they
+were lent; the tail of the ring that an allocation does not fit into is wasted for that round (SGLang 0.5.23,
+disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """Bytes [offset, end) of the ring, lent out in this round."""
+
+    offset: int
+    round: int
+    end: int
+
+
+class Watermark(NamedTuple):
+    """Where the oldest live allocation begins: everything before it in this round, and all earlier rounds, is free."""
+
+    round: int = 0
+    offset: int = 0
+
+
+def may_write(span: Span, watermark: Watermark) -> bool:
+    """Whether nothing live lies under the span, as far as the watermark tells."""
+    if span.round == 0 or span.round - 1 < watermark.round:
+        return True
+    return span.round - 1 == watermark.round and span.end <= watermark.offset
+
+
+@dataclass(slots=True)
+class _Lent:
+    key: Hashable
+    span: Span
+    freed: bool = False
+
+
+class StagingRing:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.watermark = Watermark()
+        self._head = 0
+        self._round = 0
+        self._lent: deque[_Lent] = deque()
+        """In the order in which they were lent; those freed behind a live one are still here."""
+        self._live: dict[Hashable, _Lent] = {}
+
+    @property
+    def num_live_bytes(self) -> int:
+        return sum(lent.span.end - lent.span.offset for lent in self._live.values())
+
+    def assign(self, key: Hashable, num_bytes: int) -> Span | None:
+        """Lend bytes that may still be in use; None if the whole ring is too small."""
+        assert key not in self._live, f"{key} holds a span already"
+        if num_bytes > self.num_bytes:
+            return None
+        if num_bytes > self.num_bytes - self._head:
+            self._round += 1
+            self._head = 0
+        span = Span(self._head, self._round, self._head + num_bytes)
+        self._head = span.end
+        lent = _Lent(key, span)
+        self._lent.append(lent)
+        self._live[key] = lent
+        return span
+
+    def free(self, key: Hashable) -> Watermark:
+        """Take a span back. The watermark moves only when the oldest live one is freed."""
+        self._live.pop(key).freed = True
+        while self._lent and self._lent[0].freed:
+            self._lent.popleft()
+        if self._lent:
+            oldest = self._lent[0].span
+            self.watermark = Watermark(oldest.round, oldest.offset)
+        else:
+            self._round += 1
+            self._head = 0
+            self.watermark = Watermark(self._round, 0)
+        return self.watermark
