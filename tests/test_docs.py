@@ -80,7 +80,8 @@ def test_yaml_that_is_shown_is_valid(block):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "first.yaml").write_text(FIRST.text)
+    """A user's folder, with the README's scenario cut short."""
+    (tmp_path / "first.yaml").write_text(FIRST.text.replace("num_requests: 400", "num_requests: 40"))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
     return tmp_path
