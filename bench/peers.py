@@ -1,8 +1,8 @@
 """Peers on the same trace, in environments of their own: python bench/peers.py
 
 Installs ai-dynamo and ai-dynamo-runtime 1.5.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
-into .bench/, writes the load of experiments/speed as a trace, and prints the CPU seconds of each whole command, start-up
-included, and its ratio to pdsim. Models and timing differ between simulators; the trace and the number of requests do
+into .bench/, writes the load of experiments/speed as a trace, and prints the CPU seconds of each whole command, with
+start-up, and its ratio to pdsim. Models and timing differ between simulators; the trace and the number of requests do
 not. Peers that cannot be installed are named and left out.
 """
 

@@ -1,4 +1,4 @@
-"""Hypothesis without deadlines, for these machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
+"""Hypothesis without deadlines: machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
 
 import os
 

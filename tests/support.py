@@ -54,7 +54,12 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
             "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8},
         },
         "router": "round_robin",
-        "network": {"bandwidth": "100 GB/s", "transfer_latency": "1 ms", "descriptor_latency": 0, "message_latency": "1 ms"},
+        "network": {
+            "bandwidth": "100 GB/s",
+            "transfer_latency": "1 ms",
+            "descriptor_latency": 0,
+            "message_latency": "1 ms",
+        },
         "cost": {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
         "workload": Given(tuple(requests)),
         "client": "open_loop",

@@ -12,8 +12,14 @@ CODE = "from tests.test_determinism import journal_digest; print(journal_digest(
 
 def journal_digest(seed: int = 5) -> str:
     scenario = small(
-        workload={"use": "prefix_pool", "num_requests": 60, "num_prefixes": 4, "prefix_tokens": 80,
-                  "input_tokens": {"use": "normal", "mean": 30, "stddev": 9}, "output_tokens": {"use": "uniform", "low": 1, "high": 60}},
+        workload={
+            "use": "prefix_pool",
+            "num_requests": 60,
+            "num_prefixes": 4,
+            "prefix_tokens": 80,
+            "input_tokens": {"use": "normal", "mean": 30, "stddev": 9},
+            "output_tokens": {"use": "uniform", "low": 1, "high": 60},
+        },
         client={"use": "closed_loop", "concurrency": 9},
         prefill__instances=2,
         decode__instances=2,
@@ -21,7 +27,7 @@ def journal_digest(seed: int = 5) -> str:
         decode__radix_cache=True,
         router="power_of_two",
         seed=seed,
-    )  # fmt: skip
+    )
     return digest(run(scenario).journal)
 
 

@@ -78,6 +78,7 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
     if out is not None:
         from pdsim.metrics.plots import comparison
 
+        out.mkdir(parents=True, exist_ok=True)
         comparison(summaries, records).savefig(out / "compare.png", dpi=120)
         if not json_:
             print(f"run folders and compare.png: {out}")

@@ -74,6 +74,8 @@ class DecodeInstance:
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
         self._retracted: dict[int, DecodeRequest] = {}
+        self._refused: dict[int, str] = {}
+        """Requests that one side will not serve, and why."""
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
@@ -154,6 +156,7 @@ class DecodeInstance:
             *self.cache.levels(),
             num_queued=len(self.queued),
             num_transferring=len(self.transferring),
+            num_ready=len(self.ready),
             num_running=self.batch.num_requests,
             num_retracted=len(self._retracted),
             blocked_by=self._blocked_by if self.queued else "",
@@ -186,9 +189,12 @@ class DecodeInstance:
         return self._admit(commands)
 
     def _on_new_request(self, message: NewRequest) -> list[Command]:
+        if (reason := self._refused.get(message.request_id)) is not None:
+            return [Failed(message.request_id, reason)]
         num_tokens = len(message.prompt)
         if num_tokens > (capacity := self.cache.pool.num_pages * self.page_size):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
+            self._refused[message.request_id] = reason
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
         self.queued.append(
             DecodeRequest(
@@ -206,8 +212,11 @@ class DecodeInstance:
         """Prefill refuses a request before it computed anything: nothing is being written into its pages."""
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
-        else:
-            self.queued = deque(request for request in self.queued if request.request_id != request_id)
+        elif request := next((r for r in self.queued if r.request_id == request_id), None):
+            self.queued.remove(request)
+        else:  # refused here as well, or not here yet
+            self._refused.setdefault(request_id, reason)
+            return []
         return [Failed(request_id, reason)]
 
     def _admit(self, commands: list[Command]) -> int:

@@ -19,6 +19,8 @@ class Levels(NamedTuple):
     num_queued: int
     """Prefill: granted by decode, not begun. Decode: not admitted."""
     num_transferring: int
+    num_ready: int
+    """Decode: KV complete, no place in the batch."""
     num_running: int
     """Prefill: begun, not complete."""
     num_retracted: int

@@ -116,6 +116,8 @@ class PrefillInstance:
         self.sending: dict[int, PrefillRequest] = {}
         self._waiting: OrderedDict[int, PrefillRequest] = OrderedDict()
         self._early_grants: dict[int, KvGranted] = {}
+        self._refused: set[int] = set()
+        """Requests that one side will not serve: what still comes of them is ignored."""
         self._begun: dict[int, PrefillRequest] = {}
         self._partial: PrefillRequest | None = None
         """Of those begun, the one with tokens that no step has yet."""
@@ -147,11 +149,13 @@ class PrefillInstance:
             case KvGranted():
                 if message.request_id in self.bootstrapping:
                     return self._grant(message)
-                self._early_grants[message.request_id] = message
+                if message.request_id not in self._refused:
+                    self._early_grants[message.request_id] = message
             case KvSent():
                 self._sent.append(message.request_id)
             case Abort():
-                self.bootstrapping.pop(message.request_id, None)
+                if self.bootstrapping.pop(message.request_id, None) is None:
+                    self._refused.add(message.request_id)
             case _:
                 raise TypeError(f"{self.instance_id}: a prefill instance does not take {message}")
         return []
@@ -196,6 +200,7 @@ class PrefillInstance:
             *self.cache.levels(),
             num_queued=num_queued,
             num_transferring=len(self.sending),
+            num_ready=0,
             num_running=len(self._begun),
             num_retracted=0,
             blocked_by=self._blocked_by if num_queued else "",
@@ -213,10 +218,13 @@ class PrefillInstance:
     # Arriving and leaving.
 
     def _on_new_request(self, message: NewRequest) -> list[Command]:
+        if message.request_id in self._refused:
+            return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:
             capacity = self.cache.pool.num_pages * self.page_size
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
+            self._refused.add(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         self.bootstrapping[message.request_id] = message
         if early := self._early_grants.pop(message.request_id, None):

@@ -86,9 +86,7 @@ class SendPlanner:
             commands += self._layers(request, chunk, step_id, now_ns)
         return commands
 
-    def after_chunk(
-        self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int
-    ) -> list[Command]:
+    def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
         """What a computed chunk leaves to send. With layer groups only the first token is left."""
         end = request.num_prompt_tokens if is_last else self._policy.send_until(request)
         if end > max(request.num_computed_tokens, request.num_sent_tokens):

@@ -1,6 +1,6 @@
 """Times from first principles: bytes over bandwidth, operations over rate, and how much of either is reached."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
@@ -42,6 +42,12 @@ class Roofline:
     prompt_overhead_ns: float = 4_200_000
     """Of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, is_time = getattr(self, field.name), field.name.endswith("_ns")
+            if value < 0 or (value == 0 and not is_time):
+                raise ValueError(f"Roofline needs {field.name} {'>=' if is_time else '>'} 0, found {value:g}")
 
     def model(self, layout: Layout) -> CostModel:
         return RooflineModel(self, layout)

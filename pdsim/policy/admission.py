@@ -27,6 +27,10 @@ class ReserveDecodeTokens:
     max_estimated_output_tokens: int = 4096
     """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"""
 
+    def __post_init__(self) -> None:
+        if self.reserved_tokens < 0 or self.max_estimated_output_tokens < 1:
+            raise ValueError(f"needs reserved_tokens >= 0 and max_estimated_output_tokens >= 1, found {self}")
+
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         budget = view.num_available_pages * view.page_size
         if not candidate.resumes:

@@ -58,7 +58,7 @@ class PrefillSettings(Section):
     radix_cache: bool = True
     eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
-    chunked_prefill_tokens: int | None = None
+    chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
     overlap: bool = True
@@ -174,7 +174,8 @@ SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
 class Scenario(Section):
     """A cluster, what arrives, and the seed: everything that a run depends on."""
 
-    name: str = "scenario"
+    name: str = Field(default="scenario", pattern=r"^[^/\\]+$")
+    """Also of the run's folder, in a comparison."""
     description: str = ""
     seed: int = 0
     model: Annotated[ModelSettings, BeforeValidator(by_name), OrShort()]

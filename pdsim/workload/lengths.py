@@ -6,6 +6,8 @@ from math import ceil
 from random import Random
 from typing import Protocol
 
+from pdsim.workload.checks import positive
+
 
 class Lengths(Protocol):
     """A distribution of token counts, at least 1."""
@@ -16,6 +18,9 @@ class Lengths(Protocol):
 @dataclass(frozen=True)
 class Fixed:
     tokens: int
+
+    def __post_init__(self) -> None:
+        positive(self, tokens=self.tokens)
 
     def sampler(self, random: Random) -> Callable[[], int]:
         del random

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from random import Random
 
 from pdsim.core.sequence import Spans
+from pdsim.workload.checks import positive
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-
-
-def _positive(what: object, **values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{type(what).__name__} needs {name} >= 1, found {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +19,7 @@ class RandomLengths:
     output_tokens: Lengths
 
     def __post_init__(self) -> None:
-        _positive(self, num_requests=self.num_requests)
+        positive(self, num_requests=self.num_requests)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         inputs = self.input_tokens.sampler(rng.named("input lengths"))
@@ -49,9 +44,7 @@ class PrefixPool:
     output_tokens: Lengths
 
     def __post_init__(self) -> None:
-        _positive(
-            self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens
-        )
+        positive(self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         inputs = self.input_tokens.sampler(rng.named("input lengths"))
@@ -86,8 +79,8 @@ class SharedPrefixGroups:
     """Otherwise the prompts are shuffled."""
 
     def __post_init__(self) -> None:
-        _positive(self, num_groups=self.num_groups, prompts_per_group=self.prompts_per_group, num_turns=self.num_turns)
-        _positive(self, question_tokens=self.question_tokens, output_tokens=self.output_tokens)
+        positive(self, num_groups=self.num_groups, prompts_per_group=self.prompts_per_group, num_turns=self.num_turns)
+        positive(self, question_tokens=self.question_tokens, output_tokens=self.output_tokens)
         if not 0 <= self.range_ratio <= 1:
             raise ValueError(f"SharedPrefixGroups needs range_ratio in [0, 1], found {self.range_ratio:g}")
 
@@ -133,7 +126,7 @@ class Sessions:
     think_ns: int = 0
 
     def __post_init__(self) -> None:
-        _positive(self, num_sessions=self.num_sessions)
+        positive(self, num_sessions=self.num_sessions)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         turns = self.num_turns.sampler(rng.named("turns"))

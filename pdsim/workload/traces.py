@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pdsim.core.sequence import Spans
+from pdsim.workload.checks import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
 
 
@@ -33,6 +34,10 @@ class MooncakeTrace:
     block_tokens: int = 512
     speedup: float = 1.0
     """2 replays the arrivals in half the time."""
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests, block_tokens=self.block_tokens)
+        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -74,6 +79,10 @@ class AzureTrace:
     num_requests: int | None = None
     speedup: float = 1.0
 
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+        above_zero(self, speedup=self.speedup)
+
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
         specs: list[RequestSpec] = []
@@ -110,6 +119,10 @@ class RequestTable:
     path: Path
     num_requests: int | None = None
     speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng

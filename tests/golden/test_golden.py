@@ -1,4 +1,4 @@
-"""Stored runs. Their laws are tested elsewhere; these show that nothing moved: `make golden` after a change that should.
+"""Stored runs. Laws are tested elsewhere; these show that nothing moved: `make golden` after a change that should.
 
 Each folder has a scenario.yaml, the digest and summary of its run, and its journal, which must replay.
 """

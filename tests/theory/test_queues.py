@@ -40,9 +40,14 @@ def test_prefill_is_an_m_d_1_queue(load):
 def test_littles_law_holds_for_every_run():
     """Time-average number of requests in the system = throughput * mean latency, over the whole run."""
     scenario = small(
-        workload={"use": "random_lengths", "num_requests": 200, "input_tokens": 40, "output_tokens": {"use": "uniform", "low": 1, "high": 30}},
+        workload={
+            "use": "random_lengths",
+            "num_requests": 200,
+            "input_tokens": 40,
+            "output_tokens": {"use": "uniform", "low": 1, "high": 30},
+        },
         client={"use": "closed_loop", "concurrency": 7},
-    )  # fmt: skip
+    )
     result = run(scenario).result
     summary, requests = result.summary(), result.records.requests
     changes = sorted([(r.arrival_ns, 1) for r in requests] + [(r.end_ns, -1) for r in requests])

@@ -201,6 +201,14 @@ def test_a_prompt_larger_than_the_pool_is_refused_on_both_sides():
     failed, told = arrive(d, 1, 9)
     assert isinstance(failed, Failed)
     assert told == Send("prefill-0", Abort(1, failed.reason))
+    assert d.on_message(Abort(1, "too long for prefill as well"), 0) == []
+
+
+def test_a_request_that_prefill_refused_before_it_came_fails_as_it_comes():
+    d = instance()
+    assert d.on_message(Abort(1, "too long"), 0) == []
+    assert arrive(d, 1, 8) == [Failed(1, "too long")]
+    assert d.next_step(0) == (Wait(), [])
 
 
 @pytest.mark.parametrize("admitted", [False, True])

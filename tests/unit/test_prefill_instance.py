@@ -195,6 +195,15 @@ def test_a_prompt_larger_than_the_pool_is_refused():
     assert command.to == "decode-0"
     assert "16 tokens does not fit the 16 tokens of prefill-0" in command.message.reason
     assert p.on_message(Abort(1, "gone"), 0) == []
+    assert p.on_message(KvGranted(1, 0, (1, 2, 3, 4)), 0) == []
+    assert p.next_step(0) == (Wait(), [])
+
+
+def test_a_request_that_decode_refused_before_it_came_is_dropped():
+    p = instance()
+    assert p.on_message(Abort(1, "too long"), 0) == []
+    assert arrive(p, 1, 8, grant=False) == []
+    assert p.waiting_for() == []
 
 
 def test_the_first_token_may_end_a_sequence():

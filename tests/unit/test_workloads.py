@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -20,8 +21,12 @@ def shared(a, b):
 
 def test_prefix_pool_is_aiperfs_load():
     load = PrefixPool(
-        num_requests=2000, num_prefixes=20, prefix_tokens=50_000, input_tokens=Normal(4500, 500), output_tokens=Normal(350, 100)
-    )  # fmt: skip
+        num_requests=2000,
+        num_prefixes=20,
+        prefix_tokens=50_000,
+        input_tokens=Normal(4500, 500),
+        output_tokens=Normal(350, 100),
+    )
     specs = load.requests(Streams(1))
     bodies = [len(spec.prompt) - 50_000 for spec in specs]
     outputs = [len(spec.output) for spec in specs]
@@ -40,7 +45,14 @@ def test_prefix_pool_is_aiperfs_load():
 
 
 def test_shared_prefix_groups_are_sglangs_load():
-    load = SharedPrefixGroups(num_groups=8, prompts_per_group=5, system_prompt_tokens=1000, question_tokens=100, output_tokens=200, range_ratio=0.5)  # fmt: skip
+    load = SharedPrefixGroups(
+        num_groups=8,
+        prompts_per_group=5,
+        system_prompt_tokens=1000,
+        question_tokens=100,
+        output_tokens=200,
+        range_ratio=0.5,
+    )
     specs = load.requests(Streams(1))
     assert len(specs) == 40
     assert all(50 <= len(spec.prompt) - spec.prompt.spans[0].length <= 100 for spec in specs)
@@ -51,7 +63,9 @@ def test_shared_prefix_groups_are_sglangs_load():
 
 
 def test_turns_build_on_what_was_said():
-    load = SharedPrefixGroups(num_groups=1, prompts_per_group=2, num_turns=3, question_tokens=10, output_tokens=20, system_prompt_tokens=30)  # fmt: skip
+    load = SharedPrefixGroups(
+        num_groups=1, prompts_per_group=2, num_turns=3, system_prompt_tokens=30, question_tokens=10, output_tokens=20
+    )
     specs = load.requests(Streams(1))
     assert [spec.after for spec in specs] == [None, 0, 1, None, 3, 4]
     assert [len(spec.prompt) for spec in specs[:3]] == [40, 70, 100]
@@ -59,12 +73,19 @@ def test_turns_build_on_what_was_said():
 
 
 def test_sessions():
-    load = Sessions(num_sessions=3, num_turns=Fixed(2), system_prompt_tokens=7, input_tokens=Fixed(5), output_tokens=Fixed(3), think_ns=9)  # fmt: skip
+    load = Sessions(
+        num_sessions=2,
+        num_turns=Fixed(3),
+        system_prompt_tokens=7,
+        input_tokens=Fixed(5),
+        output_tokens=Fixed(3),
+        think_ns=9,
+    )
     specs = load.requests(Streams(1))
-    assert [(spec.after, spec.think_ns, len(spec.prompt)) for spec in specs] == [(None, 0, 12), (0, 9, 20)] + [
-        (None, 0, 12), (2, 9, 20), (None, 0, 12), (4, 9, 20)
-    ]  # fmt: skip
-    assert shared(specs[0], specs[2]) == 7
+    assert [len(spec.prompt) for spec in specs] == [12, 20, 28, 12, 20, 28]
+    assert [spec.after for spec in specs] == [None, 0, 1, None, 3, 4]
+    assert [spec.think_ns for spec in specs] == [0, 9, 9, 0, 9, 9]
+    assert shared(specs[0], specs[3]) == 7
 
 
 def test_lengths_stay_in_their_range():
@@ -84,7 +105,7 @@ def test_burstiness_is_the_shape_of_the_gaps():
     for burstiness in (0.5, 4.0):
         times = Gamma(10, burstiness=burstiness).times_ns(Streams(1).named("arrivals"))
         sample = [next(times) for _ in range(20_000)]
-        gaps = [b - a for a, b in zip(sample, sample[1:], strict=False)]
+        gaps = [b - a for a, b in pairwise(sample)]
         assert (stdev(gaps) / mean(gaps)) ** 2 == pytest.approx(1 / burstiness, rel=0.1)
 
 

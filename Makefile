@@ -1,0 +1,93 @@
+# Needs make, Python 3.11 or later, and a network for pip on the first call. `make PYTHON=python3.12 ...` takes another Python.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+SAY = @printf '%-8s %s\n'
+
+# The environment remembers which Python made it; asking for another one makes it anew.
+MADE := .venv/made-by-$(notdir $(PYTHON))
+ifeq ($(origin PYTHON),file)
+MADE := $(firstword $(wildcard .venv/made-by-*) $(MADE))
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # all targets share one environment
+.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-peers clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+demo: .venv/demo ## compare decode radix cache off and on under a public trace
+	@$(BIN)/python -m compileall -q pdsim
+	@$(BIN)/pdsim compare experiments/demo/radix-off.yaml experiments/demo/radix-on.yaml --out runs/demo
+
+setup: .venv/dev ## make .venv with all tools
+
+test: .venv/dev ## run all tests
+	$(SAY) pytest tests
+	@$(BIN)/pytest -q
+
+check: lint types imports schema-current ## lint, format, types, import law, schema
+
+lint: .venv/dev
+	$(SAY) ruff check
+	@$(BIN)/ruff check --quiet
+	$(SAY) ruff "format --check"
+	@$(BIN)/ruff format --quiet --check
+
+types: .venv/dev
+	$(SAY) mypy pdsim
+	@$(BIN)/mypy --no-error-summary
+
+imports: .venv/dev
+	$(SAY) imports "the layers of pyproject.toml"
+	@$(BIN)/lint-imports > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+schema-current: .venv/dev
+	$(SAY) schema pdsim.schema.json
+	@$(BIN)/pdsim schema | cmp -s - pdsim.schema.json || { echo "pdsim.schema.json is out of date: make schema"; exit 1; }
+
+docs: .venv/dev ## check that links in the documentation lead somewhere
+	$(SAY) links "*.md"
+	@$(BIN)/pytest -q tests/test_docs.py
+
+golden: .venv/dev ## store what the golden scenarios give now
+	@$(BIN)/pytest -q tests/golden --update-golden
+
+schema: .venv/dev ## write pdsim.schema.json
+	@$(BIN)/pdsim schema > .venv/schema.json
+	@cp .venv/schema.json pdsim.schema.json
+
+bench: .venv/demo ## time the simulator
+	@$(BIN)/python -m compileall -q pdsim
+	@$(BIN)/python bench/speed.py
+
+bench-peers: .venv/demo ## time other simulators on the same load
+	@$(BIN)/python -m compileall -q pdsim
+	@$(BIN)/python bench/peers.py
+
+clean: ## remove .venv, .bench, caches and the demo's results
+	@rm -rf .venv .bench build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@find bench experiments pdsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE):
+	$(SAY) venv "$(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pdsim needs Python 3.11 or later, found " + sys.version.split()[0] + "; give another: make PYTHON=python3.12")'
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv > /dev/null 2>&1 \
+	|| uv venv --quiet --clear --seed --python "$(PYTHON)" .venv 2> /dev/null \
+	|| virtualenv --quiet --clear --python "$(PYTHON)" .venv > /dev/null 2>&1 \
+	|| { rm -rf .venv; echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian, Ubuntu: apt install python3-venv), uv or virtualenv" >&2; exit 1; }
+	@touch $@
+
+.venv/demo: $(MADE) pyproject.toml constraints.txt
+	$(SAY) install pdsim
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+.venv/dev: .venv/demo
+	$(SAY) install "pdsim[dev]"
+	@$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,63 @@
+"""Reads what the documentation shows: fenced blocks, tables, links, headings."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Of the file that it shows, if its first line is a comment that says so."""
+        found = re.match(r"# (\S+\.(?:py|yaml))\n", self.text)
+        return found[1] if found else ""
+
+
+def pages() -> list[Path]:
+    folders = [ROOT, ROOT / "docs", ROOT / "docs" / "decisions", *(ROOT / "experiments").glob("*/")]
+    return sorted(path for folder in folders for path in folder.glob("*.md"))
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    made = [Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2]) for match in found]
+    return [block for block in made if block.language in languages]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of shell blocks that call pdsim."""
+    lines = [line for block in blocks(page, "sh") for line in block.text.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line.startswith("pdsim ")]
+
+
+def prose(page: Path) -> str:
+    """Without fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Text by heading, up to the next heading of any level."""
+    parts = re.split(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def table(text: str) -> list[list[str]]:
+    """Cells of the rows of all tables in the text, without their heads."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+    rules = {i for i, row in enumerate(cells) if all(set(cell) <= {"-", ":"} and cell for cell in row)}
+    return [row for i, row in enumerate(cells) if i not in rules and i + 1 not in rules]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

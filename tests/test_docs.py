@@ -1,0 +1,259 @@
+"""The documentation against the code: links, commands, examples, tables of fields, numbers."""
+
+import json
+import re
+import shlex
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
+from itertools import pairwise
+
+import pytest
+from pyarrow import parquet
+from pydantic_core import PydanticUndefined
+
+from pdsim import load_scenario, simulate
+from pdsim.calibration.case import load_case
+from pdsim.calibration.compare import compare_case
+from pdsim.cli import main
+from pdsim.metrics.run_folder import read_summary
+from pdsim.policy import protocols
+from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.quantity import DURATION, RATE, Quantity
+from pdsim.scenario.schema import Scenario, Section
+from pdsim.scenario.yaml_file import parse_yaml
+from pdsim.workload.arrivals import Arrivals
+from pdsim.workload.lengths import Lengths
+from tests.markdown import ROOT, anchors, blocks, commands, pages, prose, sections, table
+
+DOCS = ROOT / "docs"
+FIRST = next(block for block in blocks(ROOT / "README.md", "yaml") if block.name == "first.yaml")
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_relative_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        assert aim.exists(), target
+        if anchor:
+            assert anchor in anchors(aim), target
+
+
+def test_every_decision_is_in_the_index():
+    linked = set(re.findall(r"\((\d{4}-[\w-]+\.md)\)", (DOCS / "decisions" / "README.md").read_text()))
+    assert linked == {path.name for path in (DOCS / "decisions").glob("0*.md")}
+
+
+def test_every_test_that_is_named_exists():
+    files = list((ROOT / "tests").rglob("*.py"))
+    defined = {path.stem for path in files}
+    for path in files:
+        defined.update(re.findall(r"^(?:def |class |)(test_\w+|Test\w+)\b", path.read_text(), re.MULTILINE))
+    for page in pages():
+        assert set(re.findall(r"\b(?:test_\w+|Test[A-Z]\w+)\b", prose(page))) <= defined, page
+
+
+# Examples.
+
+SHOWN = [block for page in pages() for block in blocks(page, "yaml")]
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: f"{name_of(block.page)}:{block.line}")
+def test_yaml_that_is_shown_is_valid(block):
+    """A scenario, or the part of one; profiles and catalog entries are known by their fields."""
+    data = parse_yaml(block.text, name_of(block.page))
+    if "provenance" in data or "sources" in data:
+        return
+    use = str((data.get("workload") or {}).get("use"))
+    if ":" in use or "my_policies" in block.text:  # tests/test_contributing.py runs these
+        return
+    parse_scenario({**parse_yaml(FIRST.text, "README.md"), **data}, base=block.page.parent)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder, with the README's scenario cut short."""
+    (tmp_path / "first.yaml").write_text(FIRST.text.replace("num_requests: 400", "num_requests: 40"))
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_first_steps_can_be_taken(folder, capsys):
+    lines = [line for line in commands(ROOT / "README.md") if "validate" not in line]  # tests/test_cases.py does that
+    assert len(lines) > 6
+    for line in lines:
+        with suppress(SystemExit):
+            main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        assert captured.out, line
+
+
+def test_python_in_the_readme_runs(folder, capsys):
+    (block,) = blocks(ROOT / "README.md", "python")
+    exec(block.text, {})
+    assert "requests/s" in capsys.readouterr().out
+
+
+def test_scenarios_of_other_commands_exist():
+    for page in pages():
+        for line in commands(page):
+            words = shlex.split(line, comments=True)
+            if words[1] == "run" and words[2].startswith("experiments/"):
+                changes = [value for flag, value in pairwise(words) if flag == "--set"]
+                load_scenario(ROOT / words[2], changes)
+
+
+# docs/scenario.md.
+
+SCENARIO = sections(DOCS / "scenario.md")
+
+BY_FIELD = {"Top level": Scenario} | {
+    name: field.annotation
+    for name, field in Scenario.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+
+BY_USE = {
+    "Prefill": protocols.PrefillPolicy,
+    "Transfer": protocols.TransferPolicy,
+    "Admission on decode": protocols.AdmissionPolicy,
+    "Preemption on decode": protocols.PreemptionPolicy,
+    "Eviction": protocols.EvictionPolicy,
+    "Routing": protocols.RoutingPolicy,
+    "Arrivals": Arrivals,
+    "Lengths": Lengths,
+}
+"""Headings of tables with a column `use`. Every other component has a heading of its own."""
+
+BY_NAME = {
+    name: path for seam, table in BUILT_IN.items() if seam not in BY_USE.values() for name, path in table.items()
+}
+
+
+def plain(cell: str) -> str:
+    return cell.replace("`", "")
+
+
+def shown(value) -> str:
+    if is_dataclass(value):
+        value = describe_component(value)
+        value = value if isinstance(value, str) else value["use"]
+    return value or '""' if isinstance(value, str) else json.dumps(value)
+
+
+def settings(path: str) -> dict[str, str]:
+    """Settings of a component and their defaults."""
+    module, _, name = path.partition(":")
+    found = {}
+    for field in fields(getattr(import_module(module), name)):
+        if field.init:
+            key, dimension = _in_file(field.name)
+            needed = field.default is MISSING and field.default_factory is MISSING
+            found[key] = "required" if needed else shown(_describe(field.default, dimension))
+    return found
+
+
+def field_default(field) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if isinstance(field.default, Section):
+        return ""
+    quantity = next((m for m in field.metadata if isinstance(m, Quantity)), None)
+    return shown(quantity.dimension.show(field.default) if quantity and field.default is not None else field.default)
+
+
+@pytest.mark.parametrize("heading", BY_FIELD)
+def test_every_field_of_a_section_is_documented_with_its_default(heading):
+    documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[heading])}
+    assert documented == {name: field_default(field) for name, field in BY_FIELD[heading].model_fields.items()}
+
+
+@pytest.mark.parametrize("heading", BY_USE)
+def test_every_component_of_a_table_is_documented_with_its_defaults(heading):
+    documented: dict[str, dict[str, str]] = {}
+    name = ""
+    for use, setting, default, _ in table(SCENARIO[heading]):
+        name = plain(use) or name
+        documented.setdefault(name, {}).update({plain(setting): plain(default)} if setting else {})
+    assert documented == {name: settings(path) for name, path in BUILT_IN[BY_USE[heading]].items()}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_other_component_is_documented_with_its_defaults(name):
+    documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[name])}
+    assert documented == settings(BY_NAME[name])
+
+
+def test_every_property_of_the_json_schema_is_named():
+    schema = json.loads((ROOT / "pdsim.schema.json").read_text())
+    named = set(re.findall(r"`(\w+)`", (DOCS / "scenario.md").read_text()))
+    for part in [schema, *schema["$defs"].values()]:
+        assert part.get("properties", {}).keys() <= named
+
+
+def test_every_unit_is_named():
+    text = (DOCS / "scenario.md").read_text()
+    for dimension in (DURATION, RATE):
+        assert all(f"`{unit}`" in text for unit in dimension.units)
+
+
+# docs/metrics.md and docs/invariants.md.
+
+
+def test_every_number_of_a_summary_and_every_column_is_documented(folder, capsys):
+    with suppress(SystemExit):
+        main(["run", "first.yaml", "--set", "workload.num_requests=20", "--out", "run"])
+    capsys.readouterr()
+    documented = {name for row in table(prose(DOCS / "metrics.md")) for name in re.findall(r"`([\w.*-]+)`", row[0])}
+    patterns = [re.compile(name.replace("*", "(mean|median|std|p90|p95|p99)") + "$") for name in documented]
+    summary = read_summary(folder / "run")
+    for name in (*summary, *summary["pdsim"]):
+        assert any(pattern.match(name) for pattern in patterns), name
+    assert {path.name for path in (folder / "run").iterdir()} <= documented
+    metrics = sections(DOCS / "metrics.md")
+    for path in (folder / "run").glob("*.parquet"):
+        columns = [name for row in table(metrics[path.name]) for name in re.findall(r"`(\w+)`", row[0])]
+        assert sorted(columns) == sorted(parquet.read_schema(path).names), path.name
+
+
+def test_every_invariant_is_documented():
+    code = (ROOT / "pdsim" / "core" / "invariants.py").read_text()
+    documented = {row[0] for row in table(prose(DOCS / "invariants.md")) if re.fullmatch(r"[A-Z]+-\d+", row[0])}
+    assert documented == set(re.findall(r'"([A-Z]+-\d+)"', code))
+
+
+# Numbers.
+
+
+def percent(cell: str) -> float:
+    return float(cell.strip("* ").removesuffix("%").replace("−", "-")) / 100  # noqa: RUF001  minus signs as printed
+
+
+@pytest.mark.slow
+def test_accuracy_tables_say_what_validate_prints():
+    case = load_case(ROOT / "experiments" / "decode-radix-b200")
+    arms = {arm.arm: arm for arm in compare_case(case, lambda scenario: simulate(scenario).summary())}
+    rows = table(sections(DOCS / "fidelity.md")["Errors"])
+    errors = [row for row in rows if row[0].split(",")[0] in arms and len(row) == 7]
+    assert len(errors) == sum(len(arm.metrics) for arm in arms.values())
+    for name, metric, measured, simulated, error, asked, verdict in errors:
+        found = arms[name.split(",")[0]].metrics[plain(metric)]
+        assert float(measured.replace(",", "")) == pytest.approx(found.measured, rel=1e-3)
+        assert float(simulated.replace(",", "")) == pytest.approx(found.simulated, rel=2e-3)
+        assert percent(error) == pytest.approx(found.error, abs=6e-4)
+        assert (percent(asked) if asked else None) == found.within
+        assert verdict.strip("*") == ("" if found.within is None else "met" if found.is_met else "missed")
+    metrics = ("request_throughput", "median_ttft_ms", "median_e2e_latency_ms", "mean_itl_ms")
+    for name, *cells in table(sections(ROOT / "README.md")["How accurate"]):
+        for metric, cell in zip(metrics, cells, strict=True):
+            assert percent(cell) == pytest.approx(arms[name.split(",")[0]].metrics[metric].error, abs=6e-4)

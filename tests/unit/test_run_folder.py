@@ -1,0 +1,111 @@
+"""A run as files: the tables say what the summary says, and read back as they were."""
+
+from dataclasses import fields
+
+import pytest
+from pyarrow import parquet
+
+from pdsim.core.instance import Levels
+from pdsim.metrics.records import RequestRecord, StepRecord, TransferRecord
+from pdsim.metrics.run_folder import RunFolderError, read_records, read_summary, write_records
+from tests.support import run, small
+
+COLUMNS = {
+    "requests": [field.name for field in fields(RequestRecord)],
+    "steps": list(StepRecord._fields),
+    "transfers": list(TransferRecord._fields),
+    "levels": ["instance_id", "time_ns", *Levels._fields],
+}
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Sessions on a decode pool so small that requests are retracted."""
+    scenario = small(
+        workload={
+            "use": "sessions",
+            "num_sessions": 20,
+            "num_turns": 3,
+            "input_tokens": {"use": "uniform", "low": 10, "high": 50},
+            "output_tokens": {"use": "uniform", "low": 10, "high": 60},
+        },
+        prefill__instances=2,
+        decode__pool_tokens=400,
+        decode__radix_cache=True,
+        client={"use": "closed_loop", "concurrency": 8},
+    )
+    return run(scenario, levels=True).result
+
+
+@pytest.fixture(scope="module")
+def folder(result, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    write_records(folder, result.summary(), result.records)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(folder):
+    return {name: parquet.read_table(folder / f"{name}.parquet") for name in COLUMNS}
+
+
+def total(table, column):
+    return sum(table.column(column).to_pylist())
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_the_fields_of_the_records(tables, name):
+    assert tables[name].column_names == COLUMNS[name]
+
+
+def test_a_row_for_each_record(result, tables):
+    assert {name: tables[name].num_rows for name in COLUMNS} == {
+        name: len(getattr(result.records, name)) for name in COLUMNS
+    }
+
+
+def test_the_tables_agree_with_the_summary(folder, tables):
+    summary = read_summary(folder)
+    own, requests, steps, transfers = summary["pdsim"], tables["requests"], tables["steps"], tables["transfers"]
+    assert requests.num_rows == summary["completed"] == 60
+    assert total(requests, "num_prompt_tokens") == summary["total_input_tokens"]
+    assert total(requests, "num_output_tokens") == summary["total_output_tokens"]
+    assert total(requests, "num_retractions") == own["retractions"] > 0
+    assert total(requests, "transfer_bytes") == total(transfers, "num_bytes") == own["transfer_bytes"]
+    assert transfers.num_rows == own["transfers"]
+    kinds = steps.column("kind").to_pylist()
+    assert kinds.count("prefill") == own["prefill_steps"]
+    rows = [row for row in steps.to_pylist() if row["kind"] == "decode"]
+    assert sum(row["num_steps"] for row in rows) == own["decode_steps"]
+
+
+def test_every_token_is_computed_once(tables):
+    """Prefill computes what it has not cached; decode all outputs but each first, which prefill computes."""
+    requests = tables["requests"]
+    steps = tables["steps"].to_pylist()
+    computed = sum(step["num_tokens"] for step in steps if step["kind"] == "prefill")
+    assert computed == total(requests, "num_prompt_tokens") - total(requests, "num_prefill_cached_tokens")
+    decoded = sum(step["num_steps"] * step["num_requests"] for step in steps if step["kind"] == "decode")
+    assert decoded == total(requests, "num_output_tokens") - requests.num_rows
+
+
+def test_levels_are_in_order_and_keep_the_pool(tables):
+    rows = tables["levels"].to_pylist()
+    for instance_id, pool in (("prefill-0", 1024), ("prefill-1", 1024), ("decode-0", 100)):
+        own = [row for row in rows if row["instance_id"] == instance_id]
+        times = [row["time_ns"] for row in own]
+        assert times == sorted(times)
+        assert {r["num_used_pages"] + r["num_evictable_pages"] + r["num_free_pages"] for r in own} == {pool}
+
+
+def test_records_read_back_as_they_were(result, folder):
+    back = read_records(folder)
+    for name in COLUMNS:
+        assert getattr(back, name) == getattr(result.records, name)
+
+
+def test_a_folder_that_lacks_a_table(result, tmp_path):
+    write_records(tmp_path, result.summary(), result.records)
+    (tmp_path / "steps.parquet").unlink()
+    with pytest.raises(RunFolderError, match=r"has no steps\.parquet"):
+        read_records(tmp_path)
