@@ -361,10 +361,16 @@ class DecodeInstance:
     def _open_later_pages(self, num_steps: int) -> None:
         """Of the steps behind the first, whose pages were opened before it ran."""
         leases = self.batch.due(1, min(num_steps, self.page_size))
-        if leases:
-            num_rounds, rest = divmod(num_steps, self.page_size)
-            num_pages = num_rounds * len(leases) + len(self.batch.due(1, rest)) if num_rounds else len(leases)
+        if not leases:
+            return
+        num_rounds, rest = divmod(num_steps, self.page_size)
+        num_pages = num_rounds * len(leases) + len(self.batch.due(1, rest)) if num_rounds else len(leases)
+        if num_pages <= self.cache.pool.num_listed:
             self.cache.grow_all(leases, num_pages)
+            return
+        for step in range(num_steps):
+            if leases := self.batch.due(1 + step, 1):
+                self.cache.grow_all(leases, len(leases))
 
     def _finish(self, request: DecodeRequest, output: TokenSequence | None) -> Finished:
         """Cache prompt and output; the last token has no KV."""

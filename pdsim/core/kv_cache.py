@@ -74,18 +74,13 @@ class KvCache:
                 lease.table += pages[i :: len(leases)]
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Free pages first, then evicted ones, leaf by leaf: a + b pages are the same as a and then b."""
+        """Evicts as many leaves of the prefix cache as it takes."""
         pool = self.pool
-        if num_pages <= pool.num_free:
-            return pool.allocate(num_pages)
-        if self.prefix_cache is None or num_pages > self.num_available_pages:
-            raise RuntimeError(f"asked for {num_pages} pages, {self.num_available_pages} are free or evictable")
-        pages: list[int] = []
-        while num_pages > (free := pool.num_free):
-            pages += pool.allocate(free)
-            num_pages -= free
-            self.prefix_cache.evict(1)
-        return pages + pool.allocate(num_pages)
+        if num_pages > pool.num_free:
+            if self.prefix_cache is None or num_pages > self.num_available_pages:
+                raise RuntimeError(f"asked for {num_pages} pages, {self.num_available_pages} are free or evictable")
+            self.prefix_cache.evict(num_pages - pool.num_free)
+        return pool.allocate(num_pages)
 
     def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""

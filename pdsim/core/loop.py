@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 from pdsim.core.instance import Instance
-from pdsim.core.messages import Command, Message, Step, StepResult, Wait
+from pdsim.core.messages import Command, Message, Pause, Step, StepResult, Wait
+
+_PAUSE = Pause()
 
 
 def instance_loop(
@@ -16,7 +18,8 @@ def instance_loop(
     drain: Callable[[], list[Message]],
     carry_out: Callable[[list[Command]], None],
     now_ns: Callable[[], int],
-) -> Generator[Step | Wait, StepResult | None, None]:
+    pauses: bool = False,
+) -> Generator[Step | Wait | Pause, StepResult | None, None]:
     """Take in messages and choose a step from all that is known, then see the result of the oldest step begun.
 
     The driver begins each step it is given behind those under way. It answers with the result of the oldest one as soon
@@ -25,6 +28,8 @@ def instance_loop(
 
     An instance with two steps in flight has the second begun before it sees the result of the first, so that its
     executor never idles. The driver goes on only when all that is due at that instant has been delivered.
+
+    With `pauses` the loop also stops after it has handed on what a result led to, for a driver whose host takes time.
     """
     begun: deque[Step] = deque()
     while True:
@@ -40,3 +45,5 @@ def instance_loop(
             begun.append(step)
         if result is not None and (commands := instance.on_step_done(begun.popleft(), result, now_ns())):
             carry_out(commands)
+            if pauses:
+                yield _PAUSE

@@ -241,6 +241,10 @@ class StepResult(NamedTuple):
     ended: tuple[tuple[int, Any], ...] = ()
 
 
+class Pause(NamedTuple):
+    """What a result led to is being handed on: go on when the host is done with it."""
+
+
 class Wait(NamedTuple):
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 class PagePool:
     """Hands out page ids in the order of its free list.
 
-    Freed pages wait aside until the list runs dry, and only then are sorted into a new one (SGLang's allocators with
-    need_sort). So page tables are contiguous on a fresh server and break up with churn. Taking a + b pages gives the
-    same pages as taking a and then b. Page 0 is reserved for padding.
+    Freed pages wait aside until the list is too short for what is asked, and only then are sorted into it (SGLang's
+    allocators with need_sort). So page tables are contiguous on a fresh server and break up with churn. Page 0 is
+    reserved for padding.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -18,19 +18,22 @@ class PagePool:
         self._next = 0
         self._freed: list[int] = []
 
+    @property
+    def num_listed(self) -> int:
+        """So many pages come in the same order whether they are taken at once or one by one."""
+        return len(self._list) - self._next
+
     def allocate(self, num_pages: int) -> list[int]:
         """The next num_pages free pages. The caller has seen num_free: asking for more is a bug."""
         if num_pages > self.num_free:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
+        if num_pages > self.num_listed:
+            self._list = sorted([*self._list[self._next :], *self._freed])
+            self._freed, self._next = [], 0
         self.num_free -= num_pages
         stop = self._next + num_pages
         taken = [*self._list[self._next : stop]]
         self._next = stop
-        if missing := num_pages - len(taken):
-            self._freed.sort()
-            self._list, self._freed = self._freed, []
-            self._next = missing
-            taken += self._list[:missing]
         return taken
 
     def free(self, pages: Sequence[int]) -> None:

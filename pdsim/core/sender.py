@@ -38,14 +38,16 @@ class _Queue:
 
 
 class Sender:
-    def __init__(self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, staged: bool) -> None:
-        """All units for one decode instance go through one queue, and several instances may share it."""
+    def __init__(
+        self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
+    ) -> None:
+        """All units for one decode instance go through one queue, or all of one request."""
         self.instance_id = sender_of(prefill_id)
         self._prefill_id = prefill_id
         self._staged = staged
-        queues = [_Queue() for _ in range(num_queues)]
-        self._queues = {decode_id: queues[i % num_queues] for i, decode_id in enumerate(decode_ids)}
-        self._distinct = queues[: len(decode_ids)]
+        self._by_request = by_request
+        self._queues = [_Queue() for _ in range(num_queues)]
+        self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(decode_ids)}
         self._computed: dict[int, int] = {}
         """Groups of layers that the steps under way have computed."""
         self._spans: dict[tuple[int, int], Span] = {}
@@ -53,7 +55,7 @@ class Sender:
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, TransferUnit):
-            queue = self._queues[message.target]
+            queue = self._queue(message)
             queue.units.append(message)
             return self._start_next(queue)
         if isinstance(message, UnitSent):
@@ -67,7 +69,12 @@ class Sender:
             self._watermarks[message.decode_id] = message.watermark
         else:
             raise TypeError(f"{self.instance_id}: a sender does not take {message}")
-        return [command for queue in self._distinct for command in self._start_next(queue)]
+        return [command for queue in self._queues for command in self._start_next(queue)]
+
+    def _queue(self, unit: TransferUnit) -> _Queue:
+        if self._by_request:
+            return self._queues[unit.request_id % len(self._queues)]
+        return self._queues[self._shards[unit.target]]
 
     def _start_next(self, queue: _Queue) -> list[Command]:
         if queue.sending:
@@ -92,7 +99,7 @@ class Sender:
         return True
 
     def _on_sent(self, unit: TransferUnit) -> list[Command]:
-        queue = self._queues[unit.target]
+        queue = self._queue(unit)
         queue.sending = False
         commands: list[Command] = []
         if unit.cell is not None:

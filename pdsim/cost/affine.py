@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pdsim.core.messages import PrefillStep
+from pdsim.cost.gpu_clock import GpuClock
 from pdsim.cost.model import CostModel, DecodeLine
 from pdsim.cost.work import attended_pairs
 from pdsim.system.memory import Layout
@@ -16,7 +17,14 @@ class Affine:
     prefill_per_token_ns: float = 0
     prefill_per_pair_ns: float = 0
     """Per pair of a new token and a token before it."""
+    prefill_wave_tokens: int = 1
+    """Context is read by waves of so many new tokens, the last of them perhaps half empty."""
     prefill_per_prompt_ns: float = 0
+    prefill_least_ns: float = 0
+    """However few its tokens: the launch of its kernels."""
+    prefill_slowdown: float = 0
+    """Of a GPU that has been computing without pause (gpu_clock.py)."""
+    prefill_slowdown_memory_ns: float = 100_000_000
     decode_base_ns: float = 0
     decode_per_request_ns: float = 0
     decode_per_context_token_ns: float = 0
@@ -26,17 +34,31 @@ class Affine:
 
     def model(self, layout: Layout) -> CostModel:
         del layout
-        return self
+        return AffineModel(self)
 
-    def prefill_ns(self, step: PrefillStep) -> int:
-        duration = (
-            self.prefill_base_ns
-            + self.prefill_per_token_ns * sum(chunk.num_tokens for chunk in step.chunks)
-            + self.prefill_per_pair_ns * sum(attended_pairs(chunk) for chunk in step.chunks)
-            + self.prefill_per_prompt_ns * len(step.chunks)
+
+class AffineModel:
+    """The lines, for one GPU."""
+
+    def __init__(self, settings: Affine) -> None:
+        self._settings = settings
+        self._clock = GpuClock(settings.prefill_slowdown, settings.prefill_slowdown_memory_ns)
+
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        of = self._settings
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        idle_rows = -num_tokens % of.prefill_wave_tokens / num_tokens
+        waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in step.chunks)
+        pairs = sum(attended_pairs(chunk) for chunk in step.chunks) + waves
+        rested_ns = (
+            of.prefill_base_ns
+            + of.prefill_per_token_ns * num_tokens
+            + of.prefill_per_pair_ns * pairs
+            + of.prefill_per_prompt_ns * len(step.chunks)
         )
-        return max(1, round(duration))
+        return max(1, round(max(of.prefill_least_ns, self._clock.stretch(start_ns, rested_ns))))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        base_ns = self.decode_base_ns + self.decode_per_request_ns * num_requests
-        return DecodeLine.of_ns(max(1, base_ns), self.decode_per_context_token_ns, self.decode_per_distinct_token_ns)
+        of = self._settings
+        base_ns = of.decode_base_ns + of.decode_per_request_ns * num_requests
+        return DecodeLine.of_ns(max(1, base_ns), of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)

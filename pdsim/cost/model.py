@@ -25,14 +25,14 @@ class DecodeLine(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Times of one instance. Both methods are pure: equal arguments, equal answers."""
+    """Times of one instance. It may remember what its GPU did before, but asks no one else."""
 
-    def prefill_ns(self, step: PrefillStep) -> int:
-        """Duration of one forward, at least 1."""
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
         ...
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps of this batch size."""
+        """Durations of decode steps of this batch size: equal arguments, equal answers."""
         ...
 
 

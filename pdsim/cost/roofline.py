@@ -71,7 +71,7 @@ class RooflineModel:
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_ns(self, step: PrefillStep) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         pairs = sum(attended_pairs(chunk) for chunk in step.chunks)
         attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops

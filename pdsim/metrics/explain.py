@@ -7,11 +7,13 @@ from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord, RunRecords
 
 STAGES: dict[str, tuple[str, str, str]] = {
-    "decode_bootstrap": ("arrival_ns", "admitted_ns", "waits for a slot and pages on decode"),
+    "front_end": ("arrival_ns", "routed_ns", "passes HTTP server, tokenizer and gateway"),
+    "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for a slot and pages on decode"),
     "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for its turn on prefill"),
     "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "is computed, with what its chunks wait for"),
     "prefill_transfer_kv_cache": ("prefill_end_ns", "transfer_end_ns", "transfer that compute does not hide"),
-    "decode_transferred": ("transfer_end_ns", "first_token_ns", "waits for decode to notice and merge it"),
+    "decode_transferred": ("transfer_end_ns", "streamed_ns", "waits for decode to notice and merge it"),
+    "response": ("streamed_ns", "first_token_ns", "first token passes the gateway, which may hold it back"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
 """By SGLang's names: from, to, and what happens. They follow each other without a gap."""

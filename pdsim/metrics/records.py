@@ -14,6 +14,9 @@ class RequestRecord:
     num_prompt_tokens: int
     num_output_tokens: int
     arrival_ns: int
+    """When the client sent it."""
+    routed_ns: int | None = None
+    """A router gave it its instances."""
     prefill_id: str = ""
     decode_id: str = ""
     admitted_ns: int | None = None
@@ -22,9 +25,12 @@ class RequestRecord:
     prefill_end_ns: int | None = None
     transfer_start_ns: int | None = None
     transfer_end_ns: int | None = None
+    streamed_ns: int | None = None
+    """Decode streamed the first token."""
     first_token_ns: int | None = None
-    """As the client sees it: streamed by decode."""
+    """The client saw it."""
     end_ns: int | None = None
+    """The client saw the last token."""
     num_decode_cached_tokens: int = 0
     num_prefill_cached_tokens: int = 0
     transfer_bytes: int = 0

@@ -17,6 +17,8 @@ from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
+from pdsim.cost.front_end import FrontEndCosts
+from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
 from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
@@ -47,6 +49,9 @@ class Cluster:
     agents: Sequence[Sender | Receiver]
     router: Router
     costs: Mapping[str, CostModel]
+    hosts: Mapping[str, HostCosts]
+    """Of the loops of prefill instances."""
+    front_end: FrontEndCosts
     wire: Wire
     transport: Transport
     topology: Topology
@@ -69,19 +74,17 @@ def build(scenario: Scenario) -> Cluster:
     transport, staging = wiring.transport(scenario.network), scenario.network.staging
     sides = {"prefill": (instance_ids(scenario.prefill, "prefill"), prefill)}
     sides |= {"decode": (instance_ids(scenario.decode, "decode"), decode)}
-    costs: dict[Role, CostModel] = {
-        "prefill": scenario.cost.prefill.model(prefill),
-        "decode": scenario.cost.decode.model(decode),
-    }
-    roles: dict[str, Role] = dict.fromkeys(instance_ids(scenario.prefill, "prefill"), "prefill")
-    roles |= dict.fromkeys(instance_ids(scenario.decode, "decode"), "decode")
+    costs = {i: scenario.cost.prefill.model(prefill) for i in instance_ids(scenario.prefill, "prefill")}
+    costs |= {i: scenario.cost.decode.model(decode) for i in instance_ids(scenario.decode, "decode")}
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
         agents=build_agents(scenario),
         wire=wire,
         router=build_router(scenario),
-        costs={i: costs[role] for i, role in roles.items()},
+        costs=costs,
+        hosts=dict.fromkeys(instance_ids(scenario.prefill, "prefill"), scenario.cost.host.costs()),
+        front_end=scenario.front_end.costs(),
         transport=transport,
         topology=wiring.topology(scenario.network, transport, sides, wire.num_writers),
         staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
@@ -138,9 +141,17 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
 def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
     """What works beside the loops of the instances."""
     prefill_ids, decode_ids = instance_ids(scenario.prefill, "prefill"), instance_ids(scenario.decode, "decode")
-    num_queues, staging = wiring.transport(scenario.network).num_queues, scenario.network.staging
-    staged = staging is not None
-    agents: list[Sender | Receiver] = [Sender(i, decode_ids, num_queues=num_queues, staged=staged) for i in prefill_ids]
+    transport, staging = wiring.transport(scenario.network), scenario.network.staging
+    agents: list[Sender | Receiver] = [
+        Sender(
+            prefill_id,
+            decode_ids,
+            num_queues=transport.num_queues,
+            by_request=transport.queue_by == "request",
+            staged=staging is not None,
+        )
+        for prefill_id in prefill_ids
+    ]
     if staging is not None:
         agents += [Receiver(i, prefill_ids, StagingRing(staging.ring)) for i in decode_ids]
     return agents

@@ -85,6 +85,8 @@ class Quantity:
 
 Duration = Annotated[int, Quantity(DURATION)]
 """In ns."""
+FineDuration = Annotated[float, Quantity(DURATION)]
+"""In ns, with fractions: of one token, for instance."""
 Size = Annotated[int, Quantity(SIZE)]
 """In bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from pdsim.cost.front_end import FrontEndCosts
+from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostSettings
 from pdsim.cost.roofline import Roofline
 from pdsim.policy.admission import ReserveDecodeTokens
@@ -23,7 +25,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
 from pdsim.scenario.profile import cost_by_role
-from pdsim.scenario.quantity import Bandwidth, Duration, Size
+from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.system.model import Dtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
@@ -139,11 +141,59 @@ class NetworkSettings(Section):
     """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
 
 
+class HostSettings(Section):
+    """What the loop of a prefill instance takes on its CPU, besides what the GPU takes."""
+
+    start: Duration = 0
+    """From the choice of a forward to its first kernel, on a GPU that waits for it."""
+    launch: Duration = 0
+    """The loop launches a forward for so long and sees no result meanwhile."""
+    result: Duration = 0
+    """Taking in the result of a forward."""
+    send: Duration = 0
+    """Handing one unit to the transfer workers, one after another."""
+
+    def costs(self) -> HostCosts:
+        return HostCosts(start_ns=self.start, launch_ns=self.launch, result_ns=self.result, send_ns=self.send)
+
+
+class FrontEndSettings(Section):
+    """What lies between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
+
+    service: Duration = 0
+    """Of each request, one after another."""
+    service_per_token: FineDuration = 0
+    latency_in: Duration = 0
+    """On the way in, of all at once."""
+    latency_in_per_token: FineDuration = 0
+    latency_out: Duration = 0
+    """From decode to the client, of the first token and of the last."""
+    waits_for_prefill: bool = False
+    """The decode stream is forwarded only after the prefill instance has answered (SGLang's Rust gateway)."""
+    stall: Duration = 0
+    """A first token held back on a connection that was used a moment ago: Nagle against delayed acknowledgement."""
+    stall_within: Duration = 40_000_000
+    """How long ago that moment may be."""
+
+    def costs(self) -> FrontEndCosts:
+        return FrontEndCosts(
+            service_ns=self.service,
+            service_per_token_ns=self.service_per_token,
+            in_ns=self.latency_in,
+            in_per_token_ns=self.latency_in_per_token,
+            out_ns=self.latency_out,
+            waits_for_prefill=self.waits_for_prefill,
+            stall_ns=self.stall,
+            stall_within_ns=self.stall_within if self.stall else 0,
+        )
+
+
 class CostChoice(Section):
     """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
+    host: HostSettings = HostSettings()
 
 
 def by_name(value: Any) -> Any:
@@ -185,6 +235,7 @@ class Scenario(Section):
     decode: DecodeSettings
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
+    front_end: FrontEndSettings = FrontEndSettings()
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )

@@ -8,9 +8,11 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, StepResult, Wait
+from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, Pause, PrefillStep, StepResult, Wait
 from pdsim.core.sequence import Spans
+from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
+from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.decode_executor import DecodeExecutor, prefill_result
@@ -31,6 +33,7 @@ class Actor:
         instance: Instance,
         *,
         cost: CostModel,
+        host: HostCosts,
         outputs: Mapping[int, Spans],
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord], None],
@@ -52,8 +55,16 @@ class Actor:
         self._order = EventPriority(CHOICES + index)
         self._inbox: list[Message] = []
         self._loop = instance_loop(
-            instance, drain=self._drain, carry_out=carry_out, now_ns=partial(attrgetter("now_ns"), timeline)
+            instance,
+            drain=self._drain,
+            carry_out=carry_out if host.are_none else self._hand_on,
+            now_ns=partial(attrgetter("now_ns"), timeline),
+            pauses=not host.are_none,
         )
+        self._carry_out = carry_out
+        self._host = host
+        self._host_free_ns = 0
+        """When the instance's CPU is done with launching and sending."""
         self._clock = DecodeClock()
         self._executor = DecodeExecutor(outputs)
         self._waits = False
@@ -91,6 +102,9 @@ class Actor:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
                 self._on_choice(self.instance)
+            if isinstance(asked, Pause):
+                self._go_on_later()
+                return
             if isinstance(asked, Wait):
                 if not self._num_in_flight:
                     self._begin_wait(asked)
@@ -102,11 +116,31 @@ class Actor:
             self._num_in_flight += 1
             if self._num_in_flight == self._max_in_flight:
                 return
+            if self._host_free_ns > self._timeline.now_ns:
+                self._go_on_later()
+                return
             answer = None
 
     def _on_result(self, result: StepResult) -> None:
         self._num_in_flight -= 1
+        self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result_ns
         self._advance(result)
+
+    def _go_on_later(self) -> None:
+        """When the host has time."""
+        self._timeline.after(self._host_free_ns - self._timeline.now_ns, self._go_on, order=self._order)
+
+    def _go_on(self, _: None) -> None:
+        self._advance(None)
+
+    def _hand_on(self, commands: list[Command]) -> None:
+        """Units leave the host one after another; all else at once."""
+        now_ns = self._timeline.now_ns
+        units = [command for command in commands if isinstance(command, TransferUnit)]
+        self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
+        for unit in units:
+            self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send_ns
+            self._timeline.after(self._host_free_ns - now_ns, self._carry_out, [unit])
 
     # Waiting.
 
@@ -132,8 +166,9 @@ class Actor:
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
-        start_ns = max(now_ns, self._free_ns)
-        self._free_ns = start_ns + self._cost.prefill_ns(step)
+        start_ns = max(now_ns + self._host.start_ns, self._free_ns)
+        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns)
+        self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch_ns
         if self._layer_groups:
             self._announce_layers(step, start_ns)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
@@ -170,7 +205,15 @@ class Actor:
                 0.0,
             ),
         )
-        self._on_result(prefill_result(step, self._outputs))
+        self._see_result(prefill_result(step, self._outputs))
+
+    def _see_result(self, result: StepResult) -> None:
+        """As soon as the host is not launching the next forward."""
+        now_ns = self._timeline.now_ns
+        if self._host_free_ns > now_ns:
+            self._timeline.after(self._host_free_ns - now_ns, self._see_result, result, self._order)
+        else:
+            self._on_result(result)
 
     # Decode.
 

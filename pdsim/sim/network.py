@@ -4,6 +4,7 @@ A transfer takes the engine's time per batch and per descriptor, and the gather'
 links that all transfers under way share max-min fairly: none can be faster without slowing one that is no faster.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 
@@ -18,11 +19,13 @@ from pdsim.system.transport import Transport
 class Flow:
     """A transfer whose bytes are moving."""
 
-    __slots__ = ("finish_ns", "path", "rate", "remaining", "transfer")
+    __slots__ = ("finish_ns", "limit", "path", "rate", "remaining", "transfer")
 
-    def __init__(self, transfer: "Transfer", path: Path) -> None:
+    def __init__(self, transfer: "Transfer", path: Path, limit: float) -> None:
         self.transfer = transfer
         self.path = path
+        self.limit = limit
+        """Bytes per second that its engine allows, whatever the links."""
         self.remaining = float(transfer.num_bytes)
         self.rate = 0.0
         self.finish_ns = 0
@@ -41,10 +44,11 @@ class Transfer:
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Max-min fair: fill all flows evenly until a link is full, fix its flows, go on with the rest."""
+    """Max-min fair: fill all flows evenly until a link or a flow is at its limit, fix those, go on with the rest."""
     open_flows = list(flows)
     if len(open_flows) == 1:
-        open_flows[0].rate = min(capacity[link] / weight for link, weight in open_flows[0].path)
+        (flow,) = open_flows
+        flow.rate = min(flow.limit, *(capacity[link] / weight for link, weight in flow.path))
         return
     free = {link: capacity[link] for flow in open_flows for link, _ in flow.path}
     while open_flows:
@@ -53,10 +57,11 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
             for link, weight in flow.path:
                 users[link] = users.get(link, 0.0) + weight
         share = min(free[link] / n for link, n in users.items())
+        share = min(share, *(flow.limit for flow in open_flows))
         full = {link for link, n in users.items() if free[link] / n <= share}
         still_open = []
         for flow in open_flows:
-            if any(link in full for link, _ in flow.path):
+            if flow.limit <= share or any(link in full for link, _ in flow.path):
                 flow.rate = share
                 for link, weight in flow.path:
                     free[link] -= share * weight
@@ -82,28 +87,42 @@ class Network:
         self._topology = topology
         self._transport = transport
         self._wire = wire
-        self._on_done = on_done
         self._staging = staging
+        self._on_done = on_done
         self._flows: list[Flow] = []
         self._updated_ns = 0
         self._next_end: Alarm | None = None
+        self._lines: dict[str, deque[Transfer]] = {}
+        """With a serial engine: the transfers of each prefill instance that post or wait to post, in order."""
 
     def start(self, unit: TransferUnit) -> None:
-        """What the engine does per batch and per descriptor, then the bytes."""
         num_targets = self._wire.num_targets
-        setup_ns = num_targets * self._transport.setup_ns(unit.num_descriptors)
+        setup_ns = num_targets * self._transport.batch_ns
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
-        self._timeline.after(setup_ns, self._on_ready, transfer)
+        self._timeline.after(setup_ns, self._stand_in_line if self._transport.serial else self._post, transfer)
 
-    def _on_ready(self, transfer: Transfer) -> None:
+    def _stand_in_line(self, transfer: Transfer) -> None:
+        line = self._lines.setdefault(transfer.unit.source, deque())
+        line.append(transfer)
+        if len(line) == 1:
+            self._post(transfer)
+
+    def _post(self, transfer: Transfer) -> None:
+        posting_ns = self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
+        self._timeline.after(posting_ns, self._move, transfer)
+
+    def _move(self, transfer: Transfer) -> None:
         if not transfer.num_bytes:
-            self._on_done(transfer)
+            self._finish(transfer)
             return
+        unit = transfer.unit
+        least_ns = self._transport.least_moving_ns(unit.num_descriptors * self._wire.num_targets)
+        limit = 1e9 * transfer.num_bytes / least_ns if least_ns else inf
         self._progress()
-        self._flows.append(Flow(transfer, self._topology.path(transfer.unit.source, transfer.unit.target)))
+        self._flows.append(Flow(transfer, self._topology.path(unit.source, unit.target), limit))
         self._share()
 
     def _on_end(self, _: None) -> None:
@@ -113,7 +132,15 @@ class Network:
         self._flows = [flow for flow in self._flows if flow.finish_ns > now]
         self._share()
         for flow in ended:
-            self._on_done(flow.transfer)
+            self._finish(flow.transfer)
+
+    def _finish(self, transfer: Transfer) -> None:
+        if self._transport.serial:
+            line = self._lines[transfer.unit.source]
+            line.popleft()
+            if line:
+                self._post(line[0])
+        self._on_done(transfer)
 
     def _progress(self) -> None:
         """What moved since rates last changed."""

@@ -1,7 +1,7 @@
 """Turns what the driver sees into rows."""
 
 from pdsim.core.instance import Instance
-from pdsim.core.messages import DecodeStep, PrefillStep
+from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep
 from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.sim.network import Transfer
@@ -34,10 +34,16 @@ class Recorder:
         self._last_token_ns: dict[int, int] = {}
         """Of retracted requests."""
 
-    def on_arrival(self, spec: RequestSpec, prefill_id: str, decode_id: str, now_ns: int) -> None:
-        record = RequestRecord(spec.request_id, len(spec.prompt), len(spec.output), now_ns, prefill_id, decode_id)
+    def on_arrival(self, spec: RequestSpec, now_ns: int) -> None:
+        record = RequestRecord(spec.request_id, len(spec.prompt), len(spec.output), now_ns)
         self._requests[spec.request_id] = record
         self.records.requests.append(record)
+
+    def on_routed(self, request_id: int, prefill_id: str, decode_id: str, now_ns: int) -> None:
+        record = self._requests[request_id]
+        record.routed_ns = now_ns
+        record.prefill_id = prefill_id
+        record.decode_id = decode_id
 
     def on_admitted(self, request_id: int, num_cached_tokens: int, now_ns: int) -> None:
         record = self._requests[request_id]
@@ -60,6 +66,9 @@ class Recorder:
             record.transfer_end_ns = row.end_ns
         self.records.transfers.append(row)
 
+    def on_streamed(self, request_id: int, now_ns: int) -> None:
+        self._requests[request_id].streamed_ns = now_ns
+
     def on_first_token(self, request_id: int, now_ns: int) -> None:
         self._requests[request_id].first_token_ns = now_ns
 
@@ -67,11 +76,13 @@ class Recorder:
         self._requests[request_id].num_retractions += 1
         self._last_token_ns[request_id] = now_ns
 
-    def on_end(self, request_id: int, now_ns: int, outcome: str, reason: str = "") -> None:
-        record = self._requests[request_id]
+    def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:
+        record = self._requests[outcome.request_id]
         record.end_ns = now_ns
-        record.outcome = outcome
-        record.reason = reason
+        record.outcome = "finished"
+        if isinstance(outcome, Failed):
+            record.outcome = "failed"
+            record.reason = outcome.reason
 
     def on_choice(self, instance: Instance, now_ns: int) -> None:
         self.records.levels.append(LevelRecord(instance.instance_id, now_ns, instance.levels()))

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
@@ -11,12 +12,14 @@ from pdsim.core.invariants import check_idle
 from pdsim.core.journal import Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.cost.host import HostCosts
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
+from pdsim.sim.front_end import FrontEnd
 from pdsim.sim.network import Network, Transfer
 from pdsim.sim.recorder import Recorder, transfer_record
 from pdsim.sim.timeline import Timeline
@@ -83,6 +86,7 @@ class Simulation:
                 index,
                 instance,
                 cost=cluster.costs[instance.instance_id],
+                host=cluster.hosts.get(instance.instance_id, HostCosts()),
                 outputs=outputs,
                 carry_out=self._carry_out,
                 on_step=self._recorder.on_step,
@@ -101,6 +105,11 @@ class Simulation:
             staging=cluster.staging,
             on_done=self._on_transfer_done,
         )
+        self._front_end = None
+        if not cluster.front_end.are_none:
+            self._front_end = FrontEnd(
+                self._timeline, cluster.front_end, route=self._route, on_first_token=self._first_token
+            )
         self._client = ClientDriver(
             self._timeline,
             cluster.client,
@@ -114,11 +123,11 @@ class Simulation:
             TransferUnit: self._plan,
             m.StartTransfer: self._start_transfer,
             m.Scatter: self._scatter,
-            m.FirstToken: self._first_token,
+            m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
-            m.PrefillDone: self._tell_router,
-            m.Finished: self._finished,
-            m.Failed: self._failed,
+            m.PrefillDone: self._prefill_done,
+            m.Finished: self._ended,
+            m.Failed: self._ended,
         }
 
     def run(self) -> RunResult:
@@ -150,10 +159,17 @@ class Simulation:
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
+        self._recorder.on_arrival(spec, self._timeline.now_ns)
+        if self._front_end is None:
+            self._route(spec)
+        else:
+            self._front_end.send(spec)
+
+    def _route(self, spec: RequestSpec) -> None:
         now_ns = self._timeline.now_ns
         commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
         new: m.NewRequest = commands[0].message
-        self._recorder.on_arrival(spec, new.prefill_id, new.decode_id, now_ns)
+        self._recorder.on_routed(spec.request_id, new.prefill_id, new.decode_id, now_ns)
         self._timeline.after(self._message_ns, self._deliver_all, commands)
 
     def _carry_out(self, commands: list[m.Command]) -> None:
@@ -214,23 +230,35 @@ class Simulation:
 
     # What becomes of requests.
 
-    def _first_token(self, command: m.FirstToken) -> None:
-        self._recorder.on_first_token(command.request_id, self._timeline.now_ns)
+    def _prefill_done(self, command: m.PrefillDone) -> None:
+        self._tell_router(command)
+        if self._front_end is not None:
+            self._front_end.on_prefill_answer(command.request_id)
+
+    def _streamed(self, command: m.FirstToken) -> None:
+        self._recorder.on_streamed(command.request_id, self._timeline.now_ns)
+        if self._front_end is None:
+            self._first_token(command.request_id)
+        else:
+            self._front_end.on_streamed(command.request_id)
+
+    def _first_token(self, request_id: int) -> None:
+        self._recorder.on_first_token(request_id, self._timeline.now_ns)
 
     def _retracted(self, command: m.Retracted) -> None:
         self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
 
-    def _finished(self, command: m.Finished) -> None:
-        self._recorder.on_end(command.request_id, self._timeline.now_ns, "finished")
-        self._end(command)
-
-    def _failed(self, command: m.Failed) -> None:
-        self._recorder.on_end(command.request_id, self._timeline.now_ns, "failed", command.reason)
-        self._end(command)
+    def _ended(self, outcome: m.Finished | m.Failed) -> None:
+        self._tell_router(outcome)
+        if self._front_end is None:
+            self._end(outcome)
+        else:
+            self._front_end.on_end(outcome.request_id, partial(self._end, outcome))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
+        """As the client sees it."""
         self._num_ended += 1
-        self._tell_router(outcome)
+        self._recorder.on_end(outcome, self._timeline.now_ns)
         self._client.on_end(outcome.request_id)
         if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
             self._progress(self._num_ended)

@@ -1,4 +1,9 @@
-"""What a transfer engine takes for a batch of descriptors, besides the bytes on the link."""
+"""What a transfer engine takes for a batch of descriptors, besides the bytes on the link.
+
+A batch of n descriptors and S bytes alone on its link takes
+  batch + (1 - overlap) n descriptor + max(overlap n descriptor, S / bandwidth)
+the form that predicts held-out rows of the transfer-micro study best.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,11 +26,22 @@ class Transport:
     """Of each batch, before its first byte."""
     descriptor_ns: float = 0.0
     """Of each descriptor of a batch."""
+    overlap: float = 0.0
+    """The share of the descriptors' time during which bytes move already."""
     num_queues: int = 4
-    """Workers of one prefill rank; the transfers to one decode instance all go through one of them."""
+    """Workers of one prefill rank."""
+    queue_by: Literal["decode", "request"] = "decode"
+    """Whether all transfers to one decode instance go through one worker, or each request through any."""
+    serial: bool = False
+    """The workers of a rank post descriptors and move bytes one at a time."""
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
     sources: dict[str, str]
 
-    def setup_ns(self, num_descriptors: int) -> int:
-        return self.batch_ns + round(num_descriptors * self.descriptor_ns)
+    def posting_ns(self, num_descriptors: int) -> int:
+        """Of descriptors, before the first byte moves."""
+        return round((1 - self.overlap) * self.descriptor_ns * num_descriptors)
+
+    def least_moving_ns(self, num_descriptors: int) -> float:
+        """Bytes cannot take less than the descriptors that are posted meanwhile."""
+        return self.overlap * self.descriptor_ns * num_descriptors

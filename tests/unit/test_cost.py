@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.affine import Affine
+from pdsim.cost.affine import Affine, AffineModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.roofline import Roofline
 from pdsim.system.catalog import load_gpu, load_model, names
@@ -32,7 +32,7 @@ def decode_ms(model, n, context, distinct=None):
 )
 def test_prefill_of_qwen3_8b_on_h200(chunk, gpu_ms):
     """Forward times that an SGLang server on H200 reported; nothing is fitted here."""
-    assert cost().prefill_ns(prefill(chunk)) / 1e6 - 4.5 == pytest.approx(gpu_ms, rel=0.2)
+    assert cost().prefill_ns(prefill(chunk), 0) / 1e6 - 4.5 == pytest.approx(gpu_ms, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_decode_of_qwen3_8b_on_h200(n, context, gpu_ms):
 @given(st.sampled_from(names("models")), st.integers(1, 20_000), st.integers(0, 100_000), st.integers(1, 300))
 def test_more_work_never_takes_less(model, n, context, batch):
     roofline = cost(model, "gb200", tp=8, kv_dtype="fp8")
-    assert roofline.prefill_ns(prefill((context, n))) <= roofline.prefill_ns(prefill((context + 1000, n + 1)))
-    assert roofline.prefill_ns(prefill((context, n))) <= roofline.prefill_ns(prefill((context, n), (0, 1)))
+    assert roofline.prefill_ns(prefill((context, n)), 0) <= roofline.prefill_ns(prefill((context + 1000, n + 1)), 0)
+    assert roofline.prefill_ns(prefill((context, n)), 0) <= roofline.prefill_ns(prefill((context, n), (0, 1)), 0)
     assert decode_ms(roofline, batch, context) <= decode_ms(roofline, batch + 1, context + 1)
     assert roofline.decode_line(batch).per_context_token >= 0
 
@@ -60,10 +60,11 @@ def test_a_shared_prefix_is_read_once():
 
 def test_more_ranks_are_faster():
     step = prefill((0, 8192))
-    times = [cost("llama-3.1-70b", "h200", tp=tp).prefill_ns(step) for tp in (2, 4, 8)]
+    times = [cost("llama-3.1-70b", "h200", tp=tp).prefill_ns(step, 0) for tp in (2, 4, 8)]
     assert times == sorted(times, reverse=True)
 
 
 def test_affine_adds_up():
-    model = Affine(prefill_base_ns=5, prefill_per_token_ns=3, prefill_per_pair_ns=0.5, prefill_per_prompt_ns=7)
-    assert model.prefill_ns(prefill((10, 4), (0, 2))) == 5 + 3 * 6 + 0.5 * (4 * 12 + 2 * 1) + 7 * 2
+    lines = Affine(prefill_base_ns=5, prefill_per_token_ns=3, prefill_per_pair_ns=0.5, prefill_per_prompt_ns=7)
+    model = AffineModel(lines)
+    assert model.prefill_ns(prefill((10, 4), (0, 2)), 0) == 5 + 3 * 6 + 0.5 * (4 * 12 + 2 * 1) + 7 * 2

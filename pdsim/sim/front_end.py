@@ -1,0 +1,92 @@
+"""HTTP server, tokenizer and gateway in simulated time: what a request passes on its way in, and its answer back."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdsim.cost.front_end import FrontEndCosts
+from pdsim.sim.timeline import Timeline
+from pdsim.workload.request_spec import RequestSpec
+
+
+@dataclass(slots=True)
+class _Passing:
+    """What is known of a request between its arrival and its answer."""
+
+    stalls: bool
+    prefill_answered: bool = False
+    streamed: bool = False
+    ended: Callable[[], None] | None = None
+    answered_ns: int | None = None
+    """When its first token reaches the client."""
+
+
+class FrontEnd:
+    """Delays requests and answers. The client keeps its connections in a row and takes the one that idles longest."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        costs: FrontEndCosts,
+        *,
+        route: Callable[[RequestSpec], None],
+        on_first_token: Callable[[int], None],
+    ) -> None:
+        self._timeline = timeline
+        self._costs = costs
+        self._route = route
+        self._on_first_token = on_first_token
+        self._free_ns = 0
+        self._idle: deque[int] = deque([0])
+        """When the connections that idle had their last answer; a benchmark's warm-up leaves one."""
+        self._passing: dict[int, _Passing] = {}
+
+    def send(self, spec: RequestSpec) -> None:
+        of, now_ns = self._costs, self._timeline.now_ns
+        used_ns = self._idle.popleft() if self._idle else None
+        stalls = of.stall_ns > 0 and used_ns is not None and now_ns - used_ns < of.stall_within_ns
+        self._passing[spec.request_id] = _Passing(stalls)
+        num_tokens = len(spec.prompt)
+        self._free_ns = max(self._free_ns, now_ns) + of.service_ns + round(of.service_per_token_ns * num_tokens)
+        there_ns = self._free_ns + of.in_ns + round(of.in_per_token_ns * num_tokens)
+        self._timeline.after(there_ns - now_ns, self._route, spec)
+
+    def on_prefill_answer(self, request_id: int) -> None:
+        passing = self._passing.get(request_id)
+        if passing is not None:
+            passing.prefill_answered = True
+            self._forward(request_id, passing)
+
+    def on_streamed(self, request_id: int) -> None:
+        """Decode has streamed the first token."""
+        passing = self._passing[request_id]
+        passing.streamed = True
+        self._forward(request_id, passing)
+
+    def on_end(self, request_id: int, ended: Callable[[], None]) -> None:
+        """Decode, or whoever failed the request, is done with it: `ended` is called as the client sees that."""
+        passing = self._passing[request_id]
+        passing.ended = ended
+        if passing.answered_ns is not None or not passing.streamed:
+            self._finish(request_id, passing)
+
+    def _forward(self, request_id: int, passing: _Passing) -> None:
+        """The first token, when nothing holds it back; and what ended meanwhile."""
+        if not passing.streamed or passing.answered_ns is not None:
+            return
+        if self._costs.waits_for_prefill and not passing.prefill_answered:
+            return
+        delay_ns = self._costs.out_ns + (self._costs.stall_ns if passing.stalls else 0)
+        passing.answered_ns = self._timeline.now_ns + delay_ns
+        self._timeline.after(delay_ns, self._on_first_token, request_id)
+        if passing.ended is not None:
+            self._finish(request_id, passing)
+
+    def _finish(self, request_id: int, passing: _Passing) -> None:
+        del self._passing[request_id]
+        end_ns = max(self._timeline.now_ns + self._costs.out_ns, passing.answered_ns or 0)
+        self._timeline.after(end_ns - self._timeline.now_ns, self._close, passing.ended)
+
+    def _close(self, ended: Callable[[], None]) -> None:
+        self._idle.append(self._timeline.now_ns)
+        ended()
