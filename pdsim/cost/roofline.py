@@ -42,6 +42,8 @@ class Roofline:
     prompt_overhead_ns: float = 4_200_000
     """Of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
+    expert_exchange_ns: float = 25_000
+    """With data-parallel attention: tokens to the GPUs of their experts, or back, once a layer. An assumption."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -69,6 +71,10 @@ class RooflineModel:
         self._context_token_ns = token_ns / kv - self._distinct_token_ns
         self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
+        self._dp = layout.dp
+        self._state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
+        exchanges = 2 * spec.experts.num_layers if layout.dp > 1 and spec.experts is not None else 0
+        self._exchange_ns = exchanges * settings.expert_exchange_ns
         self._lines: dict[int, DecodeLine] = {}
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
@@ -84,6 +90,7 @@ class RooflineModel:
         line = self._lines.get(num_requests)
         if line is None:
             work_ns = self._matrices_ns(num_requests) + self._reductions_ns(num_requests)
+            work_ns += num_requests * self._state_ns
             layers_ns = self._settings.decode_layer_ns * self._spec.num_layers
             base_ns = work_ns + layers_ns + self._settings.step_overhead_ns
             line = DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
@@ -92,8 +99,9 @@ class RooflineModel:
 
     def _matrices_ns(self, num_tokens: int) -> float:
         compute = self._spec.flops_per_token * num_tokens / self._matrix_flops
-        read = self._spec.weight_bytes_read(num_tokens) / self._memory_bandwidth
-        return 1e9 * max(compute, read)
+        expert_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
+        read = (self._spec.shared_bytes_read + expert_bytes) / self._memory_bandwidth
+        return 1e9 * max(compute, read) + self._exchange_ns
 
     def _reductions_ns(self, num_tokens: int) -> float:
         return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)

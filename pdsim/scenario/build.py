@@ -35,6 +35,9 @@ from pdsim.workload.traces import TraceError
 
 Role = Literal["prefill", "decode"]
 
+STATES_PER_REQUEST = 3
+"""Of linear-attention layers, where a prefix cache keeps some of them (SGLang 0.5.23)."""
+
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""
 
@@ -175,7 +178,10 @@ def build_router(scenario: Scenario) -> Router:
 
 
 def instance_ids(settings: PrefillSettings | DecodeSettings, role: Role) -> list[str]:
-    return [f"{role}-{i}" for i in range(settings.instances)]
+    """One for each server, or for each data-parallel rank of each."""
+    if settings.dp == 1:
+        return [f"{role}-{i}" for i in range(settings.instances)]
+    return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
 
 
 def _layout(scenario: Scenario, role: Role) -> Layout:
@@ -185,7 +191,16 @@ def _layout(scenario: Scenario, role: Role) -> Layout:
         gpu = load_gpu(settings.gpu)
         if scenario.model.weight_dtype is not None:
             model = replace(model, weight_dtype=scenario.model.weight_dtype)
-        return Layout(model=model, gpu=gpu, tp=settings.tp, kv_dtype=scenario.model.kv_dtype)
+        if settings.tp % settings.dp:
+            raise LayoutError(f"dp {settings.dp} does not divide tp {settings.tp}")
+        return Layout(
+            model=model,
+            gpu=gpu,
+            tp=settings.tp // settings.dp,
+            dp=settings.dp,
+            kv_dtype=scenario.model.kv_dtype,
+            state_dtype=scenario.model.state_dtype,
+        )
     except (UnknownNameError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
 
@@ -200,7 +215,7 @@ def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
         raise ConfigError(f"prefill: chunked_prefill_tokens {chunk} is less than a page of {scenario.page_size} tokens")
     fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "prefill", chunk or None, None)
     pool = _pool_tokens(scenario, settings, layout, fraction, "prefill")
-    running = settings.max_running_requests or default_max_running(pool, layout.model.max_context_tokens)
+    running = _max_running(settings, layout, pool, fraction)
     update = {
         "mem_fraction": fraction,
         "pool_tokens": pool,
@@ -221,10 +236,22 @@ def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
     update = {
         "mem_fraction": fraction,
         "pool_tokens": pool,
-        "max_running_requests": given or default_max_running(pool, layout.model.max_context_tokens),
+        "max_running_requests": _max_running(settings, layout, pool, fraction),
         "extra_slots": extra,
     }
     return settings.model_copy(update=update)
+
+
+def _max_running(settings: PrefillSettings | DecodeSettings, layout: Layout, pool_tokens: int, fraction: float) -> int:
+    """Of one data-parallel rank; no more than there are states of linear-attention layers."""
+    given = settings.max_running_requests
+    running = default_max_running(pool_tokens, layout.model.max_context_tokens)
+    if given is not None:
+        running = max(1, given // settings.dp)
+    states = layout.max_states(fraction)
+    if states is None:
+        return running
+    return max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
 
 
 def _pool_tokens(

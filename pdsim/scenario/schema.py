@@ -26,7 +26,7 @@ from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
 from pdsim.scenario.profile import cost_by_role
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
-from pdsim.system.model import Dtype
+from pdsim.system.model import Dtype, StateDtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
@@ -45,6 +45,8 @@ class ModelSettings(Section):
     weight_dtype: Dtype | None = None
     """None: the catalog's."""
     kv_dtype: Dtype = "bf16"
+    state_dtype: StateDtype = "fp32"
+    """Of linear-attention layers (--mamba-ssm-dtype)."""
 
 
 class PrefillSettings(Section):
@@ -53,6 +55,9 @@ class PrefillSettings(Section):
     instances: int = Field(default=1, ge=1)
     gpu: str
     tp: int = Field(default=1, ge=1)
+    """GPUs of one server."""
+    dp: int = Field(default=1, ge=1)
+    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     """Of the GPU's memory for weights and KV; None: SGLang's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)
@@ -77,6 +82,9 @@ class DecodeSettings(Section):
     instances: int = Field(default=1, ge=1)
     gpu: str
     tp: int = Field(default=1, ge=1)
+    """GPUs of one server."""
+    dp: int = Field(default=1, ge=1)
+    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     pool_tokens: int | None = Field(default=None, ge=1)
     radix_cache: bool = False

@@ -58,6 +58,8 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, de
         num_pairs=decode.tp * writers,
         slices=slices,
         coalesces=coalesces,
+        state_bytes=min(prefill.state_bytes, decode.state_bytes),
+        num_state_planes=0 if prefill.model.state is None else 2 * prefill.model.state.num_layers,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.system.gpu import GpuSpec
-from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention, ModelSpec
+from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention, ModelSpec, RecurrentState
 from pdsim.system.transport import Transport
 
 _FOLDER = Path(__file__).parent / "catalog"
@@ -26,11 +26,12 @@ def load_model(name: str) -> ModelSpec:
     data = _read("models", name)
     attention = data.pop("attention")
     kinds: dict[str, Any] = {"grouped-query": GroupedQueryAttention, "latent": LatentAttention}
-    experts = data.pop("experts", None)
+    experts, state = data.pop("experts", None), data.pop("state", None)
     return ModelSpec(
         name=name,
         attention=kinds[attention.pop("kind")](**attention),
         experts=None if experts is None else Experts(**experts),
+        state=None if state is None else RecurrentState(**state),
         **data,
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.system.gpu import GpuSpec
-from pdsim.system.model import DTYPE_BYTES, Dtype, GroupedQueryAttention, ModelSpec
+from pdsim.system.model import DTYPE_BYTES, Dtype, GroupedQueryAttention, ModelSpec, StateDtype
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -14,18 +14,29 @@ RUNTIME_BYTES = 2e9
 (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
 
 
+STATE_SHARE = 0.9
+"""Memory of linear-attention states for each byte of KV (SGLang's mamba_full_memory_ratio)."""
+
+
 class LayoutError(ValueError):
     """A model that cannot be laid on these GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A model on the GPUs of one instance, split over tp ranks."""
+    """A model on the GPUs of one instance, its attention split over tp ranks.
+
+    With data-parallel attention several instances make one server: each has its own tp ranks and its own KV, and the
+    routed experts are spread over the GPUs of all.
+    """
 
     model: ModelSpec
     gpu: GpuSpec
     tp: int
+    dp: int = 1
+    """Instances of one server."""
     kv_dtype: Dtype
+    state_dtype: StateDtype = "fp32"
 
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
@@ -42,13 +53,27 @@ class Layout:
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
 
     @property
+    def state_bytes(self) -> int:
+        """What one request keeps on one rank besides its KV."""
+        return 0 if self.model.state is None else self.model.state.num_bytes(self.state_dtype) // self.tp
+
+    @property
     def weight_bytes_per_rank(self) -> float:
-        return self.model.weight_bytes / self.tp
+        return self.model.shared_bytes / self.tp + self.model.expert_bytes / (self.tp * self.dp)
+
+    def max_states(self, mem_fraction: float) -> int | None:
+        """Requests whose linear-attention state fits; None: the model has no such layers."""
+        if not self.state_bytes:
+            return None
+        room = self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
+        return int(room * STATE_SHARE / (1 + STATE_SHARE) // self.state_bytes)
 
     def pool_tokens(self, mem_fraction: float, page_size: int) -> int:
         """Tokens whose KV fits, in whole pages. Raises LayoutError if the weights leave no room."""
         static = self.gpu.memory_bytes * mem_fraction
         room = static - self.weight_bytes_per_rank - RUNTIME_BYTES
+        if self.state_bytes:
+            room /= 1 + STATE_SHARE
         tokens = int(room // self.kv_token_bytes) // page_size * page_size
         if tokens <= 0:
             weights = self.weight_bytes_per_rank + RUNTIME_BYTES

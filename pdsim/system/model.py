@@ -5,6 +5,9 @@ from typing import Literal
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
+StateDtype = Literal["fp32", "fp16", "bf16"]
+
+STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPE_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "fp4": 0.5}
 
 
@@ -68,6 +71,20 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecurrentState:
+    """What linear-attention layers keep of a request, whatever its length: all ranks together."""
+
+    num_layers: int
+    conv_bytes: int
+    """Of one layer."""
+    ssm_elements: int
+    """Of one layer."""
+
+    def num_bytes(self, dtype: StateDtype) -> int:
+        return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model. Field meanings follow its config.json; `sources` says where each number comes from."""
 
@@ -83,6 +100,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None
+    state: RecurrentState | None = None
     sources: dict[str, str]
 
     @property
@@ -94,13 +112,25 @@ class ModelSpec:
         """Of an input embedding that is only looked up: a tied one is the output projection too."""
         return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
 
-    def weight_bytes_read(self, num_tokens: int) -> float:
-        """Weights that a forward over num_tokens reads, all ranks together."""
-        params = self.num_params - self.num_embedding_params
-        if self.experts is not None:
-            routed = self.experts.num_params(self.hidden_size)
-            params += routed * (self.experts.fraction_read(num_tokens) - 1)
+    @property
+    def expert_bytes(self) -> float:
+        """Of the routed experts."""
+        params = 0 if self.experts is None else self.experts.num_params(self.hidden_size)
         return params * DTYPE_BYTES[self.weight_dtype]
+
+    @property
+    def shared_bytes(self) -> float:
+        """Of all weights but the routed experts."""
+        return self.weight_bytes - self.expert_bytes
+
+    @property
+    def shared_bytes_read(self) -> float:
+        """By every forward."""
+        return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[self.weight_dtype]
+
+    def expert_bytes_read(self, num_tokens: int) -> float:
+        """By a forward over num_tokens."""
+        return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 
     @property
     def flops_per_token(self) -> float:
