@@ -186,13 +186,13 @@ def instance_ids(settings: PrefillSettings | DecodeSettings, role: Role) -> list
 
 def _layout(scenario: Scenario, role: Role) -> Layout:
     settings = getattr(scenario, role)
+    if settings.tp % settings.dp:
+        raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
     try:
         model = load_model(scenario.model.name)
         gpu = load_gpu(settings.gpu)
         if scenario.model.weight_dtype is not None:
             model = replace(model, weight_dtype=scenario.model.weight_dtype)
-        if settings.tp % settings.dp:
-            raise LayoutError(f"dp {settings.dp} does not divide tp {settings.tp}")
         return Layout(
             model=model,
             gpu=gpu,
