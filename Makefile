@@ -87,7 +87,7 @@ $(MADE):
 	@$(PIP_INSTALL) --editable .
 	@touch $@
 
-.venv/dev: .venv/demo
+.venv/dev: $(MADE) pyproject.toml constraints.txt
 	$(SAY) install "pdsim[dev]"
 	@$(PIP_INSTALL) --editable ".[dev]"
-	@touch $@
+	@touch .venv/demo $@

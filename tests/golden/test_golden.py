@@ -45,7 +45,9 @@ def test_a_stored_run_is_still_the_same(folder, request):
         with journal_writer(folder) as write:
             for entry in traced.journal:
                 write(entry)
-    assert json.loads(expected.read_text()) == found
+    stored = json.loads(expected.read_text())
+    assert found.pop("digest") == stored.pop("digest")
+    assert found == pytest.approx(stored, rel=1e-12)  # Python 3.12 adds floats more exactly
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
