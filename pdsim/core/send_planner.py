@@ -92,15 +92,28 @@ class SendPlanner:
         if end > max(request.num_computed_tokens, request.num_sent_tokens):
             raise PolicyError(f"{self._policy}: sends up to {end} of {request}")
         pieces = request.cursor.advance(end, request.page_table, is_last=is_last)
+        if request.cursor.is_staged:
+            return self._cells(request, pieces, is_last, first_token_ends, now_ns)
         units: list[Command] = []
         for piece in pieces:
             ends = is_last and piece is pieces[-1]
-            staged = request.cursor.is_staged and bool(piece.source)
             load = self._wire.load(piece.source, piece.target, with_state=ends and not self._layer_groups)
-            if staged:
-                load = load._replace(num_descriptors=1)
-            cell = piece.cell if staged else None
-            units.append(self._unit(request, piece, load, now_ns, ends, ends and first_token_ends, cell))
+            units.append(self._unit(request, piece, load, now_ns, ends, ends and first_token_ends))
+        return units
+
+    def _cells(
+        self, request: SendingRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
+    ) -> list[Command]:
+        """One descriptor a cell. State does not pass the ring: it follows with the first token."""
+        whole = [piece for piece in pieces if piece.source]
+        units: list[Command] = [
+            self._unit(request, piece, Load(len(piece.source) * self._wire.page_bytes, 1), now_ns, cell=piece.cell)
+            for piece in whole
+        ]
+        if is_last:
+            rest = Piece((), (), 0)
+            state = self._wire.load((), (), with_state=True)
+            units.append(self._unit(request, rest, state, now_ns, is_last, first_token_ends))
         return units
 
     def _layers(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
