@@ -6,16 +6,23 @@ ready         KV complete                                              next_step
 running       one token per step                                       next_step -> DecodeStep, on_step_done
 retracted     gave its pages back, its KV is in host memory            next_step: ready again when its pages fit
 gone          prompt and output are cached                             -> Finished
+
+A request that is given up before its KV has come (Cancel, PeerDown of its prefill instance, a wait that is too long)
+keeps its pages as long as somebody may still write into them:
+
+releasing     failed, its pages wait for the sender's Abort            on_message(Abort), or KvArrived, or PeerDown
 """
 
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
+    Cancel,
     CellScattered,
     Command,
     DecodeStep,
@@ -27,12 +34,15 @@ from pdsim.core.messages import (
     KvGranted,
     Message,
     NewRequest,
+    PeerDown,
+    PeerUp,
     Retracted,
     Send,
     Step,
     StepResult,
     Tell,
     Wait,
+    Woken,
 )
 from pdsim.core.names import receiver_of
 from pdsim.core.running_batch import DecodeRequest, RunningBatch
@@ -50,6 +60,10 @@ class DecodeLimits:
     max_running_requests: int
     extra_slots: int = 0
     """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
+    waiting_timeout_ns: int | None = None
+    """From the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    release_timeout_ns: int | None = None
+    """How long pages are kept for a writer that does not say that it is done."""
 
 
 class DecodeInstance:
@@ -63,7 +77,9 @@ class DecodeInstance:
         limits: DecodeLimits,
         admission_policy: AdmissionPolicy,
         preemption_policy: PreemptionPolicy,
+        staged: bool = False,
     ) -> None:
+        """staged: a receiver stands between the senders and this instance."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -79,6 +95,12 @@ class DecodeInstance:
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
+        self.releasing: dict[int, DecodeRequest] = {}
+        self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
+        self._unreleased = Deadlines(instance_id, limits.release_timeout_ns)
+        self._down: set[str] = set()
+        """Prefill instances."""
+        self._staged = staged
         self._admission_policy = admission_policy
         self._preemption_policy = preemption_policy
         self._blocked_by = ""
@@ -118,14 +140,21 @@ class DecodeInstance:
             case NewRequest():
                 return self._on_new_request(message)
             case KvArrived():
-                self.transferring[message.request_id].ends_with_first_token = message.first_token_ends
-                self._arrived.add(message.request_id)
-                return []
+                return self._on_arrived(message)
             case CellScattered():
                 self._scattered.append(message)
                 return []
             case Abort():
-                return self._on_abort(message.request_id, message.reason)
+                return self._on_abort(message)
+            case Cancel():
+                return self._cancel(message, now_ns)
+            case PeerDown():
+                return self._on_prefill_down(message, now_ns)
+            case PeerUp():
+                self._down.discard(message.instance_id)
+                return []
+            case Woken():
+                return []
             case _:
                 raise TypeError(f"{self.instance_id}: a decode instance does not take {message}")
 
@@ -133,6 +162,15 @@ class DecodeInstance:
         """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
+        if self._ungiven or self._unreleased:
+            self._expire(commands)
+        step = self._choose(commands)
+        if self._ungiven or self._unreleased:
+            commands += self._ungiven.alarm(self._is_due, now_ns)
+            commands += self._unreleased.alarm(self.releasing.__contains__, now_ns)
+        return step, commands
+
+    def _choose(self, commands: list[Command]) -> Step | Wait:
         while True:
             ask_again_steps = self._take_in(commands)
             changed = bool(self.ready) and self._merge(commands)
@@ -140,9 +178,9 @@ class DecodeInstance:
                 changed |= self._make_room(commands)
             if self.batch.num_requests:
                 waits = changed and (self.queued or self._retracted)
-                return self._decode_step(1 if waits else ask_again_steps), commands
+                return self._decode_step(1 if waits else ask_again_steps)
             if not changed:
-                return _WAIT, commands
+                return _WAIT
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
@@ -150,6 +188,11 @@ class DecodeInstance:
             self._open_later_pages(result.num_steps - 1)
         self.batch.advance(result.num_steps)
         return [self._finish(self._leave(request_id), output) for request_id, output in result.ended]
+
+    def requests(self) -> list[int]:
+        """All that are here, in whatever state."""
+        held = [*self.active, *self.queued, *self.releasing.values(), *self._retracted.values()]
+        return [*(request.request_id for request in held), *(cell.request_id for cell in self._scattered)]
 
     def levels(self) -> Levels:
         return Levels(
@@ -191,6 +234,8 @@ class DecodeInstance:
     def _on_new_request(self, message: NewRequest) -> list[Command]:
         if (reason := self._refused.get(message.request_id)) is not None:
             return [Failed(message.request_id, reason)]
+        if message.prefill_id in self._down:
+            return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
         num_tokens = len(message.prompt)
         if num_tokens > (capacity := self.cache.pool.num_pages * self.page_size):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
@@ -208,16 +253,26 @@ class DecodeInstance:
         )
         return []
 
-    def _on_abort(self, request_id: int, reason: str) -> list[Command]:
-        """Prefill refuses a request before it computed anything: nothing is being written into its pages."""
+    def _on_abort(self, message: Abort) -> list[Command]:
+        """Nothing is being written into the request's pages, nor will be."""
+        request_id, reason, retryable = message
+        if request := self.releasing.pop(request_id, None):
+            self.cache.drop(request.lease)
+            return []
+        if request_id in self._arrived:
+            return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
-        elif request := next((r for r in self.queued if r.request_id == request_id), None):
-            self.queued.remove(request)
-        else:  # refused here as well, or not here yet
+        elif not self._dequeue(request_id):  # refused here as well, or not here yet, or gone
             self._refused.setdefault(request_id, reason)
             return []
-        return [Failed(request_id, reason)]
+        return [Failed(request_id, reason, retryable)]
+
+    def _dequeue(self, request_id: int) -> DecodeRequest | None:
+        request = next((r for r in self.queued if r.request_id == request_id), None)
+        if request is not None:
+            self.queued.remove(request)
+        return request
 
     def _admit(self, commands: list[Command]) -> int:
         """First come first served, up to the first that does not fit. Returns in how many steps to try again."""
@@ -243,6 +298,7 @@ class DecodeInstance:
             request.lease = lease
             self.transferring[request.request_id] = self.queued.popleft()
             pages = tuple(lease.table[lease.num_shared :])
+            self._ungiven.add(request.request_id, self.now_ns)
             commands.append(Send(request.prefill_id, KvGranted(request.request_id, num_cached, pages)))
         return _FOREVER
 
@@ -271,7 +327,81 @@ class DecodeInstance:
                 f"{self.num_available_pages} are available on {self.instance_id}"
             )
 
+    # Giving up.
+
+    def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
+        """The router has told the client already."""
+        request_id, reason = cancel
+        if self._is_due(request_id):
+            self._release_later(self.transferring[request_id], now_ns)
+        elif request_id in self.transferring:
+            self._arrived.remove(request_id)
+            self.cache.drop(self.transferring.pop(request_id).lease)
+        elif ready := next((r for r in self.ready if r.request_id == request_id), None):
+            self.ready.remove(ready)
+            self.cache.drop(ready.lease)
+        elif self.batch.has(request_id):
+            self._remove(request_id)
+        elif not (self._dequeue(request_id) or self._retracted.pop(request_id, None)):
+            self._refused.setdefault(request_id, reason)
+        return []
+
+    def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
+        """What it has not sent will not come. If it is back, it may be sending for requests of its new life."""
+        if not down.has_restarted:
+            self._down.add(down.instance_id)
+        reason = f"{down.instance_id} was lost"
+        queued = [r for r in self.queued if r.prefill_id == down.instance_id]
+        commands: list[Command] = [Failed(r.request_id, reason, retryable=True) for r in queued]
+        for request in queued:
+            self.queued.remove(request)
+        for request in self._due_from(down.instance_id):
+            commands += self._fail(request, reason, now_ns)
+        if not down.has_restarted:
+            for request in [r for r in self.releasing.values() if r.prefill_id == down.instance_id]:
+                commands += self._release(request)
+        return commands
+
+    def _due_from(self, prefill_id: str) -> list[DecodeRequest]:
+        due = self.transferring.values()
+        return [r for r in due if r.prefill_id == prefill_id and r.request_id not in self._arrived]
+
+    def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[Command]:
+        self._release_later(request, now_ns)
+        cancel = Send(request.prefill_id, Cancel(request.request_id, reason))
+        return [Failed(request.request_id, reason, retryable=True), cancel]
+
+    def _release_later(self, request: DecodeRequest, now_ns: int) -> None:
+        self.releasing[request.request_id] = self.transferring.pop(request.request_id)
+        self._unreleased.add(request.request_id, now_ns)
+
+    def _release(self, request: DecodeRequest) -> list[Command]:
+        """Nobody will write any more: but what lies in the staging ring may still be on its way into the pages."""
+        abort = Abort(request.request_id, "nobody writes any more", retryable=True)
+        return [Tell(receiver_of(self.instance_id), abort)] if self._staged else self._on_abort(abort)
+
+    def _expire(self, commands: list[Command]) -> None:
+        for request_id in self._ungiven.expired(self.now_ns):
+            if self._is_due(request_id):
+                late = self.transferring[request_id]
+                commands += self._fail(late, f"{late.prefill_id} sent no KV in time", self.now_ns)
+        for request_id in self._unreleased.expired(self.now_ns):
+            if request := self.releasing.get(request_id):
+                commands += self._release(request)
+
+    def _is_due(self, request_id: int) -> bool:
+        return request_id in self.transferring and request_id not in self._arrived
+
     # Running.
+
+    def _on_arrived(self, message: KvArrived) -> list[Command]:
+        request = self.transferring.get(message.request_id)
+        if request is not None:
+            request.ends_with_first_token = message.first_token_ends
+            self._arrived.add(message.request_id)
+        elif request := self.releasing.pop(message.request_id, None):  # the last unit: nothing comes behind it
+            self.cache.drop(request.lease)
+        return []
 
     def _collect_arrived(self, commands: list[Command]) -> None:
         """In order of admission. Spans of the staging ring come back only now."""

@@ -10,6 +10,10 @@ from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
+from pdsim.core.receiver import Receiver
+from pdsim.core.retrying_router import RetryingRouter
+from pdsim.core.router import Router
+from pdsim.core.sender import Sender
 
 
 class InvariantError(AssertionError):
@@ -29,12 +33,35 @@ def check_idle(instance: PrefillInstance | DecodeInstance) -> None:
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
     _require(instance.num_available_pages == pool.num_pages, "LEAK-2", "pages", instance.num_available_pages, pool)
+    _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
+
+
+def check_all_idle(machines: Iterable[Any]) -> None:
+    """Of a whole cluster, after its last request: instances, senders, receivers and the router."""
+    for machine in machines:
+        if isinstance(machine, PrefillInstance | DecodeInstance):
+            check_idle(machine)
+        elif isinstance(machine, Sender):
+            _require(not machine.held, "LEAK-4", "units or spans in a sender", machine.held, machine.instance_id)
+        elif isinstance(machine, Receiver):
+            _require(not machine.held, "LEAK-5", "requests in a receiver", machine.held, machine.instance_id)
+            _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
+        elif isinstance(machine, RetryingRouter):
+            _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
+            _check_loads(machine.router)
+        elif isinstance(machine, Router):
+            _check_loads(machine)
+
+
+def _check_loads(router: Router) -> None:
+    for load in (*router.prefill.loads, *router.decode.loads):
+        _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, router)
 
 
 def held_leases(instance: PrefillInstance | DecodeInstance) -> list[Lease]:
     if isinstance(instance, PrefillInstance):
         return [request.lease for request in instance.holding()]
-    return [request.lease for request in instance.active]
+    return [request.lease for request in (*instance.active, *instance.releasing.values())]
 
 
 def check_cache(cache: KvCache, leases: list[Lease]) -> None:

@@ -24,6 +24,10 @@ class Entry(NamedTuple):
     returned: Any
 
 
+KILLED = "killed"
+"""The call of an entry that is none: the instance died at args[0] ns. Later calls were made on a fresh one."""
+
+
 class TakesMessages(Protocol):
     """An instance, or the router."""
 
@@ -65,13 +69,25 @@ class ReplayError(AssertionError):
     """A replayed call returned something else than the recording says."""
 
 
-def replay(entries: Iterable[Entry], instances: Mapping[str, Instance | TakesMessages]) -> int:
-    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference."""
-    count = 0
+def replay(
+    entries: Iterable[Entry],
+    instances: Mapping[str, Instance | TakesMessages],
+    restarted: Callable[[str], Instance | TakesMessages] | None = None,
+) -> int:
+    """Make the recorded calls on fresh instances; the number of calls. Raises ReplayError at the first difference.
+
+    What died in the recorded run is replaced by what `restarted` makes.
+    """
+    machines, count = dict(instances), 0
     for entry in entries:
-        if entry.instance_id not in instances:
-            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(instances)}")
-        got = getattr(instances[entry.instance_id], entry.call)(*entry.args)
+        if entry.instance_id not in machines:
+            raise ReplayError(f"entry {count} is of {entry.instance_id}; there are {', '.join(machines)}")
+        if entry.call == KILLED:
+            if restarted is None:
+                raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and nobody can restart it")
+            machines[entry.instance_id] = restarted(entry.instance_id)
+            continue
+        got = getattr(machines[entry.instance_id], entry.call)(*entry.args)
         if to_json(got) != to_json(entry.returned):
             where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
             raise ReplayError(f"{where}: recorded {to_json(entry.returned)}, replayed {to_json(got)}")
@@ -97,6 +113,10 @@ def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
         known = by_instance.setdefault(entry.instance_id, [])
         plain = to_json((entry.call, *entry.args, entry.returned))
         match entry:
+            case Entry(call=call) if call == KILLED:
+                while known and known[-1][0] in {"running", "ran"} and not known[-1][3]:
+                    known.pop()  # how far it had run is seen only step by step
+                known.append(plain)
             case Entry(call="next_step", returned=(DecodeStep() as step, commands)):
                 continues = not (step.joined or step.left or commands)
                 if continues and known and known[-1][0] == "ran" and not known[-1][3]:

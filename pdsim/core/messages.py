@@ -109,10 +109,61 @@ class FreeCells(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """One instance of a pair to the other: this request will not be served."""
+    """One side of a pair to the other: this request will not be served. Nothing of it is under way, nor will be."""
 
     request_id: int
     reason: str
+    retryable: bool = False
+
+
+class Cancel(NamedTuple):
+    """Client to router, router to both instances, decode to prefill: give it up, whatever is under way.
+
+    A decode instance that had granted pages to it keeps them until the sender's Abort says that nobody writes to them.
+    """
+
+    request_id: int
+    reason: str
+
+
+class StopSending(NamedTuple):
+    """Prefill to sender: let what is under way end, send no more, and tell both sides when nothing is under way."""
+
+    request_id: int
+    decode_id: str
+    """Empty if the prefill instance does not know the request."""
+
+
+class TransferFailed(NamedTuple):
+    """Transport to sender: it gave this unit up."""
+
+    unit: TransferUnit
+    reason: str
+
+
+class Heartbeat(NamedTuple):
+    """To the health monitor: whether an instance answered, and in which of its lives."""
+
+    instance_id: str
+    life: int | None
+
+
+class PeerDown(NamedTuple):
+    """Health monitor to those who work with an instance: what it held is lost."""
+
+    instance_id: str
+    has_restarted: bool = False
+    """It is back already: what it does now may be of its new life."""
+
+
+class PeerUp(NamedTuple):
+    """Health monitor: this instance answers again, with nothing in its memory."""
+
+    instance_id: str
+
+
+class Woken(NamedTuple):
+    """It is the time of a WakeAt, or later."""
 
 
 class FirstToken(NamedTuple):
@@ -142,6 +193,8 @@ class Finished(NamedTuple):
 class Failed(NamedTuple):
     request_id: int
     reason: str
+    retryable: bool = False
+    """Another attempt may fare better: what failed is an instance or a transfer, not the request."""
 
 
 Outcome = PrefillDone | Finished | Failed
@@ -161,6 +214,14 @@ Message = (
     | CellScattered
     | FreeCells
     | Abort
+    | Cancel
+    | StopSending
+    | TransferFailed
+    | Heartbeat
+    | PeerDown
+    | PeerUp
+    | Woken
+    | FirstToken
     | Outcome
 )
 
@@ -193,7 +254,14 @@ class Scatter(NamedTuple):
     num_bytes: int
 
 
-Command = Send | Tell | TransferUnit | StartTransfer | Scatter | FirstToken | Retracted | Outcome
+class WakeAt(NamedTuple):
+    """Post Woken to this instance, or to the router, at that time."""
+
+    who: str
+    time_ns: int
+
+
+Command = Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | Outcome
 
 
 class PrefillChunk(NamedTuple):

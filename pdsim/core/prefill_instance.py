@@ -6,29 +6,40 @@ waiting        the policy picks it                                    next_step 
 begun          one or more chunks; at most one prompt lacks some      next_step, on_step_done -> TransferUnit per chunk
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
+
+A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
+nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
 """
 
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.messages import (
     Abort,
+    Cancel,
     Command,
     KvGranted,
     KvSent,
     Message,
     NewRequest,
+    PeerDown,
+    PeerUp,
     PrefillChunk,
     PrefillDone,
     PrefillStep,
     Send,
     Step,
     StepResult,
+    StopSending,
+    Tell,
     Wait,
+    Woken,
 )
+from pdsim.core.names import sender_of
 from pdsim.core.send_planner import SendPlanner
 from pdsim.core.transfer_plan import SendCursor
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
@@ -49,6 +60,8 @@ class PrefillLimits:
     """New tokens of one forward; the first prompt of a batch may exceed it."""
     overlap: bool = True
     """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
+    bootstrap_timeout_ns: int | None = None
+    """From a request's arrival here until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
 
     @property
     def max_first_tokens(self) -> int:
@@ -67,6 +80,11 @@ class PrefillRequest:
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
+    given_up: bool = False
+
+    @property
+    def is_in_forward(self) -> bool:
+        return self.num_computed_tokens < self.num_scheduled_tokens
 
     @property
     def num_sent_tokens(self) -> int:
@@ -118,6 +136,9 @@ class PrefillInstance:
         self._early_grants: dict[int, KvGranted] = {}
         self._refused: set[int] = set()
         """Requests that one side will not serve: what still comes of them is ignored."""
+        self._ungranted = Deadlines(instance_id, limits.bootstrap_timeout_ns)
+        self._down: set[str] = set()
+        """Decode instances."""
         self._begun: dict[int, PrefillRequest] = {}
         self._partial: PrefillRequest | None = None
         """Of those begun, the one with tokens that no step has yet."""
@@ -145,17 +166,28 @@ class PrefillInstance:
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         match message:
             case NewRequest():
-                return self._on_new_request(message)
+                return self._on_new_request(message, now_ns)
             case KvGranted():
                 if message.request_id in self.bootstrapping:
                     return self._grant(message)
                 if message.request_id not in self._refused:
                     self._early_grants[message.request_id] = message
+                    self._ungranted.add(message.request_id, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
             case Abort():
+                if message.request_id in self._begun or message.request_id in self.sending:
+                    return self._give_up(message.request_id)
                 if self.bootstrapping.pop(message.request_id, None) is None:
                     self._refused.add(message.request_id)
+            case Cancel():
+                return self._give_up(message.request_id)
+            case PeerDown():
+                return self._on_decode_down(message)
+            case PeerUp():
+                self._down.discard(message.instance_id)
+            case Woken():
+                pass
             case _:
                 raise TypeError(f"{self.instance_id}: a prefill instance does not take {message}")
         return []
@@ -163,6 +195,8 @@ class PrefillInstance:
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         self.now_ns = now_ns
         commands = self._release_sent() if self._sent else []
+        if self._ungranted:
+            commands += self._expire(now_ns)
         self._blocked_by = ""
         if self.granted:
             self._enqueue_granted()
@@ -185,10 +219,18 @@ class PrefillInstance:
             request = self._begun[chunk.request_id]
             request.num_computed_tokens += chunk.num_tokens
             self.cache.checkpoint(request.lease, request.prompt, request.num_computed_tokens)
+            if request.given_up:
+                commands += self._stop_sending(request)
+                continue
             if chunk.is_last:
                 self.sending[chunk.request_id] = self._begun.pop(chunk.request_id)
             commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
         return commands
+
+    def requests(self) -> list[int]:
+        """All that are here, in whatever state."""
+        queued = [*self.bootstrapping, *self._early_grants, *(request.request_id for request in self.granted)]
+        return [*queued, *self._waiting, *self._begun, *self.sending]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
@@ -217,8 +259,8 @@ class PrefillInstance:
 
     # Arriving and leaving.
 
-    def _on_new_request(self, message: NewRequest) -> list[Command]:
-        if message.request_id in self._refused:
+    def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
+        if message.request_id in self._refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:
@@ -227,6 +269,7 @@ class PrefillInstance:
             self._refused.add(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         self.bootstrapping[message.request_id] = message
+        self._ungranted.add(message.request_id, now_ns)
         if early := self._early_grants.pop(message.request_id, None):
             return self._grant(early)
         return []
@@ -256,11 +299,69 @@ class PrefillInstance:
     def _release_sent(self) -> list[Command]:
         commands: list[Command] = []
         for request_id in self._sent:
-            request = self.sending.pop(request_id)
-            self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
+            if (request := self.sending.pop(request_id, None)) is None:
+                continue  # it was given up as its last unit arrived, and both said so
+            self.cache.close(request.lease, request.prompt, request.num_computed_tokens)
             commands.append(PrefillDone(request_id))
         self._sent = []
         return commands
+
+    # Giving up.
+
+    def _give_up(self, request_id: int) -> list[Command]:
+        """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
+        self._refused.add(request_id)
+        self._early_grants.pop(request_id, None)
+        if request := self._begun.get(request_id):
+            request.given_up = True
+            if self._partial is request:
+                self._partial = None
+            return [] if request.is_in_forward else self._stop_sending(request)
+        return [self._tell_sender(request_id, self._forget(request_id))]
+
+    def _forget(self, request_id: int) -> str:
+        """Drop a request that was not begun. Its decode instance, or nothing if it is not known here."""
+        if new := self.bootstrapping.pop(request_id, None):
+            return new.decode_id
+        if request := self._waiting.pop(request_id, None):
+            return request.decode_id
+        if request := self.sending.get(request_id):
+            return request.decode_id
+        for i, request in enumerate(self.granted):
+            if request.request_id == request_id:
+                return self.granted.pop(i).decode_id
+        return ""
+
+    def _stop_sending(self, request: PrefillRequest) -> list[Command]:
+        """As soon as no forward computes it."""
+        if request.is_in_forward:
+            return []
+        self.sending[request.request_id] = self._begun.pop(request.request_id)
+        return [self._tell_sender(request.request_id, request.decode_id)]
+
+    def _tell_sender(self, request_id: int, decode_id: str) -> Tell:
+        return Tell(sender_of(self.instance_id), StopSending(request_id, decode_id))
+
+    def _on_decode_down(self, down: PeerDown) -> list[Command]:
+        if not down.has_restarted:
+            self._down.add(down.instance_id)
+        held = [*self.granted, *self._waiting.values(), *self._begun.values(), *self.sending.values()]
+        lost = [new.request_id for new in self.bootstrapping.values() if new.decode_id == down.instance_id]
+        lost += [request.request_id for request in held if request.decode_id == down.instance_id]
+        return [command for request_id in lost for command in self._give_up(request_id)]
+
+    def _expire(self, now_ns: int) -> list[Command]:
+        commands: list[Command] = []
+        for request_id in self._ungranted.expired(now_ns):
+            self._early_grants.pop(request_id, None)
+            if new := self.bootstrapping.pop(request_id, None):
+                self._refused.add(request_id)
+                reason = f"{new.decode_id} granted no pages in time"
+                commands.append(Send(new.decode_id, Abort(request_id, reason, retryable=True)))
+        return commands + self._ungranted.alarm(self._is_ungranted, now_ns)
+
+    def _is_ungranted(self, request_id: int) -> bool:
+        return request_id in self.bootstrapping or request_id in self._early_grants
 
     # Filling a forward.
 

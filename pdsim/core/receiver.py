@@ -4,6 +4,7 @@ lent        AskStaging came -> StagingLent              a span for every cell of
 written     CellWritten came -> Scatter                 the KV is in the ring
 scattered   CellScattered came                          the KV is in its pages; the decode instance is told
 free        FreeCells came -> StagingWatermark          once per decode step, as the instance's loop gets to it
+given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
 
 The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
 receiver at once, beside the instance's loop.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.messages import (
+    Abort,
     AskStaging,
     CellScattered,
     CellWritten,
@@ -20,6 +22,8 @@ from pdsim.core.messages import (
     FreeCells,
     KvArrived,
     Message,
+    PeerDown,
+    PeerUp,
     Scatter,
     Send,
     StagingLent,
@@ -33,42 +37,76 @@ from pdsim.core.staging_ring import StagingRing
 @dataclass(slots=True)
 class _Incoming:
     num_cells: int
+    num_written: int = 0
     num_scattered: int = 0
     arrived: KvArrived | None = None
+    aborted: Abort | None = None
 
 
 class Receiver:
-    def __init__(self, decode_id: str, prefill_ids: Sequence[str], ring: StagingRing) -> None:
+    def __init__(
+        self, decode_id: str, prefill_ids: Sequence[str], ring: StagingRing, *, has_restarted: bool = False
+    ) -> None:
         self.instance_id = receiver_of(decode_id)
         self.ring = ring
         self._decode_id = decode_id
         self._prefill_ids = prefill_ids
         self._incoming: dict[int, _Incoming] = {}
+        self._aborted: set[int] = set()
+        """Requests of which nothing is taken in any more."""
+        self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
+        """Prefill instances whose sender does not know the watermark: one of the two is new."""
+
+    @property
+    def held(self) -> list[int]:
+        """Requests whose KV is not all in its pages."""
+        return list(self._incoming)
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, AskStaging):
             return self._lend(message)
         if isinstance(message, CellWritten):
-            return [Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes)]
+            return self._on_written(message)
         if isinstance(message, CellScattered):
             return self._on_scattered(message)
         if isinstance(message, KvArrived):
             return self._on_arrived(message)
         if isinstance(message, FreeCells):
             return self._free(message)
+        if isinstance(message, Abort):
+            return self._on_abort(message)
+        if isinstance(message, PeerDown | PeerUp):
+            self._strangers.add(message.instance_id)
+            return []
         raise TypeError(f"{self.instance_id}: a receiver does not take {message}")
 
     def _lend(self, ask: AskStaging) -> list[Command]:
+        if ask.request_id in self._aborted:
+            return []
         spans = []
         for cell, num_bytes in enumerate(ask.cell_bytes):
             span = self.ring.assign((ask.request_id, cell), num_bytes)
             assert span is not None, f"cells of {num_bytes} bytes for a ring of {self.ring.num_bytes}"
             spans.append(span)
         self._incoming[ask.request_id] = _Incoming(len(spans))
-        return [Send(sender_of(ask.prefill_id), StagingLent(ask.request_id, tuple(spans)))]
+        sender_id = sender_of(ask.prefill_id)
+        lent: list[Command] = [Send(sender_id, StagingLent(ask.request_id, tuple(spans)))]
+        if ask.prefill_id in self._strangers:
+            self._strangers.remove(ask.prefill_id)
+            lent.insert(0, Send(sender_id, StagingWatermark(self._decode_id, self.ring.watermark)))
+        return lent
+
+    def _on_written(self, message: CellWritten) -> list[Command]:
+        incoming = self._incoming.get(message.request_id)
+        if incoming is None or incoming.aborted:
+            return []
+        incoming.num_written += 1
+        return [Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes)]
 
     def _on_scattered(self, message: CellScattered) -> list[Command]:
-        incoming = self._incoming[message.request_id]
+        incoming = self._incoming.get(message.request_id)
+        if incoming is None:
+            return []
         incoming.num_scattered += 1
         return [Tell(self._decode_id, message), *self._complete(message.request_id, incoming)]
 
@@ -79,7 +117,22 @@ class Receiver:
         incoming.arrived = message
         return self._complete(message.request_id, incoming)
 
+    def _on_abort(self, message: Abort) -> list[Command]:
+        self._aborted.add(message.request_id)
+        incoming = self._incoming.get(message.request_id)
+        if incoming is None:
+            return [Tell(self._decode_id, message)]
+        incoming.aborted = message
+        return self._complete(message.request_id, incoming)
+
     def _complete(self, request_id: int, incoming: _Incoming) -> list[Command]:
+        """Pass on what ends the request here, when no cell of it is missing or, once given up, under way."""
+        if incoming.aborted is not None:
+            if incoming.num_scattered < incoming.num_written:
+                return []
+            del self._incoming[request_id]
+            cells = tuple(CellScattered(request_id, cell) for cell in range(incoming.num_cells))
+            return [*self._free(FreeCells(cells)), Tell(self._decode_id, incoming.aborted)]
         if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:
             return []
         del self._incoming[request_id]
@@ -88,7 +141,8 @@ class Receiver:
     def _free(self, message: FreeCells) -> list[Command]:
         before = self.ring.watermark
         for request_id, cell in message.cells:
-            self.ring.free((request_id, cell))
+            if (request_id, cell) in self.ring:  # it came back already if the request was given up
+                self.ring.free((request_id, cell))
         if self.ring.watermark == before:
             return []
         watermark = StagingWatermark(self._decode_id, self.ring.watermark)

@@ -39,7 +39,9 @@ class RoleRouter:
         self.now_ns = 0
         self._policy = policy
         self._loads = {instance_id: Load(instance_id) for instance_id in instance_ids}
-        self.instances = list(self._loads.values())
+        self.instances = self._known = list(self._loads.values())
+        """What the policy sees, of all that are known."""
+        self._down: set[str] = set()
         self._snapshot_interval_ns = snapshot_interval_ns
         self._next_snapshot_ns = 0
         self._memory_tokens = memory_tokens
@@ -48,16 +50,15 @@ class RoleRouter:
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
         if not self._remembered:
-            for i in self._loads:
-                pool = PagePool(self._memory_tokens // _MEMORY_PAGE)
-                tree = RadixCache(pool, _MEMORY_PAGE, LeastRecentlyUsed())
-                self._remembered[i] = KvCache(pool, _MEMORY_PAGE, tree)
+            self._remembered = {i: self._new_memory() for i in self._loads}
         return self._remembered[instance_id].num_cached_tokens(prompt)
 
-    def pick(self, prompt: TokenSequence, now_ns: int) -> str:
+    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
+        """One that is not down; not the one to avoid, if there is another."""
         self.now_ns = now_ns
         if now_ns >= self._next_snapshot_ns:
             self._take_snapshot(now_ns)
+        self.instances = self._offered(avoid) if self._down or avoid else self._known
         instance_id = self._policy.pick(prompt, self)
         if instance_id not in self._loads:
             raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
@@ -69,12 +70,38 @@ class RoleRouter:
     def release(self, instance_id: str, num_tokens: int) -> None:
         self._loads[instance_id].add(-1, -num_tokens)
 
+    @property
+    def loads(self) -> Sequence[Load]:
+        return list(self._loads.values())
+
+    @property
+    def all_down(self) -> bool:
+        return len(self._down) == len(self._loads)
+
+    def mark_down(self, instance_id: str) -> None:
+        """Also forgets what was in its cache."""
+        if instance_id in self._loads:
+            self._down.add(instance_id)
+            if self._remembered:
+                self._remembered[instance_id] = self._new_memory()
+
+    def mark_up(self, instance_id: str) -> None:
+        self._down.discard(instance_id)
+
+    def _offered(self, avoid: str) -> list[Load]:
+        healthy = [load for load in self._known if load.instance_id not in self._down]
+        return [load for load in healthy if load.instance_id != avoid] or healthy
+
+    def _new_memory(self) -> KvCache:
+        pool = PagePool(self._memory_tokens // _MEMORY_PAGE)
+        return KvCache(pool, _MEMORY_PAGE, RadixCache(pool, _MEMORY_PAGE, LeastRecentlyUsed()))
+
     def _take_snapshot(self, now_ns: int) -> None:
         if self._snapshot_interval_ns:
-            self.instances = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
+            self._known = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
             self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
         else:
-            for load in self.instances:
+            for load in self._known:
                 load.taken_at_ns = now_ns
 
     def _remember(self, prompt: TokenSequence, cache: KvCache) -> None:
@@ -89,34 +116,35 @@ class Router:
     instance_id = "router"
 
     def __init__(self, *, prefill: RoleRouter, decode: RoleRouter) -> None:
-        self._prefill = prefill
-        self._decode = decode
-        self._at_prefill: dict[int, NewRequest] = {}
-        self._at_decode: dict[int, NewRequest] = {}
+        self.prefill = prefill
+        self.decode = decode
+        self.at_prefill: dict[int, NewRequest] = {}
+        self.at_decode: dict[int, NewRequest] = {}
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, Arrival):
-            return self._on_arrival(message, now_ns)
+            return self.route(message, now_ns)
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         if not isinstance(message, Finished):
-            self._leave_prefill(message.request_id)
+            self.leave_prefill(message.request_id)
         if not isinstance(message, PrefillDone):
-            self._leave_decode(message.request_id)
+            self.leave_decode(message.request_id)
         return []
 
-    def _on_arrival(self, arrival: Arrival, now_ns: int) -> list[Command]:
+    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> list[Command]:
+        """avoid: a prefill and a decode instance that are taken only if there is no other."""
         request_id, prompt, max_output_tokens = arrival
-        prefill_id = self._prefill.pick(prompt, now_ns)
-        decode_id = self._decode.pick(prompt, now_ns)
+        prefill_id = self.prefill.pick(prompt, now_ns, avoid[0])
+        decode_id = self.decode.pick(prompt, now_ns, avoid[1])
         new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
-        self._at_prefill[request_id] = self._at_decode[request_id] = new
+        self.at_prefill[request_id] = self.at_decode[request_id] = new
         return [Send(decode_id, new), Send(prefill_id, new)]
 
-    def _leave_prefill(self, request_id: int) -> None:
-        if new := self._at_prefill.pop(request_id, None):
-            self._prefill.release(new.prefill_id, len(new.prompt))
+    def leave_prefill(self, request_id: int) -> None:
+        if new := self.at_prefill.pop(request_id, None):
+            self.prefill.release(new.prefill_id, len(new.prompt))
 
-    def _leave_decode(self, request_id: int) -> None:
-        if new := self._at_decode.pop(request_id, None):
-            self._decode.release(new.decode_id, len(new.prompt))
+    def leave_decode(self, request_id: int) -> None:
+        if new := self.at_decode.pop(request_id, None):
+            self.decode.release(new.decode_id, len(new.prompt))

@@ -53,6 +53,9 @@ class RunningBatch:
             self._update(request)
         return list(self._requests.values())
 
+    def has(self, request_id: int) -> bool:
+        return request_id in self._requests
+
     def join(self, request: DecodeRequest) -> None:
         request.joined_at_step = self.num_steps
         self._num_joins += 1

@@ -4,6 +4,8 @@ queued     a TransferUnit came                                     in the queue 
 ready      nothing that it waits for is missing                    layers computed; a span of the ring, free to write
 sending    -> StartTransfer                                        one per queue
 sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
+failed     TransferFailed came -> Abort here and there             the request's other units are dropped
+stopped    StopSending came -> KvSent here, Abort there            when the unit under way, if any, has ended
 
 They work beside the instance's loop: messages reach them at once. A unit that is not ready lets later ones pass, except
 those of its own request (SGLang puts such a chunk back at the tail of its queue and tries again within 1 ms).
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.messages import (
+    Abort,
     CellWritten,
     Command,
     KvArrived,
@@ -23,7 +26,9 @@ from pdsim.core.messages import (
     StagingLent,
     StagingWatermark,
     StartTransfer,
+    StopSending,
     Tell,
+    TransferFailed,
     UnitSent,
 )
 from pdsim.core.names import receiver_of, sender_of
@@ -34,7 +39,10 @@ from pdsim.core.transfer_plan import TransferUnit
 @dataclass(slots=True)
 class _Queue:
     units: list[TransferUnit] = field(default_factory=list)
-    sending: bool = False
+    sending: TransferUnit | None = None
+
+    def drop(self, request_id: int) -> None:
+        self.units = [unit for unit in self.units if unit.request_id != request_id]
 
 
 class Sender:
@@ -52,19 +60,37 @@ class Sender:
         """Groups of layers that the steps under way have computed."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
+        self._stopped: set[int] = set()
+        """Requests of which no more is sent: what still comes of them is dropped."""
+        self._stopping: dict[int, StopSending] = {}
+        """Of those stopped: a unit is under way."""
+
+    @property
+    def held(self) -> list[int]:
+        """Requests of which units, spans or an answer are still here."""
+        sending = [queue.sending for queue in self._queues if queue.sending is not None]
+        units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
+        return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, TransferUnit):
+            if message.request_id in self._stopped:
+                return []
             queue = self._queue(message)
             queue.units.append(message)
             return self._start_next(queue)
         if isinstance(message, UnitSent):
             return self._on_sent(message.unit)
+        if isinstance(message, StopSending):
+            return self._stop(message)
+        if isinstance(message, TransferFailed):
+            return self._on_failed(message)
         if isinstance(message, LayersComputed):
             self._computed[message.step_id] = message.num_groups
         elif isinstance(message, StagingLent):
-            for cell, span in enumerate(message.spans):
-                self._spans[message.request_id, cell] = span
+            if message.request_id not in self._stopped:
+                for cell, span in enumerate(message.spans):
+                    self._spans[message.request_id, cell] = span
         elif isinstance(message, StagingWatermark):
             self._watermarks[message.decode_id] = message.watermark
         else:
@@ -77,13 +103,13 @@ class Sender:
         return self._queues[self._shards[unit.target]]
 
     def _start_next(self, queue: _Queue) -> list[Command]:
-        if queue.sending:
+        if queue.sending is not None:
             return []
         held_up: set[int] = set()
         for i, unit in enumerate(queue.units):
             if unit.request_id not in held_up and self._is_ready(unit):
                 del queue.units[i]
-                queue.sending = True
+                queue.sending = unit
                 span = None if unit.cell is None else self._spans.pop((unit.request_id, unit.cell))
                 return [StartTransfer(unit, None if span is None else span.offset)]
             held_up.add(unit.request_id)
@@ -100,13 +126,50 @@ class Sender:
 
     def _on_sent(self, unit: TransferUnit) -> list[Command]:
         queue = self._queue(unit)
-        queue.sending = False
+        queue.sending = None
+        if unit.request_id in self._stopped:
+            return self._answer(unit.request_id) + self._start_next(queue)
         commands: list[Command] = []
         if unit.cell is not None:
             written = CellWritten(unit.request_id, unit.cell, unit.num_bytes)
             commands.append(Send(receiver_of(unit.target), written))
         if unit.is_last:
-            arrived = KvArrived(unit.request_id, unit.first_token_ends)
-            commands.append(Send(receiver_of(unit.target) if self._staged else unit.target, arrived))
+            commands.append(Send(self._arrives_at(unit.target), KvArrived(unit.request_id, unit.first_token_ends)))
             commands.append(Tell(self._prefill_id, KvSent(unit.request_id)))
         return commands + self._start_next(queue)
+
+    def _arrives_at(self, decode_id: str) -> str:
+        return receiver_of(decode_id) if self._staged else decode_id
+
+    # Stopping. The units of one request go through one queue: at most one of them is under way.
+
+    def _stop(self, stop: StopSending) -> list[Command]:
+        self._forget(stop.request_id)
+        self._stopping.setdefault(stop.request_id, stop)
+        under_way = [queue.sending.request_id for queue in self._queues if queue.sending is not None]
+        return [] if stop.request_id in under_way else self._answer(stop.request_id)
+
+    def _on_failed(self, failed: TransferFailed) -> list[Command]:
+        request_id, queue = failed.unit.request_id, self._queue(failed.unit)
+        queue.sending = None
+        if request_id in self._stopped:
+            return self._answer(request_id) + self._start_next(queue)
+        self._forget(request_id)
+        abort = Abort(request_id, failed.reason, retryable=True)
+        commands: list[Command] = [Send(self._arrives_at(failed.unit.target), abort), Tell(self._prefill_id, abort)]
+        return commands + self._start_next(queue)
+
+    def _forget(self, request_id: int) -> None:
+        self._stopped.add(request_id)
+        for queue in self._queues:
+            queue.drop(request_id)
+        for key in [key for key in self._spans if key[0] == request_id]:
+            del self._spans[key]
+
+    def _answer(self, request_id: int) -> list[Command]:
+        """Nothing is under way, nor will be."""
+        stop = self._stopping.pop(request_id, None)
+        if stop is None or not stop.decode_id:
+            return []
+        abort = Abort(request_id, "nothing of it is under way", retryable=True)
+        return [Send(self._arrives_at(stop.decode_id), abort), Tell(self._prefill_id, KvSent(request_id))]

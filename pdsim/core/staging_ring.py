@@ -55,6 +55,10 @@ class StagingRing:
     def num_live_bytes(self) -> int:
         return sum(lent.span.end - lent.span.offset for lent in self._live.values())
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether it is lent under this key."""
+        return key in self._live
+
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
         """Lend bytes that may still be in use; None if the whole ring is too small."""
         assert key not in self._live, f"{key} holds a span already"

@@ -1,0 +1,38 @@
+"""Who is down: decided from heartbeats, and told to all whom it concerns.
+
+SGLang's decode ranks ask each prefill server for its health, every 5 s, and give it up after two failures
+(common/conn.py: _start_heartbeat_checker_thread); its gateway asks everybody. Here one monitor does both.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pdsim.core.messages import Command, Heartbeat, Message, PeerDown, PeerUp, Send
+
+
+class HealthMonitor:
+    instance_id = "health"
+
+    def __init__(self, peers: Mapping[str, Sequence[str]], *, max_failures: int) -> None:
+        """peers: for each instance, who is told about it."""
+        self._peers = peers
+        self._max_failures = max_failures
+        self._failures = dict.fromkeys(peers, 0)
+        self._lives = dict.fromkeys(peers, 0)
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        if not isinstance(message, Heartbeat):
+            raise TypeError(f"a health monitor does not take {message}")
+        instance_id, life = message
+        if life is None:
+            self._failures[instance_id] += 1
+            down = self._failures[instance_id] == self._max_failures
+            return self._tell(instance_id, PeerDown(instance_id)) if down else []
+        was_down = self._failures[instance_id] >= self._max_failures
+        has_restarted = life != self._lives[instance_id]
+        self._failures[instance_id], self._lives[instance_id] = 0, life
+        if was_down:
+            return self._tell(instance_id, PeerUp(instance_id))
+        return self._tell(instance_id, PeerDown(instance_id, has_restarted=True)) if has_restarted else []
+
+    def _tell(self, instance_id: str, news: PeerDown | PeerUp) -> list[Command]:
+        return [Send(peer, news) for peer in self._peers[instance_id]]
