@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -169,13 +170,13 @@ def replay(run: Path, *, json_: Json = False) -> None:
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
-    from pdsim.scenario.build import resolve, state_machines
+    from pdsim.scenario.build import resolve, restarted, state_machines
     from pdsim.scenario.loading import load_scenario
 
     read_summary(run)
-    machines = state_machines(resolve(load_scenario(run / SCENARIO)))
+    scenario = resolve(load_scenario(run / SCENARIO))
     try:
-        count = replay_journal(read_journal(run), machines)
+        count = replay_journal(read_journal(run), state_machines(scenario), partial(restarted, scenario))
     except ReplayError as difference:
         if json_:
             _print_json({"run": str(run), "identical": False, "difference": str(difference)})

@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
 from pdsim.core.journal import TakesMessages
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.names import receiver_of
 from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.receiver import Receiver
+from pdsim.core.retrying_router import RetryingRouter
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
@@ -23,6 +26,7 @@ from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
 from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
 from pdsim.scenario import wiring
+from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
@@ -50,7 +54,9 @@ class Cluster:
     """Resolved."""
     instances: Sequence[PrefillInstance | DecodeInstance]
     agents: Sequence[Sender | Receiver]
-    router: Router
+    router: Router | RetryingRouter
+    monitor: HealthMonitor | None
+    """Who watches the instances, if anybody does."""
     costs: Mapping[str, CostModel]
     hosts: Mapping[str, HostCosts]
     """Of the loops of prefill instances."""
@@ -65,13 +71,14 @@ class Cluster:
 
 
 def build(scenario: Scenario) -> Cluster:
-    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool."""
+    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault."""
     scenario = resolve(scenario)
     try:
         requests = scenario.workload.requests(Streams(scenario.seed))
     except TraceError as wrong:
         raise ConfigError(f"workload: {wrong}") from None
     _check_requests(scenario, requests)
+    _check_faults(scenario, len(requests))
     prefill, decode = _layout(scenario, "prefill"), _layout(scenario, "decode")
     wire = wiring.wire_of(scenario, prefill, decode)
     transport, staging = wiring.transport(scenario.network), scenario.network.staging
@@ -85,6 +92,7 @@ def build(scenario: Scenario) -> Cluster:
         agents=build_agents(scenario),
         wire=wire,
         router=build_router(scenario),
+        monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
         costs=costs,
         hosts=dict.fromkeys(instance_ids(scenario.prefill, "prefill"), scenario.cost.host.costs()),
         front_end=scenario.front_end.costs(),
@@ -100,7 +108,16 @@ def build(scenario: Scenario) -> Cluster:
 def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
     """Of a resolved scenario, fresh, by name: what its journal replays on."""
     machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
-    return machines | {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
+    machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
+    if scenario.health is not None:
+        machines[HealthMonitor.instance_id] = build_monitor(scenario, scenario.health)
+    return machines
+
+
+def restarted(scenario: Scenario, instance_id: str) -> Any:
+    """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
+    machines: list[Any] = [*build_instances(scenario), *build_agents(scenario, have_restarted=True)]
+    return next(machine for machine in machines if machine.instance_id == instance_id)
 
 
 def resolve(scenario: Scenario) -> Scenario:
@@ -110,6 +127,7 @@ def resolve(scenario: Scenario) -> Scenario:
             "prefill": _resolve_prefill(scenario, _layout(scenario, "prefill")),
             "decode": _resolve_decode(scenario, _layout(scenario, "decode")),
             "network": scenario.network,
+            "health": HealthSettings() if scenario.faults and scenario.health is None else scenario.health,
         }
     )
 
@@ -122,7 +140,7 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
         PrefillInstance(
             instance_id,
             cache=_cache(scenario, prefill),
-            limits=_prefill_limits(prefill),
+            limits=_prefill_limits(prefill, scenario.health),
             policy=deepcopy(prefill.policy),
             planner=wiring.planner(scenario, instance_id, *layouts),
         )
@@ -132,16 +150,17 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
         DecodeInstance(
             instance_id,
             cache=_cache(scenario, decode),
-            limits=_decode_limits(decode),
+            limits=_decode_limits(decode, scenario.health),
             admission_policy=deepcopy(decode.admission),
             preemption_policy=deepcopy(decode.preemption),
+            staged=scenario.network.staging is not None,
         )
         for instance_id in instance_ids(decode, "decode")
     ]
     return made
 
 
-def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Sender | Receiver]:
     """What works beside the loops of the instances."""
     prefill_ids, decode_ids = instance_ids(scenario.prefill, "prefill"), instance_ids(scenario.decode, "decode")
     transport, staging = wiring.transport(scenario.network), scenario.network.staging
@@ -156,11 +175,21 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
         for prefill_id in prefill_ids
     ]
     if staging is not None:
-        agents += [Receiver(i, prefill_ids, StagingRing(staging.ring)) for i in decode_ids]
+        rings = {i: StagingRing(staging.ring) for i in decode_ids}
+        agents += [Receiver(i, prefill_ids, ring, has_restarted=have_restarted) for i, ring in rings.items()]
     return agents
 
 
-def build_router(scenario: Scenario) -> Router:
+def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
+    """It tells the router, the instances of the other role and, of prefill, the receivers."""
+    prefill_ids, decode_ids = instance_ids(scenario.prefill, "prefill"), instance_ids(scenario.decode, "decode")
+    receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
+    peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
+    peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
+    return HealthMonitor(peers, max_failures=health.heartbeat_failures)
+
+
+def build_router(scenario: Scenario) -> Router | RetryingRouter:
     settings = scenario.router
 
     def role(ids: Sequence[str], policy: RoutingPolicy) -> RoleRouter:
@@ -171,10 +200,12 @@ def build_router(scenario: Scenario) -> Router:
             memory_tokens=settings.memory_tokens,
         )
 
-    return Router(
+    router = Router(
         prefill=role(instance_ids(scenario.prefill, "prefill"), settings.prefill),
         decode=role(instance_ids(scenario.decode, "decode"), settings.decode),
     )
+    health = scenario.health
+    return router if health is None else RetryingRouter(router, health.retry_limits(scenario.seed))
 
 
 def instance_ids(settings: PrefillSettings | DecodeSettings, role: Role) -> list[str]:
@@ -289,6 +320,12 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
         )
 
 
+def _check_faults(scenario: Scenario, num_requests: int) -> None:
+    ids = [*instance_ids(scenario.prefill, "prefill"), *instance_ids(scenario.decode, "decode")]
+    links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
+    check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
+
+
 def _cache(scenario: Scenario, settings: PrefillSettings | DecodeSettings) -> KvCache:
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
@@ -297,16 +334,22 @@ def _cache(scenario: Scenario, settings: PrefillSettings | DecodeSettings) -> Kv
     return KvCache(pool, scenario.page_size, tree)
 
 
-def _prefill_limits(settings: PrefillSettings) -> PrefillLimits:
+def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) -> PrefillLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return PrefillLimits(
         max_running_requests=settings.max_running_requests,
         chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
         max_prefill_tokens=settings.max_prefill_tokens,
         overlap=settings.overlap,
+        bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
     )
 
 
-def _decode_limits(settings: DecodeSettings) -> DecodeLimits:
+def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> DecodeLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    return DecodeLimits(max_running_requests=settings.max_running_requests, extra_slots=settings.extra_slots or 0)
+    return DecodeLimits(
+        max_running_requests=settings.max_running_requests,
+        extra_slots=settings.extra_slots or 0,
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
+        release_timeout_ns=None if health is None else health.release_timeout,
+    )

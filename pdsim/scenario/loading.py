@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from pdsim.scenario.faults import KINDS, TAG
 from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.schema import SHORTHANDS, Scenario, Section
+from pdsim.scenario.schema import SHORTHANDS, Scenario
+from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, line_of, parse_yaml, read_yaml
 
 
@@ -50,12 +52,12 @@ def apply_change(data: dict[str, Any], change: str) -> None:
 
 
 def _explain(error: Any, where: str, text: str) -> str:
-    path = [part for part in error["loc"] if not str(part).startswith("function-")]
+    path = [part for part in error["loc"] if not str(part).startswith(("function-", TAG))]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path)) or "the file"
     if error["type"] == "extra_forbidden":
-        known = _fields_at(path[:-1])
+        known = _fields_at(error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)
         return f"{place}: unknown field {name!r}{hint}; here are {', '.join(known)}"
     if error["type"] == "missing":
@@ -65,8 +67,12 @@ def _explain(error: Any, where: str, text: str) -> str:
     return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
 
 
-def _fields_at(path: list[Any]) -> list[str]:
+def _fields_at(path: tuple[Any, ...]) -> list[str]:
     section: type[Section] = Scenario
     for key in path:
-        section = section.model_fields[key].annotation  # type: ignore[assignment]
+        if str(key).startswith(TAG):
+            section = KINDS[str(key).removeprefix(TAG)]
+        elif key in section.model_fields and key != "faults":
+            kind: Any = section.model_fields[key].annotation
+            section = next(k for k in (get_args(kind) or (kind,)) if isinstance(k, type) and issubclass(k, Section))
     return list(section.model_fields)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from pdsim.cost.front_end import FrontEndCosts
@@ -24,17 +24,13 @@ from pdsim.policy.protocols import (
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
+from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.profile import cost_by_role
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
+from pdsim.scenario.section import Section
 from pdsim.system.model import Dtype, StateDtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
-
-
-class Section(BaseModel):
-    """Immutable; unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class ModelSettings(Section):
@@ -249,6 +245,10 @@ class Scenario(Section):
     )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
+    faults: tuple[AnyFault, ...] = ()
+    """What goes wrong, and when."""
+    health: HealthSettings | None = None
+    """None: nothing is watched, unless there are faults; then the defaults."""
 
     def benchmark_fields(self) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""
