@@ -16,7 +16,7 @@ class RequestRecord:
     arrival_ns: int
     """When the client sent it."""
     routed_ns: int | None = None
-    """A router gave it its instances."""
+    """A router gave it its instances. With retries, this and all below is of the last attempt."""
     prefill_id: str = ""
     decode_id: str = ""
     admitted_ns: int | None = None
@@ -36,6 +36,8 @@ class RequestRecord:
     transfer_bytes: int = 0
     """Of all ranks together."""
     num_retractions: int = 0
+    num_retries: int = 0
+    """Attempts after the first, because instances or transfers failed."""
     outcome: str = "unfinished"
     """unfinished, finished or failed"""
     reason: str = ""

@@ -67,6 +67,7 @@ class Actor:
         """When the instance's CPU is done with launching and sending."""
         self._clock = DecodeClock()
         self._executor = DecodeExecutor(outputs)
+        self._is_dead = False
         self._waits = False
         self._timer: Alarm | None = None
         self._num_in_flight = 0
@@ -82,6 +83,7 @@ class Actor:
         self._advance(None)
 
     def post(self, message: Message) -> None:
+        """The dead take messages too, and do nothing with them."""
         self._inbox.append(message)
         if self._waits:
             self._waits = False
@@ -92,13 +94,26 @@ class Actor:
         elif self._num_steps > 1:
             self._cut_short()
 
+    def kill(self) -> None:
+        """Decode steps that had ended are recorded; nothing else comes of what is under way."""
+        if self._num_steps and self._timeline.now_ns > self._start_ns:
+            num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns) - 1
+            if num_steps:
+                assert self._end is not None
+                self._record_decode(self._end.payload, num_steps)
+        for alarm in (self._timer, self._end):
+            if alarm is not None:
+                alarm.cancel()
+        self._is_dead, self._waits, self._num_steps = True, False, 0
+        self._loop.close()
+
     def _drain(self) -> list[Message]:
         inbox, self._inbox = self._inbox, []
         return inbox
 
     def _advance(self, answer: StepResult | None) -> None:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
-        while True:
+        while not self._is_dead:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
                 self._on_choice(self.instance)
@@ -140,7 +155,11 @@ class Actor:
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
         for unit in units:
             self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send_ns
-            self._timeline.after(self._host_free_ns - now_ns, self._carry_out, [unit])
+            self._timeline.after(self._host_free_ns - now_ns, self._send_unit, unit)
+
+    def _send_unit(self, unit: TransferUnit) -> None:
+        if not self._is_dead:
+            self._carry_out([unit])
 
     # Waiting.
 
@@ -181,9 +200,12 @@ class Actor:
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
 
     def _on_computed(self, computed: LayersComputed) -> None:
-        self._on_layers(self._instance_id, computed)
+        if not self._is_dead:
+            self._on_layers(self._instance_id, computed)
 
     def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:
+        if self._is_dead:
+            return
         step, start_ns = begun
         num_tokens = num_context_tokens = 0
         for chunk in step.chunks:
@@ -237,20 +259,21 @@ class Actor:
 
     def _end_decode(self, step: DecodeStep) -> None:
         num_steps, self._num_steps = self._num_steps, 0
-        self._on_step(
-            step,
-            StepRecord(
-                self._instance_id,
-                "decode",
-                self._start_ns,
-                self._timeline.now_ns - self._start_ns,
-                self._clock.first_ns,
-                num_steps,
-                step.num_requests,
-                num_steps * step.num_requests,
-                step.num_context_tokens,
-                self._clock.growth_ns,
-            ),
-        )
+        self._record_decode(step, num_steps)
         self._clock.finish(num_steps)
         self._on_result(self._executor.finish(num_steps))
+
+    def _record_decode(self, step: DecodeStep, num_steps: int) -> None:
+        record = StepRecord(
+            self._instance_id,
+            "decode",
+            self._start_ns,
+            self._clock.duration_ns(num_steps),
+            self._clock.first_ns,
+            num_steps,
+            step.num_requests,
+            num_steps * step.num_requests,
+            step.num_context_tokens,
+            self._clock.growth_ns,
+        )
+        self._on_step(step, record)

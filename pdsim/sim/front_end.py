@@ -63,11 +63,15 @@ class FrontEnd:
         passing.streamed = True
         self._forward(request_id, passing)
 
-    def on_end(self, request_id: int, ended: Callable[[], None]) -> None:
+    def on_retry(self, request_id: int) -> None:
+        """Another prefill instance has to answer."""
+        self._passing[request_id].prefill_answered = False
+
+    def on_end(self, request_id: int, ended: Callable[[], None], *, failed: bool) -> None:
         """Decode, or whoever failed the request, is done with it: `ended` is called as the client sees that."""
         passing = self._passing[request_id]
         passing.ended = ended
-        if passing.answered_ns is not None or not passing.streamed:
+        if failed or passing.answered_ns is not None or not passing.streamed:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:

@@ -6,7 +6,7 @@ links that all transfers under way share max-min fairly: none can be faster with
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from math import ceil, inf
+from math import ceil, inf, prod
 
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
@@ -28,19 +28,24 @@ class Flow:
         """Bytes per second that its engine allows, whatever the links."""
         self.remaining = float(transfer.num_bytes)
         self.rate = 0.0
-        self.finish_ns = 0
+        self.finish_ns: float = 0
+        """Never, on a link that carries nothing."""
 
 
 class Transfer:
     """A unit under way."""
 
-    __slots__ = ("num_bytes", "start_ns", "unit")
+    __slots__ = ("is_over", "is_stuck", "num_bytes", "start_ns", "unit")
 
     def __init__(self, unit: TransferUnit, num_bytes: int, start_ns: int) -> None:
         self.unit = unit
         self.num_bytes = num_bytes
         """That one rank sends, to all its targets together."""
         self.start_ns = start_ns
+        self.is_stuck = False
+        """Its target has died: no byte moves, and its engine waits."""
+        self.is_over = False
+        """Failed, or died with its source."""
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
@@ -82,13 +87,24 @@ class Network:
         wire: Wire,
         staging: StagingCost | None = None,
         on_done: Callable[[Transfer], None],
+        on_failed: Callable[[Transfer], None] | None = None,
+        timeout_ns: int | None = None,
     ) -> None:
+        """timeout_ns: after which an engine gives a transfer up."""
         self._timeline = timeline
         self._topology = topology
         self._transport = transport
         self._wire = wire
         self._staging = staging
         self._on_done = on_done
+        self._on_failed = on_failed
+        self._timeout_ns = timeout_ns
+        self._capacity = dict(topology.capacity)
+        self._factors: dict[str, list[float]] = {}
+        """Of links that carry less at present."""
+        self._dead: set[str] = set()
+        self._under_way: list[Transfer] = []
+        """Only if they can fail."""
         self._flows: list[Flow] = []
         self._updated_ns = 0
         self._next_end: Alarm | None = None
@@ -102,19 +118,27 @@ class Network:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
+        if self._timeout_ns is not None:
+            self._watch(transfer, self._timeout_ns)
         self._timeline.after(setup_ns, self._stand_in_line if self._transport.serial else self._post, transfer)
 
     def _stand_in_line(self, transfer: Transfer) -> None:
+        if transfer.is_over:
+            return
         line = self._lines.setdefault(transfer.unit.source, deque())
         line.append(transfer)
         if len(line) == 1:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
+        if transfer.is_over:
+            return
         posting_ns = self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
         self._timeline.after(posting_ns, self._move, transfer)
 
     def _move(self, transfer: Transfer) -> None:
+        if transfer.is_over or transfer.is_stuck:
+            return
         if not transfer.num_bytes:
             self._finish(transfer)
             return
@@ -135,12 +159,22 @@ class Network:
             self._finish(flow.transfer)
 
     def _finish(self, transfer: Transfer) -> None:
+        if self._under_way:
+            self._under_way.remove(transfer)
+            transfer.is_over = True
         if self._transport.serial:
-            line = self._lines[transfer.unit.source]
-            line.popleft()
-            if line:
-                self._post(line[0])
+            self._leave_line(transfer)
         self._on_done(transfer)
+
+    def _leave_line(self, transfer: Transfer) -> None:
+        """Whoever is next may post, if it was this one's turn."""
+        line = self._lines.get(transfer.unit.source)
+        if not line or transfer not in line:
+            return
+        was_first = line[0] is transfer
+        line.remove(transfer)
+        if was_first and line:
+            self._post(line[0])
 
     def _progress(self) -> None:
         """What moved since rates last changed."""
@@ -155,10 +189,64 @@ class Network:
             self._next_end = None
         if not self._flows:
             return
-        fair_rates(self._flows, self._topology.capacity)
+        fair_rates(self._flows, self._capacity)
         now = self._timeline.now_ns
-        first = inf
+        first: float = inf
         for flow in self._flows:
-            flow.finish_ns = now + max(0, ceil(flow.remaining / flow.rate * 1e9))
+            flow.finish_ns = now + max(0, ceil(flow.remaining / flow.rate * 1e9)) if flow.rate else inf
             first = min(first, flow.finish_ns)
-        self._next_end = self._timeline.after(int(first) - now, self._on_end)
+        if first < inf:
+            self._next_end = self._timeline.after(int(first) - now, self._on_end)
+
+    # What goes wrong.
+
+    def slow(self, links: Iterable[str], factor: float) -> None:
+        """From now on these links carry so much less, on top of what slows them already."""
+        for link in links:
+            self._factors.setdefault(link, []).append(factor)
+        self._change_capacity(links)
+
+    def unslow(self, links: Iterable[str], factor: float) -> None:
+        for link in links:
+            self._factors[link].remove(factor)
+        self._change_capacity(links)
+
+    def _change_capacity(self, links: Iterable[str]) -> None:
+        self._progress()
+        for link in links:
+            self._capacity[link] = self._topology.capacity[link] * prod(self._factors[link])
+        self._share()
+
+    def kill(self, instance_id: str) -> None:
+        """What it sends is gone; what is sent to it stands still until its engine gives up."""
+        self._dead.add(instance_id)
+        for transfer in self._under_way:
+            transfer.is_over = transfer.unit.source == instance_id
+            transfer.is_stuck |= transfer.unit.target == instance_id
+        self._under_way = [transfer for transfer in self._under_way if not transfer.is_over]
+        self._lines.pop(instance_id, None)
+        self._drop_flows()
+
+    def revive(self, instance_id: str) -> None:
+        self._dead.discard(instance_id)
+
+    def _watch(self, transfer: Transfer, timeout_ns: int) -> None:
+        transfer.is_stuck = transfer.unit.target in self._dead
+        self._under_way.append(transfer)
+        self._timeline.after(timeout_ns, self._on_timeout, transfer)
+
+    def _on_timeout(self, transfer: Transfer) -> None:
+        if transfer.is_over:
+            return
+        transfer.is_over = True
+        self._under_way.remove(transfer)
+        self._drop_flows()
+        self._leave_line(transfer)
+        assert self._on_failed is not None
+        self._on_failed(transfer)
+
+    def _drop_flows(self) -> None:
+        """Of transfers that are over or stuck: others get their share of the links."""
+        self._progress()
+        self._flows = [flow for flow in self._flows if not (flow.transfer.is_over or flow.transfer.is_stuck)]
+        self._share()

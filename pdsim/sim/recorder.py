@@ -1,5 +1,8 @@
 """Turns what the driver sees into rows."""
 
+from dataclasses import replace
+
+from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Instance
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep
 from pdsim.core.wire import Wire
@@ -25,12 +28,24 @@ def transfer_record(transfer: Transfer, wire: Wire, end_ns: int) -> TransferReco
     )
 
 
+_OF_AN_ATTEMPT = (
+    "admitted_ns",
+    "prefill_start_ns",
+    "prefill_end_ns",
+    "transfer_start_ns",
+    "transfer_end_ns",
+)
+"""Fields that a retry fills again."""
+
+
 class Recorder:
-    """Fills RunRecords. Called at the times of the events that it records."""
+    """Fills RunRecords. Called at the times of the events that it records. Requests go by the ids of their attempts."""
 
     def __init__(self) -> None:
         self.records = RunRecords()
         self._requests: dict[int, RequestRecord] = {}
+        self._attempts: dict[int, int] = {}
+        """The last attempt of each request that was retried."""
         self._last_token_ns: dict[int, int] = {}
         """Of retracted requests."""
 
@@ -44,6 +59,19 @@ class Recorder:
         record.routed_ns = now_ns
         record.prefill_id = prefill_id
         record.decode_id = decode_id
+
+    def on_retry(self, attempt: int) -> None:
+        """What an earlier attempt still does goes into a row that nobody keeps."""
+        request_id = request_of(attempt)
+        before = self._attempts.get(request_id, request_id)
+        record = self._requests[before]
+        self._requests[before] = replace(record)
+        self._requests[attempt] = record
+        self._attempts[request_id] = attempt
+        for name in _OF_AN_ATTEMPT:
+            setattr(record, name, None)
+        record.num_decode_cached_tokens = record.num_prefill_cached_tokens = record.transfer_bytes = 0
+        record.num_retries = num_retries(attempt)
 
     def on_admitted(self, request_id: int, num_cached_tokens: int, now_ns: int) -> None:
         record = self._requests[request_id]
@@ -64,20 +92,23 @@ class Recorder:
         record.transfer_bytes += row.num_bytes
         if row.is_last:
             record.transfer_end_ns = row.end_ns
+        if row.request_id != record.request_id:
+            row = row._replace(request_id=record.request_id)
         self.records.transfers.append(row)
 
     def on_streamed(self, request_id: int, now_ns: int) -> None:
         self._requests[request_id].streamed_ns = now_ns
 
     def on_first_token(self, request_id: int, now_ns: int) -> None:
-        self._requests[request_id].first_token_ns = now_ns
+        """By the client's id, as the end."""
+        self._requests[self._attempts.get(request_id, request_id)].first_token_ns = now_ns
 
     def on_retracted(self, request_id: int, now_ns: int) -> None:
         self._requests[request_id].num_retractions += 1
         self._last_token_ns[request_id] = now_ns
 
     def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:
-        record = self._requests[outcome.request_id]
+        record = self._requests[self._attempts.get(outcome.request_id, outcome.request_id)]
         record.end_ns = now_ns
         record.outcome = "finished"
         if isinstance(outcome, Failed):

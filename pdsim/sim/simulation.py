@@ -7,18 +7,20 @@ from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
+from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Instance
-from pdsim.core.invariants import check_idle
-from pdsim.core.journal import Entry, Recorded
+from pdsim.core.invariants import check_all_idle
+from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host import HostCosts
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
-from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
+from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
 from pdsim.sim.network import Network, Transfer
 from pdsim.sim.recorder import Recorder, transfer_record
@@ -71,32 +73,15 @@ class Simulation:
         self._message_ns = cluster.message_latency_ns
         self._num_ended = 0
         self._scatter_free_ns: dict[str, int] = {}
-        outputs = {spec.request_id: spec.output for spec in cluster.requests}
-        instances: list[Any] = list(cluster.instances)
-        agents: list[Any] = list(cluster.agents)
-        self._router: Any = cluster.router
-        if observation.journal is not None:
-            instances = [Recorded(instance, observation.journal) for instance in instances]
-            agents = [Recorded(agent, observation.journal) for agent in agents]
-            self._router = Recorded(cluster.router, observation.journal)
-        self._agents = {agent.instance_id: agent for agent in agents}
-        self._actors = {
-            instance.instance_id: Actor(
-                self._timeline,
-                index,
-                instance,
-                cost=cluster.costs[instance.instance_id],
-                host=cluster.hosts.get(instance.instance_id, HostCosts()),
-                outputs=outputs,
-                carry_out=self._carry_out,
-                on_step=self._recorder.on_step,
-                layer_groups=cluster.scenario.prefill.layer_groups,
-                on_layers=self._on_layers,
-                on_choice=self._on_choice if observation.levels else None,
-                single_steps=single_steps,
-            )
-            for index, instance in enumerate(instances)
-        }
+        self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
+        self._record = observation.journal
+        self._on_levels = self._on_choice if observation.levels else None
+        self._single_steps = single_steps
+        self._router: Any = self._recorded(cluster.router)
+        self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
+        self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
+        self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
+        health = cluster.scenario.health
         self._network = Network(
             self._timeline,
             topology=cluster.topology,
@@ -104,7 +89,22 @@ class Simulation:
             wire=cluster.wire,
             staging=cluster.staging,
             on_done=self._on_transfer_done,
+            on_failed=self._on_transfer_failed,
+            timeout_ns=None if health is None else health.transfer_timeout,
         )
+        self._faults: FaultInjector | None = None
+        if health is not None:
+            self._monitor: Any = self._recorded(cluster.monitor)
+            heartbeats = Heartbeats(self._timeline, health, life=self._life, report=self._report)
+            streams = Streams(cluster.scenario.seed)
+            self._faults = FaultInjector(
+                self._timeline, cluster.scenario.faults, cluster=self, heartbeats=heartbeats, streams=streams
+            )
+        self._lives = dict.fromkeys(self._order, 0)
+        self._dead: dict[str, Any] = {}
+        """By name: the state machines that take their place after a restart."""
+        self._live: set[int] = set()
+        """Requests that clients wait for; only if anything can fail."""
         self._front_end = None
         if not cluster.front_end.are_none:
             self._front_end = FrontEnd(
@@ -123,6 +123,7 @@ class Simulation:
             TransferUnit: self._plan,
             m.StartTransfer: self._start_transfer,
             m.Scatter: self._scatter,
+            m.WakeAt: self._wake_at,
             m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
             m.PrefillDone: self._prefill_done,
@@ -130,11 +131,33 @@ class Simulation:
             m.Failed: self._ended,
         }
 
+    def _recorded(self, machine: Any) -> Any:
+        return machine if self._record is None else Recorded(machine, self._record)
+
+    def _actor(self, instance: Any) -> Actor:
+        instance_id = instance.instance_id
+        return Actor(
+            self._timeline,
+            self._order[instance_id],
+            self._recorded(instance),
+            cost=self._cluster.costs[instance_id],
+            host=self._cluster.hosts.get(instance_id, HostCosts()),
+            outputs=self._outputs,
+            carry_out=self._carry_out,
+            on_step=self._recorder.on_step,
+            layer_groups=self._cluster.scenario.prefill.layer_groups,
+            on_layers=self._on_layers,
+            on_choice=self._on_levels,
+            single_steps=self._single_steps,
+        )
+
     def run(self) -> RunResult:
         """Collecting garbage in between finds none: everything that is made is kept or freed at once."""
         for actor in self._actors.values():
             actor.start()
         self._client.start()
+        if self._faults is not None:
+            self._faults.start()
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -152,14 +175,27 @@ class Simulation:
         if num_unfinished and ran_dry:
             stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
-            for instance in self._cluster.instances:
-                check_idle(instance)
+            check_all_idle(self._machines())
         return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
+
+    def instance(self, instance_id: str) -> Any:
+        """As it is now; the last one of those that have died."""
+        instance = self._actors[instance_id].instance
+        return getattr(instance, "inner", instance)
+
+    def _machines(self) -> list[Any]:
+        """All that live."""
+        living = [self.instance(name) for name in self._actors if name not in self._dead]
+        agents = [agent for name, agent in self._agents.items() if name not in self._dead]
+        return [*living, *(getattr(agent, "inner", agent) for agent in (*agents, self._router))]
 
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
         self._recorder.on_arrival(spec, self._timeline.now_ns)
+        if self._faults is not None:
+            self._live.add(spec.request_id)
+            self._faults.on_sent(spec.request_id)
         if self._front_end is None:
             self._route(spec)
         else:
@@ -167,6 +203,10 @@ class Simulation:
 
     def _route(self, spec: RequestSpec) -> None:
         now_ns = self._timeline.now_ns
+        if self._faults is not None:
+            if spec.request_id in self._live:
+                self._tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens))
+            return
         commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
         new: m.NewRequest = commands[0].message
         self._recorder.on_routed(spec.request_id, new.prefill_id, new.decode_id, now_ns)
@@ -186,12 +226,18 @@ class Simulation:
         to, message = command
         if (actor := self._actors.get(to)) is not None:
             actor.post(message)
+        elif to == self._router.instance_id:
+            self._tell_router(message)
         else:
             self._tell_agent(to, message)
 
     def _tell(self, command: m.Tell) -> None:
         """At this instant, but only when what is being carried out is done."""
         self._timeline.after(0, self._deliver, command)
+
+    def _wake_at(self, command: m.WakeAt) -> None:
+        delay_ns = max(0, command.time_ns - self._timeline.now_ns)
+        self._timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
 
     def _tell_agent(self, to: str, message: m.Message) -> None:
         """It answers at once, whatever its instance is doing."""
@@ -215,6 +261,11 @@ class Simulation:
         self._recorder.on_transfer(transfer_record(transfer, self._cluster.wire, self._timeline.now_ns))
         self._tell_agent(sender_of(unit.source), m.UnitSent(unit))
 
+    def _on_transfer_failed(self, transfer: Transfer) -> None:
+        unit = transfer.unit
+        reason = f"no transfer from {unit.source} to {unit.target} in time"
+        self._tell_agent(sender_of(unit.source), m.TransferFailed(unit, reason))
+
     def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
         self._tell_agent(sender_of(prefill_id), computed)
 
@@ -232,12 +283,22 @@ class Simulation:
 
     def _prefill_done(self, command: m.PrefillDone) -> None:
         self._tell_router(command)
-        if self._front_end is not None:
-            self._front_end.on_prefill_answer(command.request_id)
+        if self._faults is None:
+            self._pass_on(command)
 
     def _streamed(self, command: m.FirstToken) -> None:
         self._recorder.on_streamed(command.request_id, self._timeline.now_ns)
-        if self._front_end is None:
+        if self._faults is None:
+            self._pass_on(command)
+        else:
+            self._tell_router(command)
+
+    def _pass_on(self, command: m.PrefillDone | m.FirstToken) -> None:
+        """To the front end, if there is one."""
+        if isinstance(command, m.PrefillDone):
+            if self._front_end is not None:
+                self._front_end.on_prefill_answer(command.request_id)
+        elif self._front_end is None:
             self._first_token(command.request_id)
         else:
             self._front_end.on_streamed(command.request_id)
@@ -250,10 +311,15 @@ class Simulation:
 
     def _ended(self, outcome: m.Finished | m.Failed) -> None:
         self._tell_router(outcome)
+        if self._faults is None:
+            self._answer(outcome)
+
+    def _answer(self, outcome: m.Finished | m.Failed) -> None:
         if self._front_end is None:
             self._end(outcome)
         else:
-            self._front_end.on_end(outcome.request_id, partial(self._end, outcome))
+            failed = isinstance(outcome, m.Failed)
+            self._front_end.on_end(outcome.request_id, partial(self._end, outcome), failed=failed)
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
         """As the client sees it."""
@@ -263,8 +329,94 @@ class Simulation:
         if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
             self._progress(self._num_ended)
 
-    def _tell_router(self, outcome: m.Outcome) -> None:
-        self._router.on_message(outcome, self._timeline.now_ns)
+    def _tell_router(self, message: m.Message) -> None:
+        """One that tries failed requests again answers: with new attempts, and by telling clients."""
+        for command in self._router.on_message(message, self._timeline.now_ns):
+            match command:
+                case m.Send(to, m.NewRequest() as new) if to == new.decode_id:
+                    self._on_attempt(new)
+                    self._send(command)
+                case m.PrefillDone() | m.FirstToken():
+                    self._pass_on(command)
+                case m.Finished() | m.Failed():
+                    self._live.discard(command.request_id)
+                    self._answer(command)
+                case _:
+                    self._commands[type(command)](command)
 
     def _on_choice(self, instance: Instance) -> None:
         self._recorder.on_choice(instance, self._timeline.now_ns)
+
+    # What goes wrong. Nothing of this happens unless the scenario says so.
+
+    def _on_attempt(self, new: m.NewRequest) -> None:
+        if num_retries(new.request_id):
+            request_id = request_of(new.request_id)
+            self._outputs[new.request_id] = self._outputs[request_id]
+            self._recorder.on_retry(new.request_id)
+            if self._front_end is not None:
+                self._front_end.on_retry(request_id)
+        self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
+
+    def is_dead(self, instance_id: str) -> bool:
+        return instance_id in self._dead
+
+    def kill(self, instance_id: str) -> None:
+        """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
+        self._actors[instance_id].kill()
+        self._network.kill(instance_id)
+        self._scatter_free_ns.pop(instance_id, None)
+        agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
+        for name in (instance_id, *agents):
+            self._dead[name] = restarted(self._cluster.scenario, name)
+            if self._record is not None:
+                self._record(Entry(name, KILLED, (self._timeline.now_ns,), None))
+        self._agents |= dict.fromkeys(agents, _Nobody())
+        if self._on_levels is not None:
+            self._on_levels(self._dead[instance_id])
+
+    def restart(self, instance_id: str) -> None:
+        """With nothing in its memory."""
+        self._lives[instance_id] += 1
+        self._network.revive(instance_id)
+        for name in (sender_of(instance_id), receiver_of(instance_id)):
+            if name in self._dead:
+                self._agents[name] = self._recorded(self._dead.pop(name))
+        self._actors[instance_id] = self._actor(self._dead.pop(instance_id))
+        self._actors[instance_id].start()
+
+    def slow_link(self, instance_id: str, factor: float) -> None:
+        self._network.slow(self._links(instance_id), factor)
+
+    def unslow_link(self, instance_id: str, factor: float) -> None:
+        self._network.unslow(self._links(instance_id), factor)
+
+    def _links(self, name: str) -> list[str]:
+        """Of an instance, or the shared one."""
+        topology = self._cluster.topology
+        paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
+        return [link for path in paths for link, _ in path[:1]] or [name]
+
+    def abort(self, request_id: int) -> None:
+        """A client that waits for this request gives it up; the front end may still hold it."""
+        if request_id not in self._live:
+            return
+        reason = "aborted by the client"
+        self._tell_router(m.Cancel(request_id, reason))
+        if request_id in self._live:
+            self._live.remove(request_id)
+            self._answer(m.Failed(request_id, reason))
+
+    def _life(self, instance_id: str) -> int | None:
+        return None if instance_id in self._dead else self._lives[instance_id]
+
+    def _report(self, heartbeat: m.Heartbeat) -> None:
+        for command in self._monitor.on_message(heartbeat, self._timeline.now_ns):
+            self._send(command)
+
+
+class _Nobody:
+    """In place of a sender or receiver that died."""
+
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        return []
