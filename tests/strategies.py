@@ -5,8 +5,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.scenario.schema import Scenario
-from pdsim.workload.request_spec import RequestSpec
+from pdsim.scenario.build import instance_ids
+from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
+from pdsim.scenario.schema import FrontEndSettings, Scenario
+from pdsim.workload.request_spec import RequestSpec, Streams
 from tests.support import MILLISECOND, request, small
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
@@ -103,3 +105,48 @@ COSTS: list[dict[str, Any]] = [
     },
 ]
 """Whole milliseconds, where everything happens at once, and odd fractions of ns."""
+
+
+times_ms = st.integers(0, 1500)
+
+
+@st.composite
+def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
+    """One thing that goes wrong while a small load is served."""
+    instances = [*instance_ids(scenario.prefill, "prefill"), *instance_ids(scenario.decode, "decode")]
+    at = f"{draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))} ns"
+    kind = draw(st.sampled_from(["kill", "kill", "restart", "restart", "link", "abort", "aborts"]))
+    if kind == "kill":
+        return Kill(at=at, kill=draw(st.sampled_from(instances)))
+    if kind == "restart":
+        after = draw(st.sampled_from(["1 ns", "300 us", "7 ms", "90 ms", "700 ms"]))
+        return Kill(at=at, kill=draw(st.sampled_from(instances)), restart_after=after)
+    if kind == "link":
+        factor = draw(st.sampled_from([0, 0, 0.01, 0.1, 0.5]))
+        lasts = draw(st.sampled_from([None, "3 ms", "50 ms", "400 ms"]))
+        return SlowLink(at=at, link=draw(st.sampled_from(instances)), bandwidth_factor=factor, lasts=lasts)
+    if kind == "abort":
+        return ClientAbort(at=at, abort=draw(st.integers(0, len(scenario.workload.requests(Streams(0))) - 1)))
+    return ClientAborts(abort_fraction=draw(st.sampled_from([0.1, 0.5, 1])), within=f"{1 + draw(times_ms)} ms")
+
+
+@st.composite
+def fault_schedules(draw: st.DrawFn) -> Scenario:
+    """A random cluster and load, with faults, and timeouts from far too short to long."""
+    scenario = draw(scenarios())
+    timeouts = st.sampled_from(["20 ms", "150 ms", "1 s", "20 s"])
+    health = HealthSettings(
+        heartbeat_interval=draw(st.sampled_from(["5 ms", "40 ms", "300 ms"])),
+        heartbeat_failures=draw(st.integers(1, 3)),
+        bootstrap_timeout=draw(timeouts),
+        waiting_timeout=draw(timeouts),
+        release_timeout=draw(timeouts),
+        transfer_timeout=draw(timeouts),
+        max_retries=draw(st.integers(0, 4)),
+        initial_backoff=draw(st.sampled_from(["1 ms", "50 ms"])),
+    )
+    wrong = tuple(draw(st.lists(faults(scenario), min_size=1, max_size=6)))
+    front_end = draw(st.sampled_from([{}, {"latency_in": "2 ms", "latency_out": "1 ms", "waits_for_prefill": True}]))
+    return scenario.model_copy(
+        update={"faults": wrong, "health": health, "front_end": FrontEndSettings.model_validate(front_end)}
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import Entry
+from pdsim.core.journal import KILLED, Entry
 from pdsim.core.sequence import Spans
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.loading import parse_scenario
@@ -85,15 +85,15 @@ class Traced:
 
 
 def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False, levels: bool = False) -> Traced:
-    """Run with a journal; checked looks at every invariant after every call."""
+    """Run with a journal; checked looks at every invariant of whoever was called, after every call."""
     cluster = build(scenario)
-    instances = {instance.instance_id: instance for instance in cluster.instances}
+    instances = {instance.instance_id for instance in cluster.instances}
     journal: list[Entry] = []
 
     def record(entry: Entry) -> None:
         journal.append(entry)
-        if checked and entry.instance_id in instances:
-            check(instances[entry.instance_id])
+        if checked and entry.instance_id in instances and entry.call != KILLED:
+            check(simulation.instance(entry.instance_id))
 
     simulation = Simulation(cluster, Observation(journal=record, levels=levels), single_steps=single_steps)
     return Traced(simulation.run(), journal, cluster)

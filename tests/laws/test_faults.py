@@ -1,0 +1,64 @@
+"""Laws of runs in which things go wrong: random clusters and loads, random faults. docs/invariants.md lists them.
+
+PDSIM_EXAMPLES=100 runs 10,000 fault schedules.
+"""
+
+from functools import partial
+
+from hypothesis import given
+
+from pdsim.core.journal import decisions, digest, from_lines, replay, to_line
+from pdsim.scenario.build import resolve, restarted, state_machines
+from pdsim.scenario.schema import Scenario
+from tests.strategies import fault_schedules
+from tests.support import examples, run
+
+
+@given(fault_schedules())
+@examples(100)
+def test_no_request_is_lost_and_nothing_leaks(scenario: Scenario):
+    """At the end of every run the simulator checks LEAK-1 to LEAK-6 of all that live: see Simulation.result."""
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert len(traced.records.requests) == len(traced.cluster.requests)
+    for r in traced.records.requests:
+        assert r.outcome == "finished" or (r.outcome == "failed" and r.reason)
+        assert r.num_retries <= scenario.health.max_retries
+
+
+@given(fault_schedules())
+@examples(40)
+def test_many_steps_at_once_are_single_steps_with_faults(scenario: Scenario):
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    assert many.records.requests == single.records.requests
+    assert many.records.transfers == single.records.transfers
+    assert many.records.resume_gaps_ns == single.records.resume_gaps_ns
+    tokens = [sum(step.num_tokens for step in traced.records.steps) for traced in (many, single)]
+    assert tokens[0] == tokens[1]
+
+
+@given(fault_schedules())
+@examples(30)
+def test_a_journal_with_restarts_replays_to_the_same_decisions(scenario: Scenario):
+    traced = run(scenario)
+    again = [to_line(entry) for entry in traced.journal]
+    resolved = resolve(scenario)
+    killed = sum(entry.call == "killed" for entry in traced.journal)
+    assert replay(from_lines(again), state_machines(resolved), partial(restarted, resolved)) == len(again) - killed
+
+
+@given(fault_schedules())
+@examples(20)
+def test_the_same_faults_give_the_same_journal(scenario: Scenario):
+    assert digest(run(scenario).journal) == digest(run(scenario).journal)
+
+
+@given(fault_schedules())
+@examples(30)
+def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
+    for r in run(scenario).records.requests:
+        if r.outcome == "finished":
+            times = [r.arrival_ns, r.routed_ns, r.admitted_ns, r.prefill_start_ns, r.prefill_end_ns]
+            times += [r.transfer_end_ns, r.streamed_ns, r.first_token_ns, r.end_ns]
+            assert times == sorted(times)
