@@ -17,27 +17,27 @@ class Deadlines:
         self._woken_ns = -1
         """For when the last alarm was set."""
 
-    def __bool__(self) -> bool:
-        return bool(self._due)
+    def add(self, request_id: int, now_ns: int) -> list[Command]:
+        if self._timeout_ns is None:
+            return []
+        self._due.append((now_ns + self._timeout_ns, request_id))
+        return self._alarm(now_ns)
 
-    def add(self, request_id: int, now_ns: int) -> None:
-        if self._timeout_ns is not None:
-            self._due.append((now_ns + self._timeout_ns, request_id))
-
-    def expired(self, now_ns: int) -> list[int]:
-        """In order; they are forgotten. Also those that are long done: the owner knows."""
-        found = []
-        while self._due and self._due[0][0] <= now_ns:
-            found.append(self._due.popleft()[1])
-        return found
-
-    def alarm(self, is_live: Callable[[int], bool], now_ns: int) -> list[Command]:
-        """What wakes the owner for the first of those still live, unless it will be woken earlier anyway."""
+    def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
+        """Those still live, in order. They are forgotten, and an alarm is set for the next."""
         if self._woken_ns > now_ns:
             return []
-        while self._due and not is_live(self._due[0][1]):
-            self._due.popleft()
-        if not self._due:
+        found = []
+        while self._due and (self._due[0][0] <= now_ns or not is_live(self._due[0][1])):
+            request_id = self._due.popleft()[1]
+            if is_live(request_id):
+                found.append(request_id)
+        commands += self._alarm(now_ns)
+        return found
+
+    def _alarm(self, now_ns: int) -> list[Command]:
+        """Unless the owner will be woken anyway, and sees then what is due next."""
+        if self._woken_ns > now_ns or not self._due:
             return []
         self._woken_ns = self._due[0][0]
         return [WakeAt(self._owner, self._woken_ns)]

@@ -96,6 +96,7 @@ class DecodeInstance:
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
         self.releasing: dict[int, DecodeRequest] = {}
+        self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
         self._unreleased = Deadlines(instance_id, limits.release_timeout_ns)
         self._down: set[str] = set()
@@ -162,15 +163,8 @@ class DecodeInstance:
         """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
-        if self._ungiven or self._unreleased:
+        if self._times_out:
             self._expire(commands)
-        step = self._choose(commands)
-        if self._ungiven or self._unreleased:
-            commands += self._ungiven.alarm(self._is_due, now_ns)
-            commands += self._unreleased.alarm(self.releasing.__contains__, now_ns)
-        return step, commands
-
-    def _choose(self, commands: list[Command]) -> Step | Wait:
         while True:
             ask_again_steps = self._take_in(commands)
             changed = bool(self.ready) and self._merge(commands)
@@ -178,9 +172,9 @@ class DecodeInstance:
                 changed |= self._make_room(commands)
             if self.batch.num_requests:
                 waits = changed and (self.queued or self._retracted)
-                return self._decode_step(1 if waits else ask_again_steps)
+                return self._decode_step(1 if waits else ask_again_steps), commands
             if not changed:
-                return _WAIT
+                return _WAIT, commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
@@ -298,8 +292,9 @@ class DecodeInstance:
             request.lease = lease
             self.transferring[request.request_id] = self.queued.popleft()
             pages = tuple(lease.table[lease.num_shared :])
-            self._ungiven.add(request.request_id, self.now_ns)
             commands.append(Send(request.prefill_id, KvGranted(request.request_id, num_cached, pages)))
+            if self._times_out:
+                commands += self._ungiven.add(request.request_id, self.now_ns)
         return _FOREVER
 
     def _resume(self) -> int:
@@ -333,8 +328,8 @@ class DecodeInstance:
         """The router has told the client already."""
         request_id, reason = cancel
         if self._is_due(request_id):
-            self._release_later(self.transferring[request_id], now_ns)
-        elif request_id in self.transferring:
+            return self._release_later(request_id, now_ns)
+        if request_id in self.transferring:
             self._arrived.remove(request_id)
             self.cache.drop(self.transferring.pop(request_id).lease)
         elif ready := next((r for r in self.ready if r.request_id == request_id), None):
@@ -367,13 +362,13 @@ class DecodeInstance:
         return [r for r in due if r.prefill_id == prefill_id and r.request_id not in self._arrived]
 
     def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[Command]:
-        self._release_later(request, now_ns)
         cancel = Send(request.prefill_id, Cancel(request.request_id, reason))
-        return [Failed(request.request_id, reason, retryable=True), cancel]
+        failed = Failed(request.request_id, reason, retryable=True)
+        return [failed, cancel, *self._release_later(request.request_id, now_ns)]
 
-    def _release_later(self, request: DecodeRequest, now_ns: int) -> None:
-        self.releasing[request.request_id] = self.transferring.pop(request.request_id)
-        self._unreleased.add(request.request_id, now_ns)
+    def _release_later(self, request_id: int, now_ns: int) -> list[Command]:
+        self.releasing[request_id] = self.transferring.pop(request_id)
+        return self._unreleased.add(request_id, now_ns)
 
     def _release(self, request: DecodeRequest) -> list[Command]:
         """Nobody will write any more: but what lies in the staging ring may still be on its way into the pages."""
@@ -381,13 +376,12 @@ class DecodeInstance:
         return [Tell(receiver_of(self.instance_id), abort)] if self._staged else self._on_abort(abort)
 
     def _expire(self, commands: list[Command]) -> None:
-        for request_id in self._ungiven.expired(self.now_ns):
-            if self._is_due(request_id):
-                late = self.transferring[request_id]
-                commands += self._fail(late, f"{late.prefill_id} sent no KV in time", self.now_ns)
-        for request_id in self._unreleased.expired(self.now_ns):
-            if request := self.releasing.get(request_id):
-                commands += self._release(request)
+        now_ns = self.now_ns
+        for request_id in self._ungiven.expired(now_ns, commands, self._is_due):
+            request = self.transferring[request_id]
+            commands += self._fail(request, f"{request.prefill_id} sent no KV in time", now_ns)
+        for request_id in self._unreleased.expired(now_ns, commands, self.releasing.__contains__):
+            commands += self._release(self.releasing[request_id])
 
     def _is_due(self, request_id: int) -> bool:
         return request_id in self.transferring and request_id not in self._arrived

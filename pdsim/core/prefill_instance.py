@@ -172,7 +172,7 @@ class PrefillInstance:
                     return self._grant(message)
                 if message.request_id not in self._refused:
                     self._early_grants[message.request_id] = message
-                    self._ungranted.add(message.request_id, now_ns)
+                    return self._ungranted.add(message.request_id, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
             case Abort():
@@ -195,7 +195,7 @@ class PrefillInstance:
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         self.now_ns = now_ns
         commands = self._release_sent() if self._sent else []
-        if self._ungranted:
+        if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)
         self._blocked_by = ""
         if self.granted:
@@ -269,10 +269,9 @@ class PrefillInstance:
             self._refused.add(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         self.bootstrapping[message.request_id] = message
-        self._ungranted.add(message.request_id, now_ns)
         if early := self._early_grants.pop(message.request_id, None):
             return self._grant(early)
-        return []
+        return self._ungranted.add(message.request_id, now_ns)
 
     def _grant(self, grant: KvGranted) -> list[Command]:
         new = self.bootstrapping.pop(grant.request_id)
@@ -352,13 +351,13 @@ class PrefillInstance:
 
     def _expire(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
-        for request_id in self._ungranted.expired(now_ns):
+        for request_id in self._ungranted.expired(now_ns, commands, self._is_ungranted):
+            self._refused.add(request_id)
             self._early_grants.pop(request_id, None)
             if new := self.bootstrapping.pop(request_id, None):
-                self._refused.add(request_id)
                 reason = f"{new.decode_id} granted no pages in time"
                 commands.append(Send(new.decode_id, Abort(request_id, reason, retryable=True)))
-        return commands + self._ungranted.alarm(self._is_ungranted, now_ns)
+        return commands
 
     def _is_ungranted(self, request_id: int) -> bool:
         return request_id in self.bootstrapping or request_id in self._early_grants

@@ -100,7 +100,7 @@ class Actor:
             num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns) - 1
             if num_steps:
                 assert self._end is not None
-                self._record_decode(self._end.payload, num_steps)
+                self._record_decode(self._end.payload, num_steps, self._clock.duration_ns(num_steps))
         for alarm in (self._timer, self._end):
             if alarm is not None:
                 alarm.cancel()
@@ -259,16 +259,16 @@ class Actor:
 
     def _end_decode(self, step: DecodeStep) -> None:
         num_steps, self._num_steps = self._num_steps, 0
-        self._record_decode(step, num_steps)
+        self._record_decode(step, num_steps, self._timeline.now_ns - self._start_ns)
         self._clock.finish(num_steps)
         self._on_result(self._executor.finish(num_steps))
 
-    def _record_decode(self, step: DecodeStep, num_steps: int) -> None:
+    def _record_decode(self, step: DecodeStep, num_steps: int, duration_ns: int) -> None:
         record = StepRecord(
             self._instance_id,
             "decode",
             self._start_ns,
-            self._clock.duration_ns(num_steps),
+            duration_ns,
             self._clock.first_ns,
             num_steps,
             step.num_requests,
