@@ -32,8 +32,13 @@ _FIELDS = (
     ("pdsim.decode_cache_hit_rate", "decode cache hits", "{:.1%}", 0),
     ("pdsim.transfer_bytes", "KV sent, bytes a rank", "{:,.0f}", -1),
     ("pdsim.retractions", "retractions", "{:,.0f}", -1),
+    ("pdsim.retries", "retries", "{:,.0f}", -1),
+    ("pdsim.failed", "requests failed", "{:,.0f}", -1),
 )
 """Field, title, format, and whether more is better."""
+
+_IF_ANY = {"pdsim.retries", "pdsim.failed"}
+"""Shown only where things went wrong."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -44,6 +49,8 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
             table.add_column("", justify="right")
     first = next(iter(summaries.values()))
     for field, title, form, better in _FIELDS:
+        if field in _IF_ANY and not any(_field(summary, field) for summary in summaries.values()):
+            continue
         row = [title]
         for i, summary in enumerate(summaries.values()):
             value = _field(summary, field)
@@ -85,6 +92,7 @@ def print_limits(runs: Mapping[str, RunRecords]) -> None:
 def print_request(request: RequestRecord) -> None:
     title = f"request {request.request_id}: {request.num_prompt_tokens} + {request.num_output_tokens} tokens, "
     title += f"{request.prefill_id} -> {request.decode_id}, {request.outcome} {request.reason}"
+    title += f", retried {request.num_retries} times" if request.num_retries else ""
     table = _table(title, "stage", "", "from, s", "ms")
     if request.outcome == "finished":
         for stage, duration in stage_ms(request).items():
@@ -150,7 +158,7 @@ def _console() -> Console:
 def _field(summary: Mapping[str, Any], path: str) -> float:
     value: Any = summary
     for key in path.split("."):
-        value = value[key]
+        value = value.get(key, 0)
     return float(value)
 
 

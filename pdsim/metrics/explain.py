@@ -7,7 +7,7 @@ from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord, RunRecords
 
 STAGES: dict[str, tuple[str, str, str]] = {
-    "front_end": ("arrival_ns", "routed_ns", "passes HTTP server, tokenizer and gateway"),
+    "front_end": ("arrival_ns", "routed_ns", "passes HTTP server, tokenizer and gateway, and attempts that failed"),
     "decode_bootstrap": ("routed_ns", "admitted_ns", "waits for a slot and pages on decode"),
     "prefill_waiting": ("admitted_ns", "prefill_start_ns", "waits for its turn on prefill"),
     "prefill_forward": ("prefill_start_ns", "prefill_end_ns", "is computed, with what its chunks wait for"),

@@ -104,6 +104,7 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
         "failed": sum(r.outcome == "failed" for r in requests),
         "unfinished": sum(r.outcome == "unfinished" for r in requests),
         "retractions": sum(r.num_retractions for r in requests),
+        "retries": sum(r.num_retries for r in requests),
         "prefill_steps": len(records.steps) - len(decode_steps),
         "decode_steps": sum(s.num_steps for s in decode_steps),
         "mean_running_requests": request_ns / _S / duration_s if duration_s else 0.0,

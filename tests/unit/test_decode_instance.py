@@ -9,6 +9,7 @@ from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
+    Cancel,
     DecodeStep,
     Failed,
     Finished,
@@ -16,11 +17,16 @@ from pdsim.core.messages import (
     KvArrived,
     KvGranted,
     NewRequest,
+    PeerDown,
+    PeerUp,
     PrefillDone,
     Retracted,
     Send,
     StepResult,
+    Tell,
     Wait,
+    WakeAt,
+    Woken,
 )
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
@@ -31,7 +37,9 @@ from pdsim.policy.preemption import FewestOutputsFirst
 from pdsim.policy.protocols import Admitted
 
 
-def instance(num_pages=100, page=4, radix=False, admission=None, preemption=None, **limits) -> DecodeInstance:
+def instance(
+    num_pages=100, page=4, radix=False, admission=None, preemption=None, staged=False, **limits
+) -> DecodeInstance:
     pool = PagePool(num_pages)
     tree = RadixCache(pool, page, LeastRecentlyUsed()) if radix else None
     return DecodeInstance(
@@ -40,6 +48,7 @@ def instance(num_pages=100, page=4, radix=False, admission=None, preemption=None
         limits=DecodeLimits(**{"max_running_requests": 8, **limits}),
         admission_policy=admission or ReserveDecodeTokens(reserved_tokens=0),
         preemption_policy=preemption or FewestOutputsFirst(),
+        staged=staged,
     )
 
 
@@ -266,3 +275,153 @@ def test_retracting_what_does_not_run_is_refused():
 def test_a_message_it_does_not_know_is_a_bug():
     with pytest.raises(TypeError, match="does not take"):
         instance().on_message(PrefillDone(1), 0)
+
+
+# Giving up.
+
+CANCEL = Cancel(0, "enough")
+
+
+def transferring(**changes) -> DecodeInstance:
+    """Request 0 has its pages, and its KV is on its way."""
+    d = instance(**changes)
+    arrive(d, 0, 8)
+    d.next_step(0)
+    return d
+
+
+def pages_in_use(d: DecodeInstance) -> int:
+    return d.cache.levels()[0]
+
+
+def test_a_queued_request_goes_at_once():
+    d = instance()
+    arrive(d, 0, 8)
+    assert d.on_message(CANCEL, 0) == []
+    assert d.next_step(0) == (Wait(), [])
+    assert d.requests() == []
+
+
+@pytest.mark.parametrize("last", [Abort(0, "nothing is under way"), KvArrived(0, first_token_ends=False)])
+def test_pages_are_kept_until_nobody_writes_into_them(last):
+    d = transferring()
+    d.on_message(CANCEL, 0)
+    assert d.next_step(0) == (Wait(), [])
+    assert pages_in_use(d) == 2
+    assert d.on_message(last, 0) == []
+    assert (pages_in_use(d), d.requests()) == (0, [])
+
+
+def test_pages_come_back_after_a_while_if_nobody_answers():
+    d = transferring(release_timeout_ns=30, waiting_timeout_ns=500)
+    assert d.on_message(CANCEL, 10) == [WakeAt("decode-0", 40)]
+    d.on_message(Woken(), 39)
+    d.next_step(39)
+    assert pages_in_use(d) == 2
+    d.next_step(40)
+    assert pages_in_use(d) == 0
+
+
+def test_with_a_staging_ring_the_receiver_has_the_last_word():
+    d = transferring(staged=True, release_timeout_ns=30, waiting_timeout_ns=500)
+    d.on_message(CANCEL, 10)
+    _, (told,) = d.next_step(40)
+    assert (told.to, type(told.message)) == ("decode-0.receiver", Abort)
+    assert pages_in_use(d) == 2
+    d.on_message(told.message, 50)
+    assert pages_in_use(d) == 0
+
+
+def test_kv_must_come_in_time():
+    d = instance(waiting_timeout_ns=100)
+    arrive(d, 0, 8)
+    assert d.next_step(0)[1][1:] == [WakeAt("decode-0", 100)]
+    reason = "prefill-0 sent no KV in time"
+    expected = [Failed(0, reason, retryable=True), Send("prefill-0", Cancel(0, reason))]
+    assert d.next_step(100) == (Wait(), expected)
+    assert d.requests() == [0]  # its pages wait for the answer
+
+
+def test_kv_that_has_come_is_in_time():
+    d = instance(waiting_timeout_ns=100)
+    arrive(d, 0, 8)
+    d.next_step(0)
+    d.on_message(KvArrived(0, first_token_ends=False), 99)
+    assert d.next_step(100)[1] == [FirstToken(0)]
+
+
+def test_a_request_that_is_ready_or_runs_or_is_retracted_can_be_cancelled():
+    d = instance(max_running_requests=1, extra_slots=3)
+    start(d, 8, 8)  # one runs, one is ready
+    d.on_message(Cancel(1, "enough"), 0)
+    d.on_message(CANCEL, 0)
+    assert d.next_step(0) == (Wait(), [])
+    assert (pages_in_use(d), d.requests()) == (0, [])
+    d = instance(num_pages=5)
+    d.on_step_done(start(d, 4, 4, max_output=8), StepResult(4), 0)
+    assert d.next_step(0)[1] == [Retracted(0)]
+    d.on_message(CANCEL, 0)
+    assert d.requests() == [1]
+
+
+def test_the_batch_forgets_who_left_before_it_ran():
+    d = instance()
+    step = start(d, 8, 8)
+    d.on_step_done(step, StepResult(), 0)
+    d.on_message(CANCEL, 0)
+    step, _ = d.next_step(0)
+    assert (step.left, step.num_requests) == ((0,), 1)
+
+
+def test_kv_that_has_just_come_may_be_given_up():
+    d = transferring()
+    d.on_message(KvArrived(0, first_token_ends=False), 0)
+    d.on_message(CANCEL, 0)
+    assert d.next_step(0) == (Wait(), [])
+    assert (pages_in_use(d), d.requests()) == (0, [])
+
+
+def test_a_lost_prefill_instance_takes_along_what_it_has_not_sent():
+    d = instance(max_running_requests=2)
+    for i in range(3):
+        arrive(d, i, 8)
+    d.next_step(0)
+    d.on_message(KvArrived(1, first_token_ends=False), 0)
+    commands = d.on_message(PeerDown("prefill-0"), 0)
+    assert [c.request_id for c in commands if isinstance(c, Failed)] == [2, 0]
+    assert all(c.retryable for c in commands if isinstance(c, Failed))
+    assert d.next_step(0)[1] == [FirstToken(1)]
+    assert d.requests() == [1]
+    assert arrive(d, 4, 8) == [Failed(4, "prefill-0 is down", retryable=True)]
+    d.on_message(PeerUp("prefill-0"), 0)
+    assert arrive(d, 5, 8) == []
+
+
+def test_one_that_is_back_may_still_be_writing():
+    d = transferring()
+    d.on_message(PeerDown("prefill-0", has_restarted=True), 0)
+    assert pages_in_use(d) == 2
+    d.on_message(Abort(0, "nothing is under way"), 0)
+    assert pages_in_use(d) == 0
+    assert arrive(d, 1, 8) == []
+
+
+def test_with_a_staging_ring_a_lost_prefill_instance_leaves_scatters_to_wait_for():
+    d = transferring(staged=True)
+    commands = d.on_message(PeerDown("prefill-0"), 0)
+    assert isinstance(commands[-1], Tell)
+    assert pages_in_use(d) == 2
+
+
+def test_what_comes_late_is_ignored():
+    d = instance()
+    for late in (KvArrived(7, first_token_ends=False), Abort(8, "late"), Cancel(9, "late")):
+        assert d.on_message(late, 0) == []
+    assert d.next_step(0) == (Wait(), [])
+
+
+def test_an_old_answer_does_not_stop_what_runs():
+    d = transferring()
+    d.on_message(KvArrived(0, first_token_ends=False), 0)
+    assert d.on_message(Abort(0, "late"), 0) == []
+    assert isinstance(d.next_step(0)[0], DecodeStep)

@@ -8,14 +8,21 @@ from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
+    Cancel,
     KvGranted,
     KvSent,
     NewRequest,
+    PeerDown,
+    PeerUp,
     PrefillDone,
     PrefillStep,
     Send,
     StepResult,
+    StopSending,
+    Tell,
     Wait,
+    WakeAt,
+    Woken,
 )
 from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
@@ -252,3 +259,112 @@ def test_a_policy_may_cut_a_prompt_short():
 def test_a_message_it_does_not_know_is_a_bug():
     with pytest.raises(TypeError, match="does not take"):
         instance().on_message(PrefillDone(1), 0)
+
+
+# Giving up.
+
+
+def stop(i: int, decode_id: str = "decode-0") -> Tell:
+    return Tell("prefill-0.sender", StopSending(i, decode_id))
+
+
+@pytest.mark.parametrize("grant", [False, True])
+def test_a_request_that_was_not_begun_goes_at_once(grant):
+    p = instance()
+    arrive(p, 1, 10, grant=grant)
+    assert p.on_message(Cancel(1, "enough"), 0) == [stop(1)]
+    assert p.requests() == []
+    assert p.next_step(0) == (Wait(), [])
+
+
+def test_a_request_that_waits_for_its_turn_goes_at_once():
+    p = instance(policy=Proposes(HoldUntil(77)))
+    arrive(p, 1, 10)
+    p.next_step(0)
+    assert p.on_message(Cancel(1, "enough"), 0) == [stop(1)]
+    assert p.requests() == []
+
+
+def test_a_grant_that_comes_after_the_end_is_ignored():
+    p = instance()
+    arrive(p, 1, 10, grant=False)
+    p.on_message(Cancel(1, "enough"), 0)
+    assert p.on_message(KvGranted(1, 0, (1, 2, 3)), 0) == []
+    assert p.requests() == []
+
+
+def test_a_request_in_a_forward_is_computed_no_further_and_what_is_computed_stays_cached():
+    p = instance(chunked_prefill_tokens=8, overlap=True)
+    arrive(p, 1, 40)
+    first, _ = p.next_step(0)
+    second, _ = p.next_step(0)
+    assert p.on_message(Cancel(1, "enough"), 0) == []
+    assert p.next_step(0) == (Wait(), [])  # two forwards are under way
+    assert p.on_step_done(first, StepResult(), 0) == []
+    assert p.on_step_done(second, StepResult(), 0) == [stop(1)]
+    assert p.cache.levels()[0] == 4
+    p.on_message(KvSent(1), 0)
+    assert p.next_step(0)[1] == [PrefillDone(1)]
+    assert p.requests() == []
+    assert p.cache.num_cached_tokens(Spans.of(1, 40)) == 16
+
+
+def test_a_request_whose_transfer_is_under_way_keeps_its_pages_until_the_sender_says_so():
+    p = instance()
+    arrive(p, 1, 8)
+    forward(p)
+    assert p.on_message(Cancel(1, "enough"), 0) == [stop(1)]
+    assert p.on_message(Cancel(1, "twice"), 0) == [stop(1)]
+    assert p.cache.levels()[0] == 2
+    p.on_message(KvSent(1), 0)
+    p.on_message(KvSent(1), 0)  # its last unit, and the answer
+    assert p.next_step(0)[1] == [PrefillDone(1)]
+    assert p.cache.levels()[0] == 0
+
+
+def test_a_failed_transfer_ends_the_computation():
+    p = instance(chunked_prefill_tokens=8)
+    arrive(p, 1, 40)
+    forward(p)
+    assert p.on_message(Abort(1, "no transfer in time", retryable=True), 0) == [stop(1)]
+    assert p.next_step(0)[0] == Wait()
+
+
+def test_an_unknown_request_is_stopped_in_the_sender_too():
+    p = instance()
+    assert p.on_message(Cancel(1, "enough"), 0) == [stop(1, "")]
+    assert arrive(p, 1, 8) == []
+
+
+def test_a_lost_decode_instance_takes_its_requests_along():
+    p = instance(chunked_prefill_tokens=8)
+    for i in (1, 2):
+        arrive(p, i, 8)
+    arrive(p, 3, 8, grant=False)
+    forward(p)
+    assert p.on_message(PeerDown("decode-1"), 0) == []
+    assert p.on_message(PeerDown("decode-0"), 0) == [stop(3), stop(2), stop(1)]
+    assert p.requests() == [1]
+    assert arrive(p, 4, 8, grant=False) == []
+    p.on_message(PeerUp("decode-0"), 0)
+    arrive(p, 5, 8, grant=False)
+    assert p.requests() == [5, 1]
+
+
+def test_decode_must_grant_pages_in_time():
+    p = instance(bootstrap_timeout_ns=100)
+    late = NewRequest(1, 0, Spans.of(1, 8), 10, "prefill-0", "decode-0")
+    assert p.on_message(late, 50) == [WakeAt("prefill-0", 150)]
+    p.on_message(Woken(), 150)
+    step, (told,) = p.next_step(150)
+    assert step == Wait()
+    assert told == Send("decode-0", Abort(1, "decode-0 granted no pages in time", retryable=True))
+    assert p.requests() == []
+
+
+def test_a_grant_whose_request_never_comes_is_forgotten():
+    p = instance(bootstrap_timeout_ns=100)
+    assert p.on_message(KvGranted(1, 0, (1,)), 0) == [WakeAt("prefill-0", 100)]
+    assert p.requests() == [1]
+    assert p.next_step(100) == (Wait(), [])
+    assert p.requests() == []
