@@ -41,7 +41,9 @@ provenance:
 """
     (HERE / "profile.yaml").write_text(text, encoding="utf-8")
     print(text)
-    print(f"in scenario.yaml: network.bandwidth {bandwidth / 1e6:.1f} MB/s a rank, front_end.latency_out {fixed_ms:.1f} ms")
+    print(
+        f"in scenario.yaml: network.bandwidth {bandwidth / 1e6:.1f} MB/s a rank, front_end.latency_out {fixed_ms:.1f} ms"
+    )
 
 
 if __name__ == "__main__":
