@@ -155,6 +155,10 @@ class DecodeInstance:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
 
+    def holding(self) -> list[DecodeRequest]:
+        """Requests that hold pages."""
+        return self.active
+
     def levels(self) -> Levels:
         return Levels(
             *self.cache.levels(),
