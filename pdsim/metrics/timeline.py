@@ -27,7 +27,8 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
     """Chrome trace events; times in us."""
     names = sorted({step.instance_id for step in records.steps} | {level.instance_id for level in records.levels})
     process = {name: _FIRST_INSTANCE + i for i, name in enumerate(names)}
-    for pid, name in [(_REQUESTS, "requests"), (_TRANSFERS, "transfers"), *((i, name) for name, i in process.items())]:
+    shared = [(_REQUESTS, "requests"), (_TRANSFERS, "transfers")] if records.transfers else [(_REQUESTS, "requests")]
+    for pid, name in [*shared, *((i, name) for name, i in process.items())]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     for step in records.steps:
         what = (

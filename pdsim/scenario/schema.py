@@ -294,7 +294,7 @@ class Scenario(Section):
         given = [name for name, settings in roles.items() if settings is not None]
         if self.aggregated is None and len(given) < len(roles):
             missing = " and ".join(name for name in roles if name not in given)
-            raise ValueError(f"{missing} missing: a cluster has prefill and decode instances, or aggregated ones")
+            raise ValueError(f"no {missing}: a cluster has prefill and decode instances, or aggregated ones")
         if self.aggregated is not None and given:
             both = " and ".join(given)
             raise ValueError(f"aggregated stands beside {both}: a cluster has one or the other; leave one out")
