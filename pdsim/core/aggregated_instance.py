@@ -256,7 +256,7 @@ class AggregatedInstance:
             if chunk.is_last:
                 commands += self._on_token(request, outputs.get(chunk.request_id))
             else:
-                self._blocked_by = ""
+                self._blocked_by = ""  # SGLang forgets it when a partial prompt leaves its forward
         return commands
 
     def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[Command]:
@@ -269,7 +269,7 @@ class AggregatedInstance:
             self._blocked_by = ""
             return [*commands, Finished(request.request_id)]
         if not self.batch.num_requests:
-            self._blocked_by = ""
+            self._blocked_by = ""  # it was of the batch before
         self.batch.join(request)
         return commands
 
