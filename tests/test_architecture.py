@@ -17,7 +17,7 @@ BELOW = {
     "metrics": {"core", "policy", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "calibration": {"scenario", "metrics", "scipy"},
-    "sim": {"scenario", "workload", "metrics", "cost", "core", "policy", "simpy"},
+    "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "simpy"},
 }
 """What each room may import besides itself and the standard library."""
 

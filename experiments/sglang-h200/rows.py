@@ -17,6 +17,8 @@ RUNS_OF = {
     "b32": ("b32_s1024", "b32_s4096", "b32_s16384", "b32_c1"),
 }
 """Runs that share one servers' life, in order; every other run had servers of its own."""
+WORDS = ("side", "prefix_id")
+"""Columns that hold no numbers."""
 WARM_UP_LENGTHS = (4, 200)
 """Tokens of the requests that warm servers up; no run has such."""
 
@@ -71,10 +73,10 @@ class Served(NamedTuple):
 
 
 def columns(name: str) -> Columns:
-    """Empty fields are NaN; `side` is left out."""
+    """Those that hold numbers; empty fields are NaN."""
     with gzip.open(DATA / f"{name}.csv.gz", "rt", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {key: np.array([float(row[key] or "nan") for row in rows]) for key in rows[0] if key != "side"}
+    return {key: np.array([float(row[key] or "nan") for row in rows]) for key in rows[0] if key not in WORDS}
 
 
 def forwards(*servers: str) -> Forwards:
@@ -108,7 +110,7 @@ def steps(*servers: str) -> Steps:
 def served(run: str) -> Served:
     """Client and servers told apart requests by nothing but their order, which holds where few are sent at a time."""
     requests = columns(f"requests_{run}")
-    prefill, decode = _stages(run, "p0"), _stages(run, "d0")
+    prefill, decode = stages(run, "p0"), stages(run, "d0")
     send, first, end = (1e3 * requests[key] for key in ("send_s", "first_token_s", "end_s"))
     ready = sum(decode[key] for key in ("bootstrap_ms", "alloc_wait_ms", "transfer_ms", "queue_ms"))
     return Served(
@@ -126,8 +128,11 @@ def served(run: str) -> Served:
     )
 
 
-def _stages(run: str, side: str) -> Columns:
-    """The rows of a run: what its servers report, without warm-ups, divided by the sizes of their runs."""
+def stages(run: str, side: str) -> Columns:
+    """The rows of a run: what its servers report, without warm-ups, divided by the sizes of their runs.
+
+    Where a run has a file of its own, that may begin with the end of the run before it.
+    """
     server = next((name for name, runs in RUNS_OF.items() if run in runs), run)
     table = columns(f"stages_{server}_{side}")
     rows = np.flatnonzero(~np.isin(table["input_tokens"], WARM_UP_LENGTHS))
@@ -135,5 +140,5 @@ def _stages(run: str, side: str) -> Columns:
     runs = RUNS_OF.get(server, (run,))
     ends = list(accumulate(len(columns(f"requests_{name}")["k"]) for name in runs))
     at = runs.index(run)
-    chosen = rows[ends[at - 1] if at else 0 : ends[at]]
+    chosen = rows[-ends[0] :] if len(runs) == 1 else rows[ends[at] - len(columns(f"requests_{run}")["k"]) : ends[at]]
     return {key: column[chosen] for key, column in table.items()}

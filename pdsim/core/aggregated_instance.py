@@ -58,6 +58,7 @@ class AggregatedLimits:
 
 @dataclass(slots=True)
 class AggregatedRequest(RunningRequest):
+    num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
 

@@ -22,6 +22,7 @@ class Prompt(Protocol):
     prompt: TokenSequence
     num_prompt_tokens: int
     lease: Lease
+    num_cached_tokens: int
     num_scheduled_tokens: int
     num_computed_tokens: int
 
@@ -169,7 +170,7 @@ class ForwardBuilder(Generic[PromptT]):
             self._cache.drop(lease)
             return "" if fits else "pages"
         request.lease = lease
-        request.num_scheduled_tokens = request.num_computed_tokens = num_cached
+        request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
         limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)
         if not self._compute(request, limit, budget, chunks):
             self._cache.drop(lease)

@@ -63,6 +63,7 @@ class PrefillRequest:
     decode_id: str
     cursor: SendCursor
     lease: Lease = field(default_factory=lambda: NO_LEASE)
+    num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
 

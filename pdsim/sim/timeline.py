@@ -51,11 +51,15 @@ class Timeline(Environment):
     else:
         now_ns = property(attrgetter("_now"))
 
+    num_events = 0
+    """Scheduled so far."""
+
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
         """As a SimPy timeout with a callback, but in its place among the events of that instant."""
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
-        heappush(self._queue, (self._now + delay_ns, order, next(self._eid), alarm))
+        self.num_events += 1
+        heappush(self._queue, (self._now + delay_ns, order, self.num_events, alarm))
         return alarm
 
     def run_all(self) -> None:
@@ -73,8 +77,3 @@ class Timeline(Environment):
     @property
     def has_ended(self) -> bool:
         return not self._queue
-
-    @property
-    def num_events(self) -> int:
-        """Scheduled so far."""
-        return int(self._eid.__reduce__()[1][0])

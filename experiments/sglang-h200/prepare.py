@@ -1,0 +1,145 @@
+"""Writes measured.yaml, and the small request tables it uses, from data/: python experiments/sglang-h200/prepare.py
+
+Values are those of the client's own summary. Where requests are left out, because they met cold servers or a cached
+prefix, the same metrics are computed from the rows of the others.
+"""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rows import DATA, HERE, columns
+
+METRICS = ("request_throughput", "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
+LATENCY_ONLY = ("mean_ttft_ms", "mean_e2e_latency_ms")
+ASKED = "{request_throughput: 5 %, mean_ttft_ms: 15 %, mean_tpot_ms: 15 %}"
+TWO_GPUS = ("prefill.tp=2", "decode.tp=2", '"cost={profile: profile-tp2.yaml}"')
+TWO_TO_ONE = ("prefill.tp=2", '"cost={profile: profile-tp2to1.yaml}"')
+THIRTY_TWO = ("model=qwen3-32b", '"cost={profile: profile-32b.yaml}"')
+STAGING = ('"network.staging={ring: 4 GiB, prefill_buffer: 1 GiB}"', "network.transfer_latency=0 ms")
+"""What the plain path waits for before its first byte did not show on the staged one."""
+HEADER = """\
+# Made by prepare.py from data/.
+scenario: scenario.yaml
+source: measured on two to four H200s, see data/README.md
+client: sglang
+seeds: [0]
+arms:
+"""
+FOOTER = """\
+  # The aggregated server, to be compared when the simulator has one (client without the gateway, so without the stall):
+"""
+
+
+@dataclass(frozen=True)
+class Arm:
+    run: str
+    concurrency: int | None
+    """None: at the times of the table."""
+    changes: Sequence[str] = ()
+    fitted: bool = False
+    skip: int = 0
+    """Requests at the start that met cold servers."""
+    metrics: Sequence[str] = METRICS
+    note: str = ""
+    uncached: bool = False
+    """Only requests that found nothing in prefill's cache, from a table of their own."""
+
+
+COLD = "without its first request, which met cold transfers"
+SINGLE = "the requests that found nothing cached; TPOT says nothing, for the stall covers all of decode"
+SINGLES = tuple(
+    Arm(f"s{n}", 1, fitted=True, metrics=LATENCY_ONLY, note=SINGLE, uncached=True)
+    for n in (128, 512, 1024, 2048, 4096, 8192, 16384)
+)
+ARMS = (
+    Arm("c1", 1, fitted=True),
+    Arm("c8", 8, fitted=True),
+    *(Arm(f"c{n}", n) for n in (32, 64, 128, 256)),
+    Arm("q4", None, fitted=True),
+    Arm("q16", None),
+    Arm("q32", None),
+    Arm("shared_base", 64, ("decode.pool_tokens=200000",)),
+    *SINGLES,
+    Arm("tp2to2_c1", 1, TWO_GPUS, fitted=True, skip=1, note="without its first request, which met cold servers"),
+    Arm(
+        "tp2to2_c16",
+        16,
+        TWO_GPUS,
+        fitted=True,
+        skip=16,
+        note="without the first wave, in which one decode step took 235 ms; one of 54 ms is left",
+    ),
+    Arm("tp2to1_slice_c1", 1, TWO_TO_ONE, fitted=True, skip=1, note=COLD),
+    Arm("tp2to1_staging1g_c1", 1, (*TWO_TO_ONE, *STAGING), fitted=True, skip=1, note=COLD),
+    Arm("b32_c1", 1, THIRTY_TWO),
+    *(Arm(f"b32_s{n}", 1, THIRTY_TWO) for n in (1024, 4096, 16384)),
+)
+LATER = (Arm("agg_c32", 32), Arm("agg_q16", None))
+
+
+def main() -> None:
+    summary = json.loads((DATA / "summary.json").read_text(encoding="utf-8"))
+    text = HEADER + "".join(arm_text(arm, summary) for arm in ARMS) + FOOTER
+    text += "".join("  # " + line[2:] for arm in LATER for line in arm_text(arm, summary).splitlines(keepends=True))
+    (HERE / "measured.yaml").write_text(text, encoding="utf-8")
+
+
+def arm_text(arm: Arm, summary: Mapping[str, Mapping[str, float]]) -> str:
+    chosen = np.arange(len(columns(f"requests_{arm.run}")["k"])) >= arm.skip
+    path = f"data/requests_{arm.run}.csv.gz"
+    if arm.uncached:
+        chosen = columns(f"requests_{arm.run}")["cached_tokens"] == 0
+        path = write_table(arm.run, chosen)
+    changes = [f"workload.path={path}"]
+    changes += ["client=open_loop" if arm.concurrency is None else f"client.concurrency={arm.concurrency}"]
+    if arm.skip:
+        changes.append(f"workload.num_requests={same_requests(arm.run, chosen)}")
+    values = summary[arm.run] if chosen.all() else metrics_of(arm.run, chosen)
+    run = {"id": arm.run, **{name: round(values[name], 4) for name in arm.metrics}}
+    if arm.note:
+        run["note"] = f'"{arm.note}"'
+    return (
+        f"  {arm.run}:\n"
+        f"    set: [{', '.join([*changes, *arm.changes])}]\n"
+        + ("    fitted: true\n" if arm.fitted else f"    within: {ASKED}\n")
+        + f"    runs: [{{{', '.join(f'{key}: {value}' for key, value in run.items())}}}]\n"
+    )
+
+
+def metrics_of(run: str, chosen: np.ndarray) -> dict[str, float]:
+    """By the definitions of SGLang's client, of these requests."""
+    table = {key: column[chosen] for key, column in columns(f"requests_{run}").items()}
+    ttft = 1e3 * (table["first_token_s"] - table["send_s"])
+    latency = 1e3 * (table["end_s"] - table["send_s"])
+    return {
+        "request_throughput": len(ttft) / float(table["end_s"].max() - table["send_s"].min()),
+        "mean_ttft_ms": float(ttft.mean()),
+        "median_ttft_ms": float(np.median(ttft)),
+        "mean_tpot_ms": float(((latency - ttft) / (table["out_tokens"] - 1)).mean()),
+        "mean_e2e_latency_ms": float(latency.mean()),
+    }
+
+
+def same_requests(run: str, chosen: np.ndarray) -> int:
+    """How many are left. All are alike, so the first so many of the table stand for the last so many."""
+    table = columns(f"requests_{run}")
+    if len(np.unique(np.stack([table["in_tokens"], table["out_tokens"]]), axis=1).T) > 1:
+        raise ValueError(f"{run}: its requests differ, so the first of them do not stand for the last")
+    return int(chosen.sum())
+
+
+def write_table(run: str, chosen: np.ndarray) -> str:
+    table = columns(f"requests_{run}")
+    path = DATA / f"uncached_{run}.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(("arrival_s", "in_tokens", "out_tokens"))
+        out.writerows((0, int(table["in_tokens"][i]), int(table["out_tokens"][i])) for i in np.flatnonzero(chosen))
+    return f"data/{path.name}"
+
+
+if __name__ == "__main__":
+    main()
