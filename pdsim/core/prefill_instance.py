@@ -65,6 +65,7 @@ class PrefillRequest:
     decode_id: str
     cursor: SendCursor
     lease: Lease = field(default_factory=lambda: NO_LEASE)
+    num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
 
@@ -308,7 +309,7 @@ class PrefillInstance:
             self.cache.drop(lease)
             return False
         request.lease = lease
-        request.num_scheduled_tokens = request.num_computed_tokens = num_cached
+        request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
         limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)
         if not self._compute(request, limit, budget, chunks):
             self.cache.drop(lease)

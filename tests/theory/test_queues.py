@@ -1,12 +1,17 @@
 """Closed forms of queueing theory."""
 
+from pathlib import Path
+
 import pytest
 
 from pdsim.core.messages import StartTransfer, UnitSent
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
+from pdsim.metrics.explain import instance_limits
+from pdsim.scenario.loading import load_scenario
 from pdsim.sim.network import Network
+from pdsim.sim.simulation import Observation, simulate
 from pdsim.sim.timeline import Timeline
 from pdsim.system.topology import Topology
 from pdsim.system.transport import Transport
@@ -168,3 +173,15 @@ def test_makespan_is_at_least_bytes_over_bandwidth():
     assert summary["pdsim"]["transfer_bytes"] == num_bytes
     assert summary["duration"] >= num_bytes / 100e6
     assert any(row.levels.blocked_by == "pages" for row in traced.records.levels if row.instance_id == "prefill-0")
+
+
+def test_the_conformance_scenario_of_an_overloaded_link():
+    path = Path(__file__).parents[2] / "experiments" / "conformance" / "overloaded-link.yaml"
+    result = simulate(load_scenario(path), Observation(levels=True))
+    summary = result.summary()
+    num_bytes = 1000 * 94 * 16 * 131_072
+    assert (summary["completed"], summary["pdsim"]["transfer_bytes"]) == (1000, num_bytes)
+    assert num_bytes / 0.5e9 <= summary["duration"] < num_bytes / 0.5e9 + 10
+    (prefill,) = (limits for limits in instance_limits(result.records) if limits.instance_id == "prefill-0")
+    assert prefill.blocked_by_pages > 0.5
+    assert prefill.link_busy > 0.99

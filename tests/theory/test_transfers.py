@@ -1,0 +1,94 @@
+"""Closed forms of transfers: descriptors, layer groups, staging rings, queues of one destination."""
+
+import pytest
+
+from pdsim.core.wire import Wire
+from tests.support import MILLISECOND, request, run, small
+
+TOKEN_BYTES = 114_688
+"""Qwen3-0.6B: 28 layers, 8 KV heads of 128, keys and values in bf16."""
+
+
+def ttft_parts(traced):
+    (record,) = traced.records.requests
+    return record.prefill_end_ns - record.prefill_start_ns, record.transfer_end_ns - record.prefill_end_ns
+
+
+@pytest.mark.parametrize("groups", [1, 4, 28])
+@pytest.mark.parametrize("bandwidth", [1e9, 1e8, 2e7])
+def test_layer_groups_expose_their_tail(groups, bandwidth):
+    """max(X / L, X - T (L - 1) / L), for a transfer of X in L groups behind a forward of T."""
+    tokens = 100
+    scenario = small(
+        request(0, tokens, 2),
+        page_size=1,
+        prefill__layer_groups=groups,
+        prefill__chunked_prefill_tokens=0,
+        network__bandwidth=f"{bandwidth:.0f} B/s",
+        network__transfer_latency="0 ns",
+    )
+    forward_ns, tail_ns = ttft_parts(run(scenario))
+    x_ns = tokens * TOKEN_BYTES / bandwidth * 1e9
+    assert forward_ns == tokens * MILLISECOND
+    assert tail_ns == pytest.approx(max(x_ns / groups, x_ns - forward_ns * (groups - 1) / groups), rel=1e-6, abs=30)
+
+
+def test_units_for_one_decode_instance_are_sent_one_after_another():
+    """n prompts computed in one forward: the k-th arrives after k transfers."""
+    scenario = small(
+        *(request(i, 10, 2) for i in range(5)),
+        page_size=1,
+        prefill__chunked_prefill_tokens=0,
+        network__bandwidth="1 GB/s",
+        network__transfer_latency="2 ms",
+    )
+    records = run(scenario).records.requests
+    one_ns = 2 * MILLISECOND + 10 * TOKEN_BYTES
+    assert [r.transfer_end_ns - r.prefill_end_ns for r in records] == [one_ns * k for k in range(1, 6)]
+
+
+def staged(**changes):
+    """Ten prompts of one cell each, computed at once, into a ring that holds one cell, or as many as are given."""
+    cells = changes.pop("cells", 1)
+    return small(
+        *(request(i, 64, 30) for i in range(10)),
+        prefill__tp=4,
+        prefill__chunked_prefill_tokens=0,
+        network__staging={
+            "ring": f"{64 * TOKEN_BYTES * cells} B",
+            "gather_host": "0 ns",
+            "scatter_host": "1 ms",
+        },
+        network__transfer_latency="0 ns",
+        **changes,
+    )
+
+
+def test_a_ring_of_one_cell_passes_one_cell_a_decode_step():
+    """A span comes back when decode's loop has seen it scattered: once a step while it runs."""
+    one, many = (run(staged(cells=cells)) for cells in (1, 10))
+    ends = [[r.transfer_end_ns for r in traced.records.requests] for traced in (one, many)]
+    gaps = [later - earlier for earlier, later in zip(ends[0][2:], ends[0][3:], strict=False)]
+    step_ns = 10 * MILLISECOND
+    assert all(gap == pytest.approx(step_ns, rel=0.05) for gap in gaps)
+    assert max(ends[1]) - min(ends[1]) < step_ns
+
+
+@pytest.mark.parametrize(
+    ("wire", "descriptors"),
+    [
+        (Wire(page_size=64, page_bytes=1, num_planes=30), 30),
+        (Wire(page_size=64, page_bytes=1, num_planes=30, coalesces=False), 30 * 16),
+        (Wire(page_size=64, page_bytes=1, num_planes=30, slices=True), 30 * 16 * 64),
+    ],
+)
+def test_descriptors_by_path(wire, descriptors):
+    """Qwen3.5-397B has 15 layers with KV: 30 planes. 1,000 tokens are 16 pages of 64."""
+    pages = tuple(range(5, 21))
+    assert wire.load(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
+
+
+def test_runs_are_counted_where_both_sides_go_on():
+    wire = Wire(page_size=1, page_bytes=1, num_planes=1)
+    assert wire.load((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3
+    assert wire.load((), (), with_state=False).num_descriptors == 0
