@@ -44,7 +44,7 @@ class Table(NamedTuple):
         return " ".join((self.kind, self.case, *self.options))
 
 
-MARKED = re.compile(r"<!-- (table|change): (\S+) ?(.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (table|change): (\S+)((?: \S+)*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def tables(page: Path) -> Iterator[Table]:
