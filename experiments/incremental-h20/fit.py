@@ -1,7 +1,7 @@
 """Fit this study to its main arm, and to nothing else: python experiments/incremental-h20/fit.py
 
 Two numbers are fitted: how much of the memory bandwidth decode attention reaches, and how many tokens of KV a decode
-instance holds, which the pull request does not state (nor the variant of the GPU). All else are the roofline's defaults.
+instance holds, which the pull request does not state, nor the variant of the GPU. The rest are the roofline's defaults.
 """
 
 from collections.abc import Mapping

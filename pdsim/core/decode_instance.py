@@ -118,12 +118,10 @@ class DecodeInstance:
             case NewRequest():
                 return self._on_new_request(message)
             case KvArrived():
-                self.transferring[message.request_id].ends_with_first_token = message.first_token_ends
-                self._arrived.add(message.request_id)
-                return []
+                return self._on_arrived(message)
             case CellScattered():
                 self._scattered.append(message)
-                return []
+                return [] if message.completes is None else self._on_arrived(message.completes)
             case Abort():
                 return self._on_abort(message.request_id, message.reason)
             case _:
@@ -206,6 +204,11 @@ class DecodeInstance:
                 message.prefill_id,
             )
         )
+        return []
+
+    def _on_arrived(self, message: KvArrived) -> list[Command]:
+        self.transferring[message.request_id].ends_with_first_token = message.first_token_ends
+        self._arrived.add(message.request_id)
         return []
 
     def _on_abort(self, request_id: int, reason: str) -> list[Command]:

@@ -100,6 +100,8 @@ class CellScattered(NamedTuple):
 
     request_id: int
     cell: int
+    completes: KvArrived | None = None
+    """On to the decode instance: this was the last that was missing."""
 
 
 class FreeCells(NamedTuple):

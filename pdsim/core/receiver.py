@@ -70,25 +70,26 @@ class Receiver:
     def _on_scattered(self, message: CellScattered) -> list[Command]:
         incoming = self._incoming[message.request_id]
         incoming.num_scattered += 1
-        return [Tell(self._decode_id, message), *self._complete(message.request_id, incoming)]
+        return [Tell(self._decode_id, message._replace(completes=self._complete(message.request_id, incoming)))]
 
     def _on_arrived(self, message: KvArrived) -> list[Command]:
         incoming = self._incoming.get(message.request_id)
         if incoming is None:
             return [Tell(self._decode_id, message)]
         incoming.arrived = message
-        return self._complete(message.request_id, incoming)
+        arrived = self._complete(message.request_id, incoming)
+        return [] if arrived is None else [Tell(self._decode_id, arrived)]
 
-    def _complete(self, request_id: int, incoming: _Incoming) -> list[Command]:
+    def _complete(self, request_id: int, incoming: _Incoming) -> KvArrived | None:
         if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:
-            return []
+            return None
         del self._incoming[request_id]
-        return [Tell(self._decode_id, incoming.arrived)]
+        return incoming.arrived
 
     def _free(self, message: FreeCells) -> list[Command]:
         before = self.ring.watermark
-        for request_id, cell in message.cells:
-            self.ring.free((request_id, cell))
+        for cell in message.cells:
+            self.ring.free((cell.request_id, cell.cell))
         if self.ring.watermark == before:
             return []
         watermark = StagingWatermark(self._decode_id, self.ring.watermark)

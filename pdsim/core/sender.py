@@ -108,5 +108,7 @@ class Sender:
         if unit.is_last:
             arrived = KvArrived(unit.request_id, unit.first_token_ends)
             commands.append(Send(receiver_of(unit.target) if self._staged else unit.target, arrived))
+        commands += self._start_next(queue)
+        if unit.is_last:
             commands.append(Tell(self._prefill_id, KvSent(unit.request_id)))
-        return commands + self._start_next(queue)
+        return commands

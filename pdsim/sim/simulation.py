@@ -80,6 +80,7 @@ class Simulation:
             agents = [Recorded(agent, observation.journal) for agent in agents]
             self._router = Recorded(cluster.router, observation.journal)
         self._agents = {agent.instance_id: agent for agent in agents}
+        self._sender_of = {instance.instance_id: sender_of(instance.instance_id) for instance in instances}
         self._actors = {
             instance.instance_id: Actor(
                 self._timeline,
@@ -119,7 +120,7 @@ class Simulation:
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
-            m.Tell: self._tell,
+            m.Tell: self._deliver,
             TransferUnit: self._plan,
             m.StartTransfer: self._start_transfer,
             m.Scatter: self._scatter,
@@ -189,10 +190,6 @@ class Simulation:
         else:
             self._tell_agent(to, message)
 
-    def _tell(self, command: m.Tell) -> None:
-        """At this instant, but only when what is being carried out is done."""
-        self._timeline.after(0, self._deliver, command)
-
     def _tell_agent(self, to: str, message: m.Message) -> None:
         """It answers at once, whatever its instance is doing."""
         self._carry_out(self._agents[to].on_message(message, self._timeline.now_ns))
@@ -205,7 +202,7 @@ class Simulation:
     # Transfers.
 
     def _plan(self, unit: TransferUnit) -> None:
-        self._tell_agent(sender_of(unit.source), unit)
+        self._tell_agent(self._sender_of[unit.source], unit)
 
     def _start_transfer(self, command: m.StartTransfer) -> None:
         self._network.start(command.unit)
@@ -213,10 +210,10 @@ class Simulation:
     def _on_transfer_done(self, transfer: Transfer) -> None:
         unit = transfer.unit
         self._recorder.on_transfer(transfer_record(transfer, self._cluster.wire, self._timeline.now_ns))
-        self._tell_agent(sender_of(unit.source), m.UnitSent(unit))
+        self._tell_agent(self._sender_of[unit.source], m.UnitSent(unit))
 
     def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
-        self._tell_agent(sender_of(prefill_id), computed)
+        self._tell_agent(self._sender_of[prefill_id], computed)
 
     def _scatter(self, command: m.Scatter) -> None:
         """On a stream of its own, behind the scatters before it."""
