@@ -4,7 +4,7 @@ A table stands between a marker and `<!-- end -->`:
 
 <!-- table: CASE -->                                      every metric of every arm
 <!-- table: CASE METRIC METRIC ... -->                    errors alone, a row for each arm
-<!-- change: CASE METRIC FROM:TO FROM:TO ... -->          from one arm to another, measured and simulated
+<!-- change: CASE METRIC,METRIC FROM:TO FROM:TO ... -->   from one arm to another, measured and simulated
 
 Names of cases, as arguments, leave the tables of all other cases as they are. tests/test_docs.py compares the tables
 with the code.
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,11 +92,11 @@ def errors(names: tuple[str, ...], report: Mapping[str, Report]) -> list[list[st
 
 
 def changes(options: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:
-    metric, *pairs = options
-    rows = [["arms", "measured", "", "simulated", "", "apart"]]
-    for pair in pairs:
+    names, *pairs = options
+    rows = [["arms", "metric", "measured", "", "simulated", "", "apart"]]
+    for pair, metric in product(pairs, names.split(",")):
         before, after = (report[name]["metrics"][metric] for name in pair.split(":"))
-        cells, ratios = [pair.replace(":", " → ")], []
+        cells, ratios = [pair.replace(":", " → "), f"`{metric}`"], []
         for side in ("measured", "simulated"):
             ratios.append(after[side] / before[side] - 1)
             cells += [f"{number(before[side])} → {number(after[side])}", percent(ratios[-1])]
