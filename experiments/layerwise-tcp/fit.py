@@ -1,7 +1,7 @@
 """Profile of the layerwise-tcp study: python experiments/layerwise-tcp/fit.py
 
-Four numbers from what the pull request says of synchronous sending alone: TTFT of 3,500 and 16,000 tokens at concurrency
-1, and for 16,000 tokens that compute reaches submission after 838 ms and that the tail of the transfer takes 167 ms.
+Four numbers from what the pull request says of synchronous sending alone: TTFT of 3,500 and 16,000 tokens at
+concurrency 1, and for 16,000 tokens that compute reaches submission after 838 ms and the transfer's tail takes 167 ms.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ provenance:
 """
     (HERE / "profile.yaml").write_text(text, encoding="utf-8")
     print(text)
-    print(f"in scenario.yaml: network.bandwidth {bandwidth / 1e6:.1f} MB/s a rank, front_end.latency_out {fixed_ms:.1f} ms")
+    print(f"network.bandwidth {bandwidth / 1e6:.1f} MB/s a rank, front_end.latency_out {fixed_ms:.1f} ms")
 
 
 if __name__ == "__main__":

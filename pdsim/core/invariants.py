@@ -6,29 +6,33 @@ docs/invariants.md lists them with these ids. `check` raises InvariantError with
 from collections.abc import Iterable
 from typing import Any
 
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.receiver import Receiver
 from pdsim.core.retrying_router import RetryingRouter
-from pdsim.core.router import Router
+from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
+
+AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 class InvariantError(AssertionError):
     """A law is broken: a bug in the core."""
 
 
-def check(instance: PrefillInstance | DecodeInstance) -> None:
+def check(instance: AnyInstance) -> None:
     leases = held_leases(instance)
     check_cache(instance.cache, leases)
-    if isinstance(instance, DecodeInstance):
+    if isinstance(instance, DecodeInstance | AggregatedInstance):
         kv_tokens = sum(request.num_kv_tokens for request in instance.running)
         _require(kv_tokens == instance.batch.num_kv_tokens, "BATCH-1", "KV tokens of the batch", kv_tokens, instance)
 
 
-def check_idle(instance: PrefillInstance | DecodeInstance) -> None:
+def check_idle(instance: AnyInstance) -> None:
     """After the last request nothing is held: every page is free or evictable. Cheap, for the end of every run."""
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
@@ -39,7 +43,7 @@ def check_idle(instance: PrefillInstance | DecodeInstance) -> None:
 def check_all_idle(machines: Iterable[Any]) -> None:
     """Of a whole cluster, after its last request: instances, senders, receivers and the router."""
     for machine in machines:
-        if isinstance(machine, PrefillInstance | DecodeInstance):
+        if isinstance(machine, AnyInstance):
             check_idle(machine)
         elif isinstance(machine, Sender):
             _require(not machine.held, "LEAK-4", "units or spans in a sender", machine.held, machine.instance_id)
@@ -48,20 +52,20 @@ def check_all_idle(machines: Iterable[Any]) -> None:
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
         elif isinstance(machine, RetryingRouter):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
-            _check_loads(machine.router)
+            _check_loads(machine.router.prefill, machine.router.decode)
         elif isinstance(machine, Router):
-            _check_loads(machine)
+            _check_loads(machine.prefill, machine.decode)
+        elif isinstance(machine, AggregatedRouter):
+            _check_loads(machine.instances)
 
 
-def _check_loads(router: Router) -> None:
-    for load in (*router.prefill.loads, *router.decode.loads):
-        _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, router)
+def _check_loads(*roles: RoleRouter) -> None:
+    for load in (load for role in roles for load in role.loads):
+        _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, roles)
 
 
-def held_leases(instance: PrefillInstance | DecodeInstance) -> list[Lease]:
-    if isinstance(instance, PrefillInstance):
-        return [request.lease for request in instance.holding()]
-    return [request.lease for request in (*instance.active, *instance.releasing.values())]
+def held_leases(instance: AnyInstance) -> list[Lease]:
+    return [request.lease for request in instance.holding()]
 
 
 def check_cache(cache: KvCache, leases: list[Lease]) -> None:

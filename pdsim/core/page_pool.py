@@ -27,11 +27,11 @@ class PagePool:
         """The next num_pages free pages. The caller has seen num_free: asking for more is a bug."""
         if num_pages > self.num_free:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
-        if num_pages > self.num_listed:
-            self._list = sorted([*self._list[self._next :], *self._freed])
-            self._freed, self._next = [], 0
-        self.num_free -= num_pages
         stop = self._next + num_pages
+        if stop > len(self._list):
+            self._list = sorted([*self._list[self._next :], *self._freed])
+            self._freed, self._next, stop = [], 0, num_pages
+        self.num_free -= num_pages
         taken = [*self._list[self._next : stop]]
         self._next = stop
         return taken

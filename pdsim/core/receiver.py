@@ -108,14 +108,17 @@ class Receiver:
         if incoming is None:
             return []
         incoming.num_scattered += 1
-        return [Tell(self._decode_id, message), *self._complete(message.request_id, incoming)]
+        if incoming.aborted is not None:
+            return self._give_back(incoming.aborted, incoming)
+        return [Tell(self._decode_id, message._replace(completes=self._complete(message.request_id, incoming)))]
 
     def _on_arrived(self, message: KvArrived) -> list[Command]:
         incoming = self._incoming.get(message.request_id)
         if incoming is None:
             return [Tell(self._decode_id, message)]
         incoming.arrived = message
-        return self._complete(message.request_id, incoming)
+        arrived = self._complete(message.request_id, incoming)
+        return [] if arrived is None else [Tell(self._decode_id, arrived)]
 
     def _on_abort(self, message: Abort) -> list[Command]:
         self._aborted.add(message.request_id)
@@ -123,26 +126,28 @@ class Receiver:
         if incoming is None:
             return [Tell(self._decode_id, message)]
         incoming.aborted = message
-        return self._complete(message.request_id, incoming)
+        return self._give_back(message, incoming)
 
-    def _complete(self, request_id: int, incoming: _Incoming) -> list[Command]:
-        """Pass on what ends the request here, when no cell of it is missing or, once given up, under way."""
-        if incoming.aborted is not None:
-            if incoming.num_scattered < incoming.num_written:
-                return []
-            del self._incoming[request_id]
-            cells = tuple(CellScattered(request_id, cell) for cell in range(incoming.num_cells))
-            return [*self._free(FreeCells(cells)), Tell(self._decode_id, incoming.aborted)]
-        if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:
+    def _give_back(self, abort: Abort, incoming: _Incoming) -> list[Command]:
+        """The spans, and word to the decode instance, when no scatter is under way."""
+        if incoming.num_scattered < incoming.num_written:
             return []
+        del self._incoming[abort.request_id]
+        cells = tuple(CellScattered(abort.request_id, cell) for cell in range(incoming.num_cells))
+        return [*self._free(FreeCells(cells)), Tell(self._decode_id, abort)]
+
+    def _complete(self, request_id: int, incoming: _Incoming) -> KvArrived | None:
+        if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:
+            return None
         del self._incoming[request_id]
-        return [Tell(self._decode_id, incoming.arrived)]
+        return incoming.arrived
 
     def _free(self, message: FreeCells) -> list[Command]:
         before = self.ring.watermark
-        for request_id, cell in message.cells:
-            if (request_id, cell) in self.ring:  # it came back already if the request was given up
-                self.ring.free((request_id, cell))
+        for cell in message.cells:
+            key = cell.request_id, cell.cell
+            if key in self.ring:  # it came back already if the request was given up
+                self.ring.free(key)
         if self.ring.watermark == before:
             return []
         watermark = StagingWatermark(self._decode_id, self.ring.watermark)

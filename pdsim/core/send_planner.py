@@ -31,6 +31,7 @@ class SendingRequest(Protocol):
     request_id: int
     decode_id: str
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_computed_tokens: int
     cursor: SendCursor
 
@@ -73,24 +74,44 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, self._wire.page_size, cell_pages)
 
     def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """What goes out as a chunk is begun: the request for staging memory, or the chunk's KV layer by layer."""
+        """What goes out as a chunk is begun: of a prompt's first its cached prefix; the chunk's KV layer by layer."""
         commands: list[Command] = []
-        if request.cursor.is_staged and not request.cursor.has_asked:
-            request.cursor.has_asked = True
-            page_bytes = self._wire.page_bytes * self._wire.num_writers
-            cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
-            if cells:
-                ask = AskStaging(request.request_id, self._prefill_id, cells)
-                commands.append(Send(receiver_of(request.decode_id), ask))
+        if chunk.num_context_tokens == request.num_cached_tokens:
+            if request.cursor.is_staged:
+                commands += self._ask_staging(request)
+            if chunk.num_context_tokens > request.num_sent_tokens:
+                commands += self._units(request, self._send_until(request), now_ns)
         if self._layer_groups:
             commands += self._layers(request, chunk, step_id, now_ns)
         return commands
 
-    def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """What a computed chunk leaves to send. With layer groups only the first token is left."""
-        end = request.num_prompt_tokens if is_last else self._policy.send_until(request)
+    def _ask_staging(self, request: SendingRequest) -> list[Command]:
+        """For a span of the ring for each cell."""
+        page_bytes = self._wire.page_bytes * self._wire.num_writers
+        cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
+        ask = AskStaging(request.request_id, self._prefill_id, cells)
+        return [Send(receiver_of(request.decode_id), ask)] if cells else []
+
+    def _send_until(self, request: SendingRequest) -> int:
+        end = self._policy.send_until(request)
         if end > max(request.num_computed_tokens, request.num_sent_tokens):
             raise PolicyError(f"{self._policy}: sends up to {end} of {request}")
+        return end
+
+    def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
+        """What a computed chunk leaves to send. With layer groups only the first token is left."""
+        end = request.num_prompt_tokens if is_last else self._send_until(request)
+        return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
+
+    def _units(
+        self,
+        request: SendingRequest,
+        end: int,
+        now_ns: int,
+        *,
+        is_last: bool = False,
+        first_token_ends: bool = False,
+    ) -> list[Command]:
         pieces = request.cursor.advance(end, request.page_table, is_last=is_last)
         if request.cursor.is_staged:
             return self._cells(request, pieces, is_last, first_token_ends, now_ns)

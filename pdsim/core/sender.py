@@ -128,15 +128,17 @@ class Sender:
         queue = self._queue(unit)
         queue.sending = None
         if unit.request_id in self._stopped:
-            return self._answer(unit.request_id) + self._start_next(queue)
+            return self._start_next(queue) + self._answer(unit.request_id)
         commands: list[Command] = []
         if unit.cell is not None:
             written = CellWritten(unit.request_id, unit.cell, unit.num_bytes)
             commands.append(Send(receiver_of(unit.target), written))
         if unit.is_last:
             commands.append(Send(self._arrives_at(unit.target), KvArrived(unit.request_id, unit.first_token_ends)))
+        commands += self._start_next(queue)
+        if unit.is_last:
             commands.append(Tell(self._prefill_id, KvSent(unit.request_id)))
-        return commands + self._start_next(queue)
+        return commands
 
     def _arrives_at(self, decode_id: str) -> str:
         return receiver_of(decode_id) if self._staged else decode_id
@@ -153,11 +155,11 @@ class Sender:
         request_id, queue = failed.unit.request_id, self._queue(failed.unit)
         queue.sending = None
         if request_id in self._stopped:
-            return self._answer(request_id) + self._start_next(queue)
+            return self._start_next(queue) + self._answer(request_id)
         self._forget(request_id)
         abort = Abort(request_id, failed.reason, retryable=True)
-        commands: list[Command] = [Send(self._arrives_at(failed.unit.target), abort), Tell(self._prefill_id, abort)]
-        return commands + self._start_next(queue)
+        commands: list[Command] = [Send(self._arrives_at(failed.unit.target), abort)]
+        return [*commands, *self._start_next(queue), Tell(self._prefill_id, abort)]
 
     def _forget(self, request_id: int) -> None:
         self._stopped.add(request_id)

@@ -43,7 +43,7 @@ class SendCursor:
     token. No piece reaches across a cell of the grid. Without staging a cell is a page, and cells are sent together.
     """
 
-    __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "has_asked", "num_sent_tokens")
+    __slots__ = ("_cell_pages", "_page_size", "_start_pages", "_target_pages", "num_sent_tokens")
 
     def __init__(
         self, num_cached_tokens: int, target_pages: tuple[int, ...], page_size: int, cell_pages: int | None = None
@@ -53,8 +53,6 @@ class SendCursor:
         self._target_pages = target_pages
         self._page_size = page_size
         self._cell_pages = cell_pages
-        self.has_asked = False
-        """For its spans of the staging ring."""
 
     @property
     def is_staged(self) -> bool:

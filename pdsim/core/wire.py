@@ -11,7 +11,7 @@ latent KV        every rank holds all of it: one writer per decode rank     whol
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 
@@ -63,14 +63,5 @@ class Load(NamedTuple):
 
 def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
     """Longest stretches in which the page ids of both sides rise by one."""
-    n = len(source)
-    if not n:
-        return 0
-    if _is_run(source) and _is_run(target):
-        return 1
-    steps = zip(pairwise(source), pairwise(target), strict=True)
-    return 1 + sum(b - a != 1 or d - c != 1 for (a, b), (c, d) in steps)
-
-
-def _is_run(pages: Sequence[int]) -> bool:
-    return pages == tuple(range(pages[0], pages[0] + len(pages)))
+    steps = zip(map(sub, source[1:], source), map(sub, target[1:], target), strict=True)
+    return len(source) - list(steps).count((1, 1))

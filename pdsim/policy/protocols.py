@@ -80,7 +80,7 @@ class EvictionPolicy(Protocol):
 
 
 class TransferPolicy(Protocol):
-    """How much of a prompt's KV to hand to the transfer engine after a chunk was computed."""
+    """How much of a prompt's KV to hand to the transfer engine as it begins, and after each chunk that was computed."""
 
     def send_until(self, request: SendingPrefill) -> int:
         """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""

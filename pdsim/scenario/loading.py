@@ -55,7 +55,7 @@ def _explain(error: Any, where: str, text: str) -> str:
     path = [part for part in error["loc"] if not str(part).startswith(("function-", TAG))]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
-    name = ".".join(map(str, path)) or "the file"
+    name = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
         known = _fields_at(error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)
@@ -63,7 +63,7 @@ def _explain(error: Any, where: str, text: str) -> str:
     if error["type"] == "missing":
         return f"{place}: {name} is missing"
     if error["type"] == "value_error":
-        return f"{place}: {name}: {error['ctx']['error']}"
+        return f"{place}: {name + ': ' if name else ''}{error['ctx']['error']}"
     return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
 
 
@@ -73,6 +73,6 @@ def _fields_at(path: tuple[Any, ...]) -> list[str]:
         if str(key).startswith(TAG):
             section = KINDS[str(key).removeprefix(TAG)]
         elif key in section.model_fields and key != "faults":
-            kind: Any = section.model_fields[key].annotation
-            section = next(k for k in (get_args(kind) or (kind,)) if isinstance(k, type) and issubclass(k, Section))
+            hint = section.model_fields[key].annotation
+            section = next(option for option in (hint, *get_args(hint)) if isinstance(option, type))
     return list(section.model_fields)

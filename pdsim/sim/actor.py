@@ -15,7 +15,7 @@ from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
-from pdsim.sim.decode_executor import DecodeExecutor, prefill_result
+from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
 
@@ -46,7 +46,6 @@ class Actor:
         self._instance_id = instance.instance_id
         self._timeline = timeline
         self._cost = cost
-        self._outputs = outputs
         self._on_step = on_step
         self._layer_groups = layer_groups
         self._on_layers = on_layers
@@ -66,7 +65,7 @@ class Actor:
         self._host_free_ns = 0
         """When the instance's CPU is done with launching and sending."""
         self._clock = DecodeClock()
-        self._executor = DecodeExecutor(outputs)
+        self._executor = Executor(outputs)
         self._is_dead = False
         self._waits = False
         self._timer: Alarm | None = None
@@ -164,6 +163,9 @@ class Actor:
     # Waiting.
 
     def _begin_wait(self, wait: Wait) -> None:
+        if self._inbox:  # what it told another state machine had an answer at once
+            self._timeline.after(0, self._go_on, order=self._order)
+            return
         self._waits = True
         if wait.until_ns is not None:
             delay_ns = max(0, wait.until_ns - self._timeline.now_ns)
@@ -227,7 +229,7 @@ class Actor:
                 0.0,
             ),
         )
-        self._see_result(prefill_result(step, self._outputs))
+        self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: StepResult) -> None:
         """As soon as the host is not launching the next forward."""
@@ -243,7 +245,7 @@ class Actor:
         self._start_ns = self._timeline.now_ns
         self._clock.begin(self._cost.decode_line(step.num_requests), step)
         num_steps = min(self._executor.begin(step), step.max_steps)
-        self._run(step, 1 if self._single_steps else num_steps)
+        self._run(step, 1 if self._single_steps or self._inbox else num_steps)
 
     def _run(self, step: DecodeStep, num_steps: int) -> None:
         self._num_steps = num_steps

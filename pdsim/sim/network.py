@@ -120,7 +120,10 @@ class Network:
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
-        self._timeline.after(setup_ns, self._stand_in_line if self._transport.serial else self._post, transfer)
+        if self._transport.serial:
+            self._timeline.after(setup_ns, self._stand_in_line, transfer)
+        else:
+            self._timeline.after(setup_ns + self._posting_ns(transfer), self._move, transfer)
 
     def _stand_in_line(self, transfer: Transfer) -> None:
         if transfer.is_over:
@@ -131,10 +134,10 @@ class Network:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        if transfer.is_over:
-            return
-        posting_ns = self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
-        self._timeline.after(posting_ns, self._move, transfer)
+        self._timeline.after(self._posting_ns(transfer), self._move, transfer)
+
+    def _posting_ns(self, transfer: Transfer) -> int:
+        return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
 
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:

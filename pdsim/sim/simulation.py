@@ -77,21 +77,25 @@ class Simulation:
         self._record = observation.journal
         self._on_levels = self._on_choice if observation.levels else None
         self._single_steps = single_steps
+        interconnect = self._interconnect = cluster.interconnect
         self._router: Any = self._recorded(cluster.router)
         self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
+        self._sender_of = {instance_id: sender_of(instance_id) for instance_id in self._order}
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         health = cluster.scenario.health
-        self._network = Network(
-            self._timeline,
-            topology=cluster.topology,
-            transport=cluster.transport,
-            wire=cluster.wire,
-            staging=cluster.staging,
-            on_done=self._on_transfer_done,
-            on_failed=self._on_transfer_failed,
-            timeout_ns=None if health is None else health.transfer_timeout,
-        )
+        self._network = None
+        if interconnect is not None:
+            self._network = Network(
+                self._timeline,
+                topology=interconnect.topology,
+                transport=interconnect.transport,
+                wire=interconnect.wire,
+                staging=interconnect.staging,
+                on_done=self._on_transfer_done,
+                on_failed=self._on_transfer_failed,
+                timeout_ns=None if health is None else health.transfer_timeout,
+            )
         self._faults: FaultInjector | None = None
         if health is not None:
             self._monitor: Any = self._recorded(cluster.monitor)
@@ -119,7 +123,7 @@ class Simulation:
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
-            m.Tell: self._tell,
+            m.Tell: self._deliver,
             TransferUnit: self._plan,
             m.StartTransfer: self._start_transfer,
             m.Scatter: self._scatter,
@@ -145,7 +149,7 @@ class Simulation:
             outputs=self._outputs,
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
-            layer_groups=self._cluster.scenario.prefill.layer_groups,
+            layer_groups=0 if self._interconnect is None else self._interconnect.layer_groups,
             on_layers=self._on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
@@ -231,10 +235,6 @@ class Simulation:
         else:
             self._tell_agent(to, message)
 
-    def _tell(self, command: m.Tell) -> None:
-        """At this instant, but only when what is being carried out is done."""
-        self._timeline.after(0, self._deliver, command)
-
     def _wake_at(self, command: m.WakeAt) -> None:
         delay_ns = max(0, command.time_ns - self._timeline.now_ns)
         self._timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
@@ -251,30 +251,33 @@ class Simulation:
     # Transfers.
 
     def _plan(self, unit: TransferUnit) -> None:
-        self._tell_agent(sender_of(unit.source), unit)
+        self._tell_agent(self._sender_of[unit.source], unit)
 
     def _start_transfer(self, command: m.StartTransfer) -> None:
+        assert self._network is not None
         self._network.start(command.unit)
 
     def _on_transfer_done(self, transfer: Transfer) -> None:
+        assert self._interconnect is not None
         unit = transfer.unit
-        self._recorder.on_transfer(transfer_record(transfer, self._cluster.wire, self._timeline.now_ns))
-        self._tell_agent(sender_of(unit.source), m.UnitSent(unit))
+        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, self._timeline.now_ns))
+        self._tell_agent(self._sender_of[unit.source], m.UnitSent(unit))
 
     def _on_transfer_failed(self, transfer: Transfer) -> None:
         unit = transfer.unit
         reason = f"no transfer from {unit.source} to {unit.target} in time"
-        self._tell_agent(sender_of(unit.source), m.TransferFailed(unit, reason))
+        self._tell_agent(self._sender_of[unit.source], m.TransferFailed(unit, reason))
 
     def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
-        self._tell_agent(sender_of(prefill_id), computed)
+        self._tell_agent(self._sender_of[prefill_id], computed)
 
     def _scatter(self, command: m.Scatter) -> None:
         """On a stream of its own, behind the scatters before it."""
-        assert self._cluster.staging is not None
+        assert self._interconnect is not None
+        assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
-        end_ns = start_ns + self._cluster.staging.scatter_ns(command.num_bytes)
+        end_ns = start_ns + self._interconnect.staging.scatter_ns(command.num_bytes)
         self._scatter_free_ns[command.decode_id] = end_ns
         done = m.Tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
         self._timeline.after(end_ns - now_ns, self._deliver, done)
@@ -358,13 +361,19 @@ class Simulation:
                 self._front_end.on_retry(request_id)
         self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
 
+    @property
+    def _links(self) -> Network:
+        """Only clusters that have them have faults."""
+        assert self._network is not None
+        return self._network
+
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
 
     def kill(self, instance_id: str) -> None:
         """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
         self._actors[instance_id].kill()
-        self._network.kill(instance_id)
+        self._links.kill(instance_id)
         self._scatter_free_ns.pop(instance_id, None)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
@@ -378,7 +387,7 @@ class Simulation:
     def restart(self, instance_id: str) -> None:
         """With nothing in its memory."""
         self._lives[instance_id] += 1
-        self._network.revive(instance_id)
+        self._links.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
                 self._agents[name] = self._recorded(self._dead.pop(name))
@@ -386,14 +395,15 @@ class Simulation:
         self._actors[instance_id].start()
 
     def slow_link(self, instance_id: str, factor: float) -> None:
-        self._network.slow(self._links(instance_id), factor)
+        self._links.slow(self._links_of(instance_id), factor)
 
     def unslow_link(self, instance_id: str, factor: float) -> None:
-        self._network.unslow(self._links(instance_id), factor)
+        self._links.unslow(self._links_of(instance_id), factor)
 
-    def _links(self, name: str) -> list[str]:
+    def _links_of(self, name: str) -> list[str]:
         """Of an instance, or the shared one."""
-        topology = self._cluster.topology
+        assert self._interconnect is not None
+        topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
         return [link for path in paths for link, _ in path[:1]] or [name]
 

@@ -33,7 +33,7 @@ def test_a_dead_instance_is_found_after_so_many_heartbeats(killed_ms, failures):
 
 
 def test_a_retry_lands_on_the_other_instance():
-    """prefill-0 dies in the forward; decode hears of it at 10 s and fails the request; 50 ms later it goes elsewhere."""
+    """prefill-0 dies in the forward; decode hears of it at 10 s and fails the request; 50 ms on it goes elsewhere."""
     scenario = small(
         request(0, 60, 5),
         prefill__instances=2,

@@ -261,6 +261,21 @@ def test_a_message_it_does_not_know_is_a_bug():
         instance().on_message(PrefillDone(1), 0)
 
 
+@pytest.mark.parametrize(("transfer", "early"), [(EveryChunk(), 2), (EveryChunk(cached_prefix_first=False), 0)])
+def test_a_cached_prefix_may_go_before_the_forward(transfer, early):
+    p = instance(transfer=transfer)
+    arrive(p, 0, Spans.of(7, 8))
+    forward(p)
+    p.on_message(KvSent(0), 0)
+    arrive(p, 1, Spans(((7, 0, 8), (8, 0, 4))))
+    step, commands = p.next_step(0)
+    units = [c for c in commands if isinstance(c, TransferUnit)]
+    assert sum(len(unit.source_pages) for unit in units) == early
+    assert not any(unit.is_last for unit in units)
+    (last,) = p.on_step_done(step, StepResult(), 0)
+    assert (len(last.source_pages), last.is_last) == (3 - early, True)
+
+
 # Giving up.
 
 

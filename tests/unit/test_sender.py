@@ -47,7 +47,7 @@ def test_what_is_under_way_ends_first_and_the_rest_is_dropped():
     for late in (unit(1, is_last=True), unit(2)):
         s.on_message(late, 0)
     assert s.on_message(StopSending(1, "decode-0"), 0) == []
-    answer = [Send("decode-0", ABORT), Tell("prefill-0", KvSent(1)), StartTransfer(unit(2), None)]
+    answer = [StartTransfer(unit(2), None), Send("decode-0", ABORT), Tell("prefill-0", KvSent(1))]
     assert s.on_message(UnitSent(unit(1)), 0) == answer
 
 
@@ -56,7 +56,7 @@ def test_a_failed_unit_is_told_to_both_sides_and_the_next_request_goes_on():
     for u in (unit(1), unit(1, is_last=True), unit(2)):
         s.on_message(u, 0)
     abort = Abort(1, "too slow", retryable=True)
-    told = [Send("decode-0", abort), Tell("prefill-0", abort), StartTransfer(unit(2), None)]
+    told = [Send("decode-0", abort), StartTransfer(unit(2), None), Tell("prefill-0", abort)]
     assert s.on_message(TransferFailed(unit(1), "too slow"), 0) == told
 
 
