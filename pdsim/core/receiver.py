@@ -13,6 +13,7 @@ receiver at once, beside the instance's loop.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdsim.core.deadlines import Deadlines
 from pdsim.core.messages import (
     Abort,
     AskStaging,
@@ -29,6 +30,7 @@ from pdsim.core.messages import (
     StagingLent,
     StagingWatermark,
     Tell,
+    Woken,
 )
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.staging_ring import StagingRing
@@ -36,6 +38,7 @@ from pdsim.core.staging_ring import StagingRing
 
 @dataclass(slots=True)
 class _Incoming:
+    prefill_id: str
     num_cells: int
     num_written: int = 0
     num_scattered: int = 0
@@ -45,8 +48,15 @@ class _Incoming:
 
 class Receiver:
     def __init__(
-        self, decode_id: str, prefill_ids: Sequence[str], ring: StagingRing, *, has_restarted: bool = False
+        self,
+        decode_id: str,
+        prefill_ids: Sequence[str],
+        ring: StagingRing,
+        *,
+        release_timeout_ns: int | None = None,
+        has_restarted: bool = False,
     ) -> None:
+        """release_timeout_ns: how long spans are kept for a writer that was lost and is back."""
         self.instance_id = receiver_of(decode_id)
         self.ring = ring
         self._decode_id = decode_id
@@ -54,6 +64,7 @@ class Receiver:
         self._incoming: dict[int, _Incoming] = {}
         self._aborted: set[int] = set()
         """Requests of which nothing is taken in any more."""
+        self._orphans = Deadlines(self.instance_id, release_timeout_ns)
         self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
         """Prefill instances whose sender does not know the watermark: one of the two is new."""
 
@@ -75,9 +86,13 @@ class Receiver:
             return self._free(message)
         if isinstance(message, Abort):
             return self._on_abort(message)
-        if isinstance(message, PeerDown | PeerUp):
+        if isinstance(message, PeerUp):
             self._strangers.add(message.instance_id)
             return []
+        if isinstance(message, PeerDown):
+            return self._on_prefill_down(message, now_ns)
+        if isinstance(message, Woken):
+            return self._expire(now_ns)
         raise TypeError(f"{self.instance_id}: a receiver does not take {message}")
 
     def _lend(self, ask: AskStaging) -> list[Command]:
@@ -88,7 +103,7 @@ class Receiver:
             span = self.ring.assign((ask.request_id, cell), num_bytes)
             assert span is not None, f"cells of {num_bytes} bytes for a ring of {self.ring.num_bytes}"
             spans.append(span)
-        self._incoming[ask.request_id] = _Incoming(len(spans))
+        self._incoming[ask.request_id] = _Incoming(ask.prefill_id, len(spans))
         sender_id = sender_of(ask.prefill_id)
         lent: list[Command] = [Send(sender_id, StagingLent(ask.request_id, tuple(spans)))]
         if ask.prefill_id in self._strangers:
@@ -135,6 +150,23 @@ class Receiver:
         del self._incoming[abort.request_id]
         cells = tuple(CellScattered(abort.request_id, cell) for cell in range(incoming.num_cells))
         return [*self._free(FreeCells(cells)), Tell(self._decode_id, abort)]
+
+    def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
+        """The decode instance may not know all that it was sending, if it died in between itself."""
+        self._strangers.add(down.instance_id)
+        commands: list[Command] = []
+        for request_id in [i for i, incoming in self._incoming.items() if incoming.prefill_id == down.instance_id]:
+            if down.has_restarted:
+                commands += self._orphans.add(request_id, now_ns)
+            else:
+                commands += self._on_abort(Abort(request_id, f"{down.instance_id} was lost", retryable=True))
+        return commands
+
+    def _expire(self, now_ns: int) -> list[Command]:
+        commands: list[Command] = []
+        for request_id in self._orphans.expired(now_ns, commands, self._incoming.__contains__):
+            commands += self._on_abort(Abort(request_id, "nobody writes any more", retryable=True))
+        return commands
 
     def _complete(self, request_id: int, incoming: _Incoming) -> KvArrived | None:
         if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:

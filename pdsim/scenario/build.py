@@ -186,7 +186,11 @@ def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Se
     ]
     if staging is not None:
         rings = {i: StagingRing(staging.ring) for i in decode_ids}
-        agents += [Receiver(i, prefill_ids, ring, has_restarted=have_restarted) for i, ring in rings.items()]
+        timeout_ns = None if scenario.health is None else scenario.health.release_timeout
+        agents += [
+            Receiver(i, prefill_ids, ring, release_timeout_ns=timeout_ns, has_restarted=have_restarted)
+            for i, ring in rings.items()
+        ]
     return agents
 
 

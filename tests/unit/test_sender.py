@@ -7,6 +7,7 @@ from pdsim.core.messages import (
     CellWritten,
     KvArrived,
     KvSent,
+    PeerDown,
     PeerUp,
     Scatter,
     Send,
@@ -17,6 +18,8 @@ from pdsim.core.messages import (
     Tell,
     TransferFailed,
     UnitSent,
+    WakeAt,
+    Woken,
 )
 from pdsim.core.receiver import Receiver
 from pdsim.core.sender import Sender
@@ -122,3 +125,19 @@ def test_one_who_is_new_is_told_the_watermark_first():
     assert len(r.on_message(AskStaging(2, "prefill-0", (30,)), 0)) == 1
     r.on_message(PeerUp("prefill-0"), 0)
     assert len(r.on_message(AskStaging(3, "prefill-0", (30,)), 0)) == 2
+
+
+def test_spans_of_a_lost_writer_come_back_at_once_and_of_one_that_is_back_after_a_while():
+    """Also of requests that the decode instance does not know, because it was lost itself."""
+    r = receiver(release_timeout_ns=30)
+    for i in (1, 2):
+        r.on_message(AskStaging(i, "prefill-0", (30,)), 0)
+    assert r.on_message(PeerDown("prefill-0", has_restarted=True), 10) == [WakeAt("decode-0.receiver", 40)]
+    assert (r.on_message(Woken(), 39), r.held) == ([], [1, 2])
+    r.on_message(PeerDown("prefill-1"), 39)
+    assert r.held == [1, 2]
+    told = r.on_message(Woken(), 40)
+    assert [c.message.request_id for c in told if c.to == "decode-0"] == [1, 2]
+    r.on_message(AskStaging(3, "prefill-0", (30,)), 50)
+    r.on_message(PeerDown("prefill-0"), 60)
+    assert (r.held, r.ring.num_live_bytes) == ([], 0)
