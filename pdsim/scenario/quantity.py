@@ -74,8 +74,10 @@ class Quantity:
             amount = self.dimension.parse(value)
             return round(amount) if kind is int else amount
 
-        return core_schema.no_info_plain_validator_function(
-            parse, serialization=core_schema.plain_serializer_function_ser_schema(self.dimension.show)
+        return core_schema.no_info_before_validator_function(
+            parse,
+            handler(kind),  # with the field's bounds
+            serialization=core_schema.plain_serializer_function_ser_schema(self.dimension.show),
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -200,3 +200,28 @@ def test_a_stalled_run_says_who_waits_for_what(capsys, scenario):
     error = capsys.readouterr().err
     assert "stalled" in error
     assert "decode-0: request 0 (40 tokens) waits for admission, 1024 of 1024 pages available" in error
+
+
+FAULTS = """\
+health: {heartbeat_interval: 20 ms, waiting_timeout: 300 ms}
+faults:
+  - {at: 60 ms, kill: prefill-0, restart_after: 100 ms}
+  - {at: 100 ms, kill: decode-0, restart_after: 1 ms}
+"""
+
+
+def test_a_run_with_faults_replays_and_says_what_was_tried_again(capsys, tmp_path):
+    path = tmp_path / "faulty.yaml"
+    path.write_text(SCENARIO.replace("name: little", "name: faulty") + FAULTS)
+    shown = output(capsys, "run", path, "--out", tmp_path / "run")
+    summary = read_summary(tmp_path / "run")["pdsim"]
+    assert summary["retries"] > 0
+    assert "retries" in shown
+    assert ("requests failed" in shown) == (summary["failed"] > 0)
+    assert output_json(capsys, "replay", tmp_path / "run")["identical"]
+    retried = next(r for r in read_records(tmp_path / "run").requests if r.num_retries)
+    assert "retried" in output(capsys, "explain", tmp_path / "run", "--request", str(retried.request_id))
+
+
+def test_a_run_without_faults_does_not_speak_of_them(capsys, scenario):
+    assert "retries" not in output(capsys, "run", scenario)
