@@ -8,9 +8,7 @@ retracted     gave its pages back, its KV is in host memory            next_step
 gone          prompt and output are cached                             -> Finished
 
 A request that is given up before its KV has come (Cancel, PeerDown of its prefill instance, a wait that is too long)
-keeps its pages as long as somebody may still write into them:
-
-releasing     failed, its pages wait for the sender's Abort            on_message(Abort), or KvArrived, or PeerDown
+keeps its pages as long as somebody may still write into them: releases.py.
 """
 
 from collections import deque
@@ -45,6 +43,7 @@ from pdsim.core.messages import (
     Woken,
 )
 from pdsim.core.names import receiver_of
+from pdsim.core.releases import Releases, Releasing
 from pdsim.core.running_batch import RunningBatch, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
 from pdsim.policy.views import Candidate
@@ -101,13 +100,11 @@ class DecodeInstance:
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
-        self.releasing: dict[int, DecodeRequest] = {}
+        self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
-        self._unreleased = Deadlines(instance_id, limits.release_timeout_ns)
         self._down: set[str] = set()
         """Prefill instances."""
-        self._staged = staged
         self._admission_policy = admission_policy
         self._preemption_policy = preemption_policy
         self._blocked_by = ""
@@ -168,7 +165,7 @@ class DecodeInstance:
         self.now_ns = now_ns
         commands: list[Command] = []
         if self._times_out:
-            self._expire(commands)
+            self._expire(now_ns, commands)
         while True:
             ask_again_steps = self._take_in(commands)
             changed = bool(self.ready) and self._merge(commands)
@@ -187,13 +184,13 @@ class DecodeInstance:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
 
-    def holding(self) -> list[DecodeRequest]:
+    def holding(self) -> list[Releasing]:
         """Requests that hold pages."""
-        return [*self.active, *self.releasing.values()]
+        return [*self.active, *self._releases.held]
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        held = [*self.active, *self.queued, *self.releasing.values(), *self._retracted.values()]
+        held = [*self.holding(), *self.queued, *self._retracted.values()]
         return [*(request.request_id for request in held), *(cell.request_id for cell in self._scattered)]
 
     def levels(self) -> Levels:
@@ -258,10 +255,7 @@ class DecodeInstance:
     def _on_abort(self, message: Abort) -> list[Command]:
         """Nothing is being written into the request's pages, nor will be."""
         request_id, reason, retryable = message
-        if request := self.releasing.pop(request_id, None):
-            self.cache.drop(request.lease)
-            return []
-        if request_id in self._arrived:
+        if self._releases.give_back(request_id) or request_id in self._arrived:
             return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
@@ -336,7 +330,7 @@ class DecodeInstance:
         """The router has told the client already."""
         request_id, reason = cancel
         if self._is_due(request_id):
-            return self._release_later(request_id, now_ns)
+            return self._releases.hold(self.transferring.pop(request_id), now_ns)
         if request_id in self.transferring:
             self._arrived.remove(request_id)
             self.cache.drop(self.transferring.pop(request_id).lease)
@@ -360,10 +354,7 @@ class DecodeInstance:
             self.queued.remove(request)
         for request in self._due_from(down.instance_id):
             commands += self._fail(request, reason, now_ns)
-        if not down.has_restarted:
-            for request in [r for r in self.releasing.values() if r.prefill_id == down.instance_id]:
-                commands += self._release(request)
-        return commands
+        return commands if down.has_restarted else commands + self._releases.on_writer_dead(down.instance_id)
 
     def _due_from(self, prefill_id: str) -> list[DecodeRequest]:
         due = self.transferring.values()
@@ -372,24 +363,13 @@ class DecodeInstance:
     def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[Command]:
         cancel = Send(request.prefill_id, Cancel(request.request_id, reason))
         failed = Failed(request.request_id, reason, retryable=True)
-        return [failed, cancel, *self._release_later(request.request_id, now_ns)]
+        return [failed, cancel, *self._releases.hold(self.transferring.pop(request.request_id), now_ns)]
 
-    def _release_later(self, request_id: int, now_ns: int) -> list[Command]:
-        self.releasing[request_id] = self.transferring.pop(request_id)
-        return self._unreleased.add(request_id, now_ns)
-
-    def _release(self, request: DecodeRequest) -> list[Command]:
-        """Nobody will write any more: but what lies in the staging ring may still be on its way into the pages."""
-        abort = Abort(request.request_id, "nobody writes any more", retryable=True)
-        return [Tell(receiver_of(self.instance_id), abort)] if self._staged else self._on_abort(abort)
-
-    def _expire(self, commands: list[Command]) -> None:
-        now_ns = self.now_ns
+    def _expire(self, now_ns: int, commands: list[Command]) -> None:
         for request_id in self._ungiven.expired(now_ns, commands, self._is_due):
             request = self.transferring[request_id]
             commands += self._fail(request, f"{request.prefill_id} sent no KV in time", now_ns)
-        for request_id in self._unreleased.expired(now_ns, commands, self.releasing.__contains__):
-            commands += self._release(self.releasing[request_id])
+        self._releases.expire(now_ns, commands)
 
     def _is_due(self, request_id: int) -> bool:
         return request_id in self.transferring and request_id not in self._arrived
@@ -401,8 +381,8 @@ class DecodeInstance:
         if request is not None:
             request.ends_with_first_token = message.first_token_ends
             self._arrived.add(message.request_id)
-        elif request := self.releasing.pop(message.request_id, None):  # the last unit: nothing comes behind it
-            self.cache.drop(request.lease)
+        else:  # it failed meanwhile; nothing comes behind its last unit
+            self._releases.give_back(message.request_id)
         return []
 
     def _collect_arrived(self, commands: list[Command]) -> None:
