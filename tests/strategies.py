@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim.core.sequence import Spans
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.request_spec import RequestSpec
-from tests.support import MILLISECOND, request, small
+from tests.support import MILLISECOND, request, small, small_aggregated
 
 page_sizes = st.sampled_from([1, 2, 4, 16])
 
@@ -88,6 +88,45 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         **policies,
     )
 
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[RequestSpec]:
+    """Short prompts with long outputs, one after another: each finds room, and together they outgrow a tight pool."""
+    lengths = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(15, 40)), min_size=4, max_size=10))
+    gap_ns = draw(st.integers(1, 60)) * MILLISECOND
+    return [request(i, prompt, output, arrival_ns=i * gap_ns) for i, (prompt, output) in enumerate(lengths)]
+
+
+@st.composite
+def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
+    """Anything from plenty to the tightest pools that each request alone still fits."""
+    crowd = draw(st.booleans())
+    specs = draw(crowds() if crowd else loads())
+    page = draw(page_sizes)
+    whole = max(-(-len(s.prompt) // page) * page + len(s.output) for s in specs)
+    slack = draw(st.sampled_from([0, 17, 60] if crowd else [0, 3, 17, 60, 250, 4000]))
+    closed: dict[str, Any] = {"use": "closed_loop", "concurrency": draw(st.integers(1, 8))}
+    return small_aggregated(
+        *specs,
+        page_size=page,
+        aggregated__instances=1 if crowd else draw(st.integers(1, 3)),
+        aggregated__pool_tokens=whole + 2 * page + 1 + slack,
+        aggregated__radix_cache=draw(st.booleans()),
+        aggregated__eviction=draw(st.sampled_from(["lru", "lfu", "fifo"])),
+        aggregated__max_running_requests=14 if crowd else draw(st.integers(1, 6)),
+        aggregated__chunked_prefill_tokens=draw(st.sampled_from([0, 16, 32, 64])),
+        aggregated__max_prefill_tokens=draw(st.sampled_from([16, 50, 1000])),
+        aggregated__schedule_conservativeness=0.01 if crowd else draw(st.sampled_from([0.1, 1.0, 2.0])),
+        aggregated__overlap=draw(st.booleans()),
+        aggregated__policy=draw(st.sampled_from(["fcfs", "shortest_prompt_first", "lpm"])),
+        aggregated__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
+        router=draw(st.sampled_from(["round_robin", "random", "power_of_two", "least_loaded", "cache_aware"])),
+        client=draw(st.sampled_from(["open_loop", closed])),
+        cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),
+    )
+
+
+QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}
 
 COSTS: list[dict[str, Any]] = [
     {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},

@@ -64,6 +64,25 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
         "workload": Given(tuple(requests)),
         "client": "open_loop",
     }
+    return _changed(data, changes)
+
+
+def small_aggregated(*requests: RequestSpec, **changes: Any) -> Scenario:
+    """The same times on one instance that prefills and decodes."""
+    data: dict[str, Any] = {
+        "model": "qwen3-0.6b",
+        "page_size": 4,
+        "aggregated": {"gpu": "h100", "pool_tokens": 4096, "chunked_prefill_tokens": 64, "overlap": False},
+        "router": "round_robin",
+        "network": {"message_latency": "1 ms"},
+        "cost": {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
+        "workload": Given(tuple(requests)),
+        "client": "open_loop",
+    }
+    return _changed(data, changes)
+
+
+def _changed(data: dict[str, Any], changes: dict[str, Any]) -> Scenario:
     for path, value in changes.items():
         at = data
         *parents, last = path.split("__")

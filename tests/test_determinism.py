@@ -5,30 +5,42 @@ import subprocess
 import sys
 
 from pdsim.core.journal import digest
-from tests.support import run, small
+from tests.support import run, small, small_aggregated
 
-CODE = "from tests.test_determinism import journal_digest; print(journal_digest())"
+CODE = "from tests.test_determinism import digests; print(digests())"
+
+LOAD = {
+    "workload": {
+        "use": "prefix_pool",
+        "num_requests": 60,
+        "num_prefixes": 4,
+        "prefix_tokens": 80,
+        "input_tokens": {"use": "normal", "mean": 30, "stddev": 9},
+        "output_tokens": {"use": "uniform", "low": 1, "high": 60},
+    },
+    "client": {"use": "closed_loop", "concurrency": 9},
+    "router": "power_of_two",
+}
 
 
-def journal_digest(seed: int = 5) -> str:
-    scenario = small(
-        workload={
-            "use": "prefix_pool",
-            "num_requests": 60,
-            "num_prefixes": 4,
-            "prefix_tokens": 80,
-            "input_tokens": {"use": "normal", "mean": 30, "stddev": 9},
-            "output_tokens": {"use": "uniform", "low": 1, "high": 60},
-        },
-        client={"use": "closed_loop", "concurrency": 9},
+def digests(seed: int = 5) -> list[str]:
+    """Of a disaggregated and of an aggregated run."""
+    pair = small(
         prefill__instances=2,
         decode__instances=2,
         decode__pool_tokens=600,
         decode__radix_cache=True,
-        router="power_of_two",
         seed=seed,
+        **LOAD,
     )
-    return digest(run(scenario).journal)
+    aggregated = small_aggregated(
+        aggregated__instances=2,
+        aggregated__pool_tokens=600,
+        aggregated__overlap=True,
+        seed=seed,
+        **LOAD,
+    )
+    return [digest(run(scenario).journal) for scenario in (pair, aggregated)]
 
 
 def test_the_journal_depends_on_nothing_but_the_scenario():
@@ -37,9 +49,9 @@ def test_the_journal_depends_on_nothing_but_the_scenario():
         subprocess.Popen([sys.executable, "-c", CODE], env=environment, stdout=subprocess.PIPE, text=True)
         for environment in environments
     ]
-    digests = {process.communicate()[0].strip() for process in processes}
-    assert digests == {journal_digest()}
+    printed = {process.communicate()[0].strip() for process in processes}
+    assert printed == {str(digests())}
 
 
 def test_another_seed_is_another_run():
-    assert journal_digest(6) != journal_digest(5)
+    assert all(six != five for six, five in zip(digests(6), digests(5), strict=True))

@@ -6,12 +6,11 @@ ratio that kernel tables give for B200 (attention 0.40, matrices 0.71), for one 
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
-from pdsim import __version__, simulate
+from pdsim import simulate
 from pdsim.calibration.case import load_case
-from pdsim.calibration.fit import fit_arm
+from pdsim.calibration.fit import fit_arm, fitted_profile
 from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent
@@ -40,16 +39,8 @@ def main() -> None:
         lambda scenario: simulate(scenario).summary(),
         skip=("output_throughput", "duration"),
     )
-    provenance = {
-        "fitted_on": f"{case.name}, arm {baseline.name}: {', '.join(baseline.measured)}",
-        "seeds": list(case.seeds),
-        "cost_of_fit": round(fit.cost, 4),
-        "simulations": fit.num_simulations,
-        "command": "python experiments/decode-radix-b200/fit.py",
-        "date": datetime.now(UTC).date().isoformat(),
-        "pdsim": __version__,
-    }
-    profile = {"name": "qwen3-32b-b200-tp2", "cost": cost(fit.values), "provenance": provenance}
+    command = "python experiments/decode-radix-b200/fit.py"
+    profile = fitted_profile("qwen3-32b-b200-tp2", case, baseline, fit, cost(fit.values), command)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
 

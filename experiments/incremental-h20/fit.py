@@ -5,12 +5,11 @@ instance holds, which the pull request does not state, nor the variant of the GP
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 
-from pdsim import __version__, simulate
+from pdsim import simulate
 from pdsim.calibration.case import load_case
-from pdsim.calibration.fit import fit_arm
+from pdsim.calibration.fit import fit_arm, fitted_profile
 from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent
@@ -31,16 +30,8 @@ def main() -> None:
     case = load_case(HERE)
     arm = next(arm for arm in case.arms if arm.fitted)
     fit = fit_arm(case, arm, START, settings, lambda scenario: simulate(scenario).summary(), skip=LEFT_OUT)
-    provenance = {
-        "fitted_on": f"{case.name}, arm {arm.name}: {', '.join(n for n in arm.measured if n not in LEFT_OUT)}",
-        "seeds": list(case.seeds),
-        "cost_of_fit": round(fit.cost, 4),
-        "simulations": fit.num_simulations,
-        "command": "python experiments/incremental-h20/fit.py",
-        "date": datetime.now(UTC).date().isoformat(),
-        "pdsim": __version__,
-    }
-    profile = {"name": "minimax-m2.5-h20-tp4", "cost": cost(fit.values), "provenance": provenance}
+    command = "python experiments/incremental-h20/fit.py"
+    profile = fitted_profile("minimax-m2.5-h20-tp4", case, arm, fit, cost(fit.values), command)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
     print(f"for scenario.yaml: decode.pool_tokens {round(fit.values['pool_tokens'])}")

@@ -168,6 +168,7 @@ def error_report(what: str, errors: Floats, regions: Sequence[str]) -> dict[str,
 
 
 def cost(prefill: Prefill, wave_tokens: int, decode: Decode, host: constants.Host) -> dict[str, object]:
+    own = constants.SM_SHARE_OF_KV
     return {
         "prefill": {
             "use": "affine",
@@ -183,7 +184,8 @@ def cost(prefill: Prefill, wave_tokens: int, decode: Decode, host: constants.Hos
             "use": "affine",
             "decode_base": f"{decode.base + constants.HOST_OF_STEP_MS:.4g} ms",
             "decode_per_request": f"{1e3 * decode.per_request:.3g} us",
-            "decode_per_context_token": f"{1e3 * decode.per_context_token:.4g} ns",
+            "decode_per_context_token": f"{1e3 * decode.per_context_token * own:.4g} ns",
+            "decode_per_distinct_token": f"{1e3 * decode.per_context_token * (1 - own):.4g} ns",
         },
         "host": {name: f"{value:g} ms" for name, value in host._asdict().items()},
     }

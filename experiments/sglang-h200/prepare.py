@@ -28,9 +28,14 @@ client: sglang
 seeds: [0]
 arms:
 """
-FOOTER = """\
-  # The aggregated server, to be compared when the simulator has one (client without the gateway, so without the stall):
-"""
+AGGREGATED = (
+    "prefill=null",
+    "decode=null",
+    '"aggregated={gpu: h200, mem_fraction: 0.907, chunked_prefill_tokens: 8192, max_prefill_tokens: 16384}"',
+    "front_end.waits_for_prefill=false",
+    "front_end.stall=0 ms",
+)
+"""One server on one GPU, and no gateway between it and the client."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +81,14 @@ ARMS = (
     Arm("tp2to1_staging1g_c1", 1, (*TWO_TO_ONE, *STAGING), fitted=True, skip=1, note=COLD),
     Arm("b32_c1", 1, THIRTY_TWO),
     *(Arm(f"b32_s{n}", 1, THIRTY_TWO) for n in (1024, 4096, 16384)),
+    Arm("agg_q16", None, AGGREGATED),
+    Arm("agg_c32", 32, AGGREGATED),
 )
-LATER = (Arm("agg_c32", 32), Arm("agg_q16", None))
 
 
 def main() -> None:
     summary = json.loads((DATA / "summary.json").read_text(encoding="utf-8"))
-    text = HEADER + "".join(arm_text(arm, summary) for arm in ARMS) + FOOTER
-    text += "".join("  # " + line[2:] for arm in LATER for line in arm_text(arm, summary).splitlines(keepends=True))
+    text = HEADER + "".join(arm_text(arm, summary) for arm in ARMS)
     (HERE / "measured.yaml").write_text(text, encoding="utf-8")
 
 

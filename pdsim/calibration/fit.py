@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import exp, log
 from typing import Any
 
+from pdsim import __version__
 from pdsim.calibration.case import Arm, Case
 from pdsim.calibration.compare import Simulate, simulated_metrics
 
@@ -20,6 +22,8 @@ class Fit:
     cost: float
     """Half the sum of squared errors, each divided by what the study asks for."""
     num_simulations: int
+    metrics: tuple[str, ...]
+    """That it was fitted to."""
 
 
 def fit_arm(
@@ -47,4 +51,23 @@ def fit_arm(
 
     # A run is a step function of its parameters: differences are taken over steps wide enough to see a slope.
     found = least_squares(residuals, [log(x) for x in start.values()], diff_step=0.06, xtol=1e-3, max_nfev=20)
-    return Fit(values(found.x), float(found.cost), int(found.nfev) * (len(start) + 1) * len(case.seeds))
+    return Fit(
+        values(found.x), float(found.cost), int(found.nfev) * (len(start) + 1) * len(case.seeds), tuple(measured)
+    )
+
+
+def fitted_profile(name: str, case: Case, arm: Arm, fit: Fit, cost: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """A profile file's content: the cost settings, and where they come from."""
+    return {
+        "name": name,
+        "cost": dict(cost),
+        "provenance": {
+            "fitted_on": f"{case.name}, arm {arm.name}: {', '.join(fit.metrics)}",
+            "seeds": list(case.seeds),
+            "cost_of_fit": round(fit.cost, 4),
+            "simulations": fit.num_simulations,
+            "command": command,
+            "date": datetime.now(UTC).date().isoformat(),
+            "pdsim": __version__,
+        },
+    }

@@ -75,7 +75,8 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
 def write_scenario(scenario: Scenario, folder: Path) -> None:
     """Resolved, with the version of the code that ran it."""
     head = f"# resolved by pdsim {__version__}\n"
-    (folder / SCENARIO).write_text(head + to_yaml(scenario.model_dump()), encoding="utf-8")
+    given = {name: value for name, value in scenario.model_dump().items() if value is not None}
+    (folder / SCENARIO).write_text(head + to_yaml(given), encoding="utf-8")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
-from pdsim.metrics.explain import STAGES, instance_limits, stage_ms, stage_times
+from pdsim.metrics.explain import STAGES, instance_limits, stage_ms, stage_times, stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.system.catalog import load_gpu, load_model, names
 
@@ -59,13 +59,18 @@ def print_stages(runs: Mapping[str, RunRecords]) -> None:
     for name in runs:
         for column in (f"{name}\nmean, ms", "median", "p99", "share"):
             table.add_column(column, justify="right")
-    by_run = [stage_times(records.requests) for records in runs.values()]
-    for row in zip(*by_run, strict=True):
-        cells = [row[0].stage, row[0].meaning]
-        for times in row:
-            values = (times.mean_ms, times.median_ms, times.p99_ms)
-            cells += [*(f"{value:,.1f}" for value in values), f"{times.share:.1%}"]
-        table.add_row(*cells)
+    by_run = [{times.stage: times for times in stage_times(records.requests)} for records in runs.values()]
+    for stage, (_, _, meaning) in STAGES.items():
+        cells = [stage, meaning]
+        for run in by_run:
+            times = run.get(stage)
+            if times is None:
+                cells += [""] * 4
+            else:
+                values = (times.mean_ms, times.median_ms, times.p99_ms)
+                cells += [*(f"{value:,.1f}" for value in values), f"{times.share:.1%}"]
+        if any(stage in run for run in by_run):
+            table.add_row(*cells)
     _console().print(table)
 
 
@@ -84,18 +89,17 @@ def print_limits(runs: Mapping[str, RunRecords]) -> None:
 
 def print_request(request: RequestRecord) -> None:
     title = f"request {request.request_id}: {request.num_prompt_tokens} + {request.num_output_tokens} tokens, "
-    title += f"{request.prefill_id} -> {request.decode_id}, {request.outcome} {request.reason}"
+    where = request.prefill_id if request.is_aggregated else f"{request.prefill_id} -> {request.decode_id}"
+    title += f"{where}, {request.outcome} {request.reason}"
     table = _table(title, "stage", "", "from, s", "ms")
     if request.outcome == "finished":
         for stage, duration in stage_ms(request).items():
-            first, _, meaning = STAGES[stage]
+            first, _, meaning = stages_of(request)[stage]
             table.add_row(stage, meaning, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}")
-    cached = (
-        f"cached: {request.num_prefill_cached_tokens} tokens on prefill, {request.num_decode_cached_tokens} on decode"
-    )
-    table.add_row(
-        "", f"{cached}; sent: {request.transfer_bytes:,} bytes a rank; retracted {request.num_retractions} times"
-    )
+    cached = f"cached: {request.num_prefill_cached_tokens} tokens on prefill"
+    if not request.is_aggregated:
+        cached += f", {request.num_decode_cached_tokens} on decode; sent: {request.transfer_bytes:,} bytes a rank"
+    table.add_row("", f"{cached}; retracted {request.num_retractions} times")
     _console().print(table)
 
 

@@ -35,9 +35,9 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.names import receiver_of
-from pdsim.core.running_batch import DecodeRequest, RunningBatch
+from pdsim.core.running_batch import RunningBatch, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
-from pdsim.policy.views import Candidate, TokenSequence
+from pdsim.policy.views import Candidate
 
 _FOREVER = 1 << 62
 _WAIT = Wait()
@@ -50,6 +50,12 @@ class DecodeLimits:
     max_running_requests: int
     extra_slots: int = 0
     """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeRequest(RunningRequest):
+    prefill_id: str
+    ends_with_first_token: bool = False
 
 
 class DecodeInstance:
@@ -69,7 +75,7 @@ class DecodeInstance:
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch = RunningBatch(cache.page_size)
+        self.batch: RunningBatch[DecodeRequest] = RunningBatch(cache)
         self.queued: deque[DecodeRequest] = deque()
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
@@ -82,8 +88,6 @@ class DecodeInstance:
         self._admission_policy = admission_policy
         self._preemption_policy = preemption_policy
         self._blocked_by = ""
-        self._joined: list[int] = []
-        self._left: list[int] = []
 
     # What admission and preemption policies see.
 
@@ -138,16 +142,20 @@ class DecodeInstance:
                 changed |= self._make_room(commands)
             if self.batch.num_requests:
                 waits = changed and (self.queued or self._retracted)
-                return self._decode_step(1 if waits else ask_again_steps), commands
+                return self.batch.step(1 if waits else ask_again_steps), commands
             if not changed:
                 return _WAIT, commands
 
     def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
-        if result.num_steps > 1:
-            self._open_later_pages(result.num_steps - 1)
         self.batch.advance(result.num_steps)
-        return [self._finish(self._leave(request_id), output) for request_id, output in result.ended]
+        for request_id, output in result.ended:
+            self.batch.end(request_id, output)
+        return [Finished(request_id) for request_id, _ in result.ended]
+
+    def holding(self) -> list[DecodeRequest]:
+        """Requests that hold pages."""
+        return self.active
 
     def levels(self) -> Levels:
         return Levels(
@@ -201,7 +209,7 @@ class DecodeInstance:
                 message.prompt,
                 num_tokens,
                 message.max_output_tokens,
-                message.prefill_id,
+                prefill_id=message.prefill_id,
             )
         )
         return []
@@ -296,89 +304,22 @@ class DecodeInstance:
                 request.num_output_tokens = 1
                 commands.append(FirstToken(request.request_id))
                 if request.ends_with_first_token or request.max_output_tokens == 1:
-                    commands.append(self._finish(request, None))
+                    self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
+                    commands.append(Finished(request.request_id))
                     continue
             self.batch.join(request)
-            self.cache.add_reader(request.lease)
-            self._joined.append(request.request_id)
         return merged
 
     def _make_room(self, commands: list[Command]) -> bool:
         """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""
         lacked = False
-        while len(leases := self.batch.due(0, 1)) > self.num_available_pages:
+        for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
-            if self.batch.num_requests == 1:
-                commands.append(self._give_up())
+            if self.batch.num_requests:
+                self._retracted[request.request_id] = request
+                commands.append(Retracted(request.request_id))
             else:
-                request_id = self._preemption_policy.victim(self)
-                if request_id not in {request.request_id for request in self.batch.requests()}:
-                    raise PolicyError(f"{self._preemption_policy}: chose request {request_id}, which does not run")
-                self._retracted[request_id] = self._remove(request_id)
-                commands.append(Retracted(request_id))
-        if leases:
-            self.cache.grow_all(leases, len(leases))
+                capacity = self.cache.pool.num_pages * self.page_size
+                reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                commands.append(Failed(request.request_id, reason))
         return lacked
-
-    def _give_up(self) -> Failed:
-        """The last running request does not fit, though all others have made way."""
-        (request,) = self.batch.requests()
-        self._remove(request.request_id)
-        capacity = self.cache.pool.num_pages * self.page_size
-        reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
-        return Failed(request.request_id, reason)
-
-    def _remove(self, request_id: int) -> DecodeRequest:
-        request = self._leave(request_id)
-        self.cache.drop(request.lease)
-        if request_id in self._joined:
-            self._joined.remove(request_id)
-        else:
-            self._left.append(request_id)
-        return request
-
-    def _leave(self, request_id: int) -> DecodeRequest:
-        request = self.batch.leave(request_id)
-        self.cache.remove_reader(request.lease)
-        return request
-
-    def _decode_step(self, ask_again_steps: int) -> DecodeStep:
-        """In page_size steps each request opens one page: that says how long the pages last."""
-        num_requests = self.batch.num_requests
-        num_context_tokens = self.batch.num_kv_tokens + num_requests
-        num_repeated_tokens = self.batch.num_shared_pages * self.page_size - self.cache.num_read_tokens
-        max_steps = 1 + self.page_size * (self.num_available_pages // num_requests)
-        step = DecodeStep(
-            self.batch.num_steps,
-            tuple(self._joined),
-            tuple(self._left),
-            num_requests,
-            num_context_tokens,
-            num_context_tokens - num_repeated_tokens,
-            min(max_steps, ask_again_steps),
-        )
-        if self._joined or self._left:
-            self._joined, self._left = [], []
-        return step
-
-    def _open_later_pages(self, num_steps: int) -> None:
-        """Of the steps behind the first, whose pages were opened before it ran."""
-        leases = self.batch.due(1, min(num_steps, self.page_size))
-        if not leases:
-            return
-        num_rounds, rest = divmod(num_steps, self.page_size)
-        num_pages = num_rounds * len(leases) + len(self.batch.due(1, rest)) if num_rounds else len(leases)
-        if num_pages <= self.cache.pool.num_listed:
-            self.cache.grow_all(leases, num_pages)
-            return
-        for step in range(num_steps):
-            if leases := self.batch.due(1 + step, 1):
-                self.cache.grow_all(leases, len(leases))
-
-    def _finish(self, request: DecodeRequest, output: TokenSequence | None) -> Finished:
-        """Cache prompt and output; the last token has no KV."""
-        if output is None or self.cache.prefix_cache is None:
-            self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
-        else:
-            self.cache.close(request.lease, request.prompt.then(output), request.num_kv_tokens)
-        return Finished(request.request_id)

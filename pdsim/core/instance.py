@@ -17,12 +17,12 @@ class Levels(NamedTuple):
     num_evictable_pages: int
     num_free_pages: int
     num_queued: int
-    """Prefill: granted by decode, not begun. Decode: not admitted."""
+    """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
     num_transferring: int
     num_ready: int
     """Decode: KV complete, no place in the batch."""
     num_running: int
-    """Prefill: begun, not complete."""
+    """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
     num_retracted: int
     blocked_by: str
     """What keeps the head of the queue out: "slots", "pages", or nothing."""

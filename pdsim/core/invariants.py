@@ -6,35 +6,36 @@ docs/invariants.md lists them with these ids. `check` raises InvariantError with
 from collections.abc import Iterable
 from typing import Any
 
+from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
+
+AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 class InvariantError(AssertionError):
     """A law is broken: a bug in the core."""
 
 
-def check(instance: PrefillInstance | DecodeInstance) -> None:
+def check(instance: AnyInstance) -> None:
     leases = held_leases(instance)
     check_cache(instance.cache, leases)
-    if isinstance(instance, DecodeInstance):
+    if isinstance(instance, DecodeInstance | AggregatedInstance):
         kv_tokens = sum(request.num_kv_tokens for request in instance.running)
         _require(kv_tokens == instance.batch.num_kv_tokens, "BATCH-1", "KV tokens of the batch", kv_tokens, instance)
 
 
-def check_idle(instance: PrefillInstance | DecodeInstance) -> None:
+def check_idle(instance: AnyInstance) -> None:
     """After the last request nothing is held: every page is free or evictable. Cheap, for the end of every run."""
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
     _require(instance.num_available_pages == pool.num_pages, "LEAK-2", "pages", instance.num_available_pages, pool)
 
 
-def held_leases(instance: PrefillInstance | DecodeInstance) -> list[Lease]:
-    if isinstance(instance, PrefillInstance):
-        return [request.lease for request in instance.holding()]
-    return [request.lease for request in instance.active]
+def held_leases(instance: AnyInstance) -> list[Lease]:
+    return [request.lease for request in instance.holding()]
 
 
 def check_cache(cache: KvCache, leases: list[Lease]) -> None:

@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
 
 
 class NewRequest(NamedTuple):
-    """Router to both instances of the chosen pair."""
+    """Router to both instances of the chosen pair, or to the aggregated one that is both."""
 
     request_id: int
     arrival_ns: int
@@ -118,13 +118,13 @@ class Abort(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """Decode streams the first token."""
+    """The first token is streamed, by decode if there is one."""
 
     request_id: int
 
 
 class Retracted(NamedTuple):
-    """Decode took the request's pages back; its KV waits in host memory."""
+    """The request gave its pages back: its KV waits in host memory, or will be computed again."""
 
     request_id: int
 
@@ -136,7 +136,7 @@ class PrefillDone(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Decode has streamed the last token and freed what the request held."""
+    """The last token is streamed, and what the request held is free."""
 
     request_id: int
 

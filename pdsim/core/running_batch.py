@@ -1,4 +1,4 @@
-"""The requests that one decode instance runs, advanced a step at a time or many at once.
+"""The requests that one instance decodes, a step at a time or many at once, and the pages that they open.
 
 All run the same number of steps, so nothing is kept per request and step: a request remembers what it had when it
 joined, and its phase, which says in which steps it opens a new page:
@@ -6,23 +6,28 @@ joined, and its phase, which says in which steps it opens a new page:
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from pdsim.core.kv_cache import NO_LEASE, Lease
-from pdsim.policy.views import TokenSequence
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
+from pdsim.core.messages import DecodeStep
+from pdsim.policy.protocols import PreemptionPolicy
+from pdsim.policy.views import DecodeView, TokenSequence
 
 
 @dataclass(slots=True)
-class DecodeRequest:
+class RunningRequest:
+    """What a batch knows of a request."""
+
     request_id: int
     arrival_ns: int
     prompt: TokenSequence
     num_prompt_tokens: int
     max_output_tokens: int
-    prefill_id: str
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
-    ends_with_first_token: bool = False
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     joined_at_step: int = 0
     join_number: int = 0
@@ -33,50 +38,124 @@ class DecodeRequest:
         return self.num_prompt_tokens + max(self.num_output_tokens - 1, 0)
 
 
-class RunningBatch:
-    def __init__(self, page_size: int) -> None:
+Request = TypeVar("Request", bound=RunningRequest)
+
+
+class RunningBatch(Generic[Request]):
+    def __init__(self, cache: KvCache) -> None:
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
         """Of all requests together."""
-        self.num_shared_pages = 0
+        self._cache = cache
+        self._page_size = cache.page_size
+        self._num_shared_pages = 0
         """Pages of the prefix cache that they read, counted once for each of them."""
-        self._page_size = page_size
-        self._requests: dict[int, DecodeRequest] = {}
+        self._requests: dict[int, Request] = {}
         self._by_phase: list[tuple[int, int, Lease]] = []
         """(phase, number of the join, lease), sorted: the order in which pages are opened."""
         self._num_joins = 0
+        self._joined: list[int] = []
+        """Since the last step, as are those that left without an end."""
+        self._left: list[int] = []
 
-    def requests(self) -> list[DecodeRequest]:
+    def requests(self) -> list[Request]:
         """In the order in which they joined, their lengths up to date."""
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
 
-    def join(self, request: DecodeRequest) -> None:
+    # Coming and going.
+
+    def join(self, request: Request) -> None:
+        """Its KV is complete and its last output token known."""
         request.joined_at_step = self.num_steps
         self._num_joins += 1
         request.join_number = self._num_joins
         self._requests[request.request_id] = request
+        self._joined.append(request.request_id)
         self.num_requests += 1
         self.num_kv_tokens += request.num_kv_tokens
-        self.num_shared_pages += request.lease.num_shared
+        self._num_shared_pages += request.lease.num_shared
+        self._cache.add_reader(request.lease)
         insort(self._by_phase, (self._phase(request), self._num_joins, request.lease))
 
-    def leave(self, request_id: int) -> DecodeRequest:
+    def end(self, request_id: int, output: TokenSequence) -> None:
+        """It has its last token."""
+        self.close(self._leave(request_id), output)
+
+    def close(self, request: Request, output: TokenSequence) -> None:
+        """Cache prompt and output of a request outside the batch; the last token has no KV."""
+        if self._cache.prefix_cache is None:
+            self._cache.drop(request.lease)
+        else:
+            self._cache.close(request.lease, request.prompt.then(output), request.num_kv_tokens)
+
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+        """Open the pages of the next step. Yields the requests that make way for it, without their pages.
+
+        The last request is among them only if it does not fit alone; then the batch is empty.
+        """
+        while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
+            yield self._remove(self._victim(policy, view))
+        if leases:
+            self._cache.grow_all(leases, len(leases))
+
+    # Running.
+
+    def step(self, ask_again_steps: int) -> DecodeStep:
+        """The next step; in page_size steps each request opens one page: that says how long the pages last."""
+        num_context_tokens = self.num_kv_tokens + self.num_requests
+        num_repeated_tokens = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
+        max_steps = 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
+        step = DecodeStep(
+            self.num_steps,
+            tuple(self._joined),
+            tuple(self._left),
+            self.num_requests,
+            num_context_tokens,
+            num_context_tokens - num_repeated_tokens,
+            min(max_steps, ask_again_steps),
+        )
+        if self._joined or self._left:
+            self._joined, self._left = [], []
+        return step
+
+    def advance(self, num_steps: int) -> None:
+        """So many steps were run; the pages of the first were opened before."""
+        if num_steps > 1:
+            self._open_later_pages(num_steps - 1)
+        self.num_steps += num_steps
+        self.num_kv_tokens += num_steps * self.num_requests
+
+    def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
+        if self.num_requests == 1:
+            return next(iter(self._requests))
+        request_id = policy.victim(view)
+        if request_id not in self._requests:
+            raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
+        return request_id
+
+    def _remove(self, request_id: int) -> Request:
+        request = self._leave(request_id)
+        self._cache.drop(request.lease)
+        if request_id in self._joined:
+            self._joined.remove(request_id)
+        else:
+            self._left.append(request_id)
+        return request
+
+    def _leave(self, request_id: int) -> Request:
         request = self._requests.pop(request_id)
         del self._by_phase[bisect_left(self._by_phase, (self._phase(request), request.join_number))]
         self._update(request)
         self.num_requests -= 1
         self.num_kv_tokens -= request.num_kv_tokens
-        self.num_shared_pages -= request.lease.num_shared
+        self._num_shared_pages -= request.lease.num_shared
+        self._cache.remove_reader(request.lease)
         return request
 
-    def advance(self, num_steps: int) -> None:
-        self.num_steps += num_steps
-        self.num_kv_tokens += num_steps * self.num_requests
-
-    def due(self, skip_steps: int, num_steps: int) -> list[Lease]:
+    def _due(self, skip_steps: int, num_steps: int) -> list[Lease]:
         """Leases that open a page, in order, in num_steps <= page_size steps after the next skip_steps."""
         ordered = self._by_phase
         start = (self.num_steps + skip_steps) % self._page_size
@@ -88,10 +167,23 @@ class RunningBatch:
             entries = ordered[first:] + ordered[: bisect_left(ordered, (stop - self._page_size,))]
         return [entry[2] for entry in entries]
 
-    def _phase(self, request: DecodeRequest) -> int:
+    def _open_later_pages(self, num_steps: int) -> None:
+        leases = self._due(1, min(num_steps, self._page_size))
+        if not leases:
+            return
+        num_rounds, rest = divmod(num_steps, self._page_size)
+        num_pages = num_rounds * len(leases) + len(self._due(1, rest)) if num_rounds else len(leases)
+        if num_pages <= self._cache.pool.num_listed:
+            self._cache.grow_all(leases, num_pages)
+            return
+        for step in range(num_steps):
+            if leases := self._due(1 + step, 1):
+                self._cache.grow_all(leases, len(leases))
+
+    def _phase(self, request: Request) -> int:
         """The same whenever joined_at_step and num_output_tokens belong together."""
         return (request.joined_at_step - request.num_kv_tokens) % self._page_size
 
-    def _update(self, request: DecodeRequest) -> None:
+    def _update(self, request: Request) -> None:
         request.num_output_tokens += self.num_steps - request.joined_at_step
         request.joined_at_step = self.num_steps

@@ -18,6 +18,15 @@ STAGES: dict[str, tuple[str, str, str]] = {
 }
 """By SGLang's names: from, to, and what happens. They follow each other without a gap."""
 
+AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
+    "front_end": STAGES["front_end"],
+    "prefill_waiting": ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2]),
+    "prefill_forward": ("prefill_start_ns", "streamed_ns", STAGES["prefill_forward"][2]),
+    "response": STAGES["response"],
+    "decode_forward": STAGES["decode_forward"],
+}
+"""Of a request that one instance prefills and decodes."""
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -49,14 +58,19 @@ class InstanceLimits:
     limit: str
 
 
+def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
+    return AGGREGATED_STAGES if request.is_aggregated else STAGES
+
+
 def stage_ms(request: RequestRecord) -> dict[str, float]:
     """Of one finished request."""
-    return {stage: _between(request, first, last) for stage, (first, last, _) in STAGES.items()}
+    return {stage: _between(request, first, last) for stage, (first, last, _) in stages_of(request).items()}
 
 
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
+    """Of one cluster's requests: all are disaggregated or all aggregated."""
     done = [stage_ms(r) for r in requests if r.outcome == "finished"]
-    times = {stage: Samples(row[stage] for row in done) for stage in STAGES}
+    times = {stage: Samples(row[stage] for row in done) for stage in (done[0] if done else STAGES)}
     total = sum(samples.mean() for samples in times.values()) or 1.0
     return [
         StageTimes(
@@ -86,6 +100,8 @@ def _limits(records: RunRecords, name: str) -> InstanceLimits:
     shares = _level_shares(records, name, start, end)
     intervals = [(t.start_ns, t.end_ns) for t in records.transfers if name in {t.source, t.target}]
     link_busy = min(1.0, _covered(intervals) / span)
+    prefill_ns = sum(step.duration_ns for step in steps if step.kind == "prefill")
+    work = "compute" if 2 * prefill_ns > busy * span else "decode steps"
     return InstanceLimits(
         name,
         busy,
@@ -94,7 +110,7 @@ def _limits(records: RunRecords, name: str) -> InstanceLimits:
         shares["used"],
         shares["running"],
         link_busy,
-        _verdict(name, busy, shares, link_busy),
+        _verdict(work, busy, shares, link_busy),
     )
 
 
@@ -102,8 +118,8 @@ _MOST = 0.5
 _FULL = 0.9
 
 
-def _verdict(name: str, busy: float, shares: Mapping[str, float], link_busy: float) -> str:
-    """A first reading: what its requests wait for most of the time."""
+def _verdict(work: str, busy: float, shares: Mapping[str, float], link_busy: float) -> str:
+    """A first reading: what its requests wait for most of the time. work: what its steps mostly do."""
     if shares["pages"] >= _MOST:
         return "KV pages"
     if shares["slots"] >= _MOST:
@@ -111,7 +127,7 @@ def _verdict(name: str, busy: float, shares: Mapping[str, float], link_busy: flo
     if link_busy >= _FULL:
         return "link"
     if busy >= _FULL:
-        return "compute" if name.startswith("prefill") else "decode steps"
+        return work
     return "load"
 
 

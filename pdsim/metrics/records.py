@@ -19,6 +19,7 @@ class RequestRecord:
     """A router gave it its instances."""
     prefill_id: str = ""
     decode_id: str = ""
+    """Of an aggregated instance both are its own."""
     admitted_ns: int | None = None
     """Decode reserved its pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
@@ -40,6 +41,11 @@ class RequestRecord:
     """unfinished, finished or failed"""
     reason: str = ""
 
+    @property
+    def is_aggregated(self) -> bool:
+        """One instance did it all."""
+        return self.prefill_id == self.decode_id
+
 
 class StepRecord(NamedTuple):
     """A prefill forward, or so many decode steps of one batch, each longer than the one before by growth_ns."""
@@ -57,7 +63,7 @@ class StepRecord(NamedTuple):
     """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
     growth_ns: float
     num_resumed: int = 0
-    """Requests for which the first of the steps ends a longer pause, in RunRecords.resume_gaps_ns."""
+    """Requests for which the first of the steps ends a longer pause, in RunRecords.pauses."""
 
 
 class TransferRecord(NamedTuple):
@@ -76,6 +82,13 @@ class TransferRecord(NamedTuple):
     end_ns: int
 
 
+class Pause(NamedTuple):
+    """Between two tokens of so many requests, longer than a step: they were retracted, or prompts came first."""
+
+    duration_ns: int
+    num_requests: int
+
+
 class LevelRecord(NamedTuple):
     """The state of one instance from time_ns on, until its next record."""
 
@@ -91,5 +104,4 @@ class RunRecords:
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
     """Empty unless asked for."""
-    resume_gaps_ns: list[int] = field(default_factory=list)
-    """Between the last token of a retracted request and its next."""
+    pauses: list[Pause] = field(default_factory=list)

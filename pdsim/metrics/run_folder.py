@@ -43,7 +43,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """All but the pauses of retracted requests, which the summary has."""
+    """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
     levels = [
         LevelRecord(row.pop("instance_id"), row.pop("time_ns"), Levels(**row))

@@ -70,7 +70,7 @@ def tpot_ms(request: RequestRecord) -> float:
 
 def itl_samples(records: RunRecords) -> RunSamples:
     """Gaps between tokens: each decode step is one for every request of its batch, except those it resumes."""
-    runs = [Run(gap_ns / _MS, 0.0, 1, 1) for gap_ns in records.resume_gaps_ns]
+    runs = [Run(duration_ns / _MS, 0.0, 1, num_requests) for duration_ns, num_requests in records.pauses]
     for step in records.steps:
         if step.kind == "decode":
             first, growth = step.first_ns / _MS, step.growth_ns / _MS

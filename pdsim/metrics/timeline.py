@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explain import STAGES
+from pdsim.metrics.explain import stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
 
 _REQUESTS = 1
@@ -27,7 +27,8 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
     """Chrome trace events; times in us."""
     names = sorted({step.instance_id for step in records.steps} | {level.instance_id for level in records.levels})
     process = {name: _FIRST_INSTANCE + i for i, name in enumerate(names)}
-    for pid, name in [(_REQUESTS, "requests"), (_TRANSFERS, "transfers"), *((i, name) for name, i in process.items())]:
+    shared = [(_REQUESTS, "requests"), (_TRANSFERS, "transfers")] if records.transfers else [(_REQUESTS, "requests")]
+    for pid, name in [*shared, *((i, name) for name, i in process.items())]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     for step in records.steps:
         what = (
@@ -65,7 +66,7 @@ def _request_events(request: RequestRecord) -> Iterator[dict[str, Any]]:
     name = f"request {request.request_id}"
     args = {"prompt": request.num_prompt_tokens, "output": request.num_output_tokens}
     yield {"ph": "b", "name": name, "ts": request.arrival_ns / 1e3, **place, "args": args}
-    for stage, (first, last, _) in STAGES.items():
+    for stage, (first, last, _) in stages_of(request).items():
         yield {"ph": "b", "name": stage, "ts": getattr(request, first) / 1e3, **place}
         yield {"ph": "e", "name": stage, "ts": getattr(request, last) / 1e3, **place}
     yield {"ph": "e", "name": name, "ts": (request.end_ns or 0) / 1e3, **place}

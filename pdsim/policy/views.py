@@ -45,7 +45,7 @@ class QueuedPrefill(Protocol):
 
 
 class PrefillView(Protocol):
-    """A prefill instance as a prefill policy sees it."""
+    """A prefill or an aggregated instance as a prefill policy sees it."""
 
     @property
     def now_ns(self) -> int: ...
@@ -53,7 +53,7 @@ class PrefillView(Protocol):
     def page_size(self) -> int: ...
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """In the order in which decode granted them."""
+        """In the order in which decode granted them; aggregated, in which they came or were retracted."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class SendingPrefill(Protocol):
 
 
 class QueuedDecode(Protocol):
-    """A request in a decode instance, in whatever state."""
+    """A request in a decode or an aggregated instance, in whatever state."""
 
     @property
     def request_id(self) -> int: ...
@@ -100,7 +100,7 @@ class QueuedDecode(Protocol):
 
 
 class DecodeView(Protocol):
-    """A decode instance as its policies see it."""
+    """A decode instance as its policies see it, or an aggregated one as its preemption policy does."""
 
     @property
     def now_ns(self) -> int: ...

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.instance import Instance
 from pdsim.core.journal import TakesMessages
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.radix_cache import RadixCache
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
@@ -21,25 +19,39 @@ from pdsim.cost.front_end import FrontEndCosts
 from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
-from pdsim.policy.protocols import EvictionPolicy, RoutingPolicy
+from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
+from pdsim.scenario.aggregated import (
+    aggregated_costs,
+    build_aggregated_instances,
+    build_aggregated_router,
+    check_aggregated_requests,
+    resolve_aggregated,
+)
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
-from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
+from pdsim.system.memory import Layout, default_mem_fraction
 from pdsim.system.topology import Topology
 from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.traces import TraceError
 
-Role = Literal["prefill", "decode"]
-
-STATES_PER_REQUEST = 3
-"""Of linear-attention layers, where a prefix cache keeps some of them (SGLang 0.5.23)."""
-
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """What lies between prefill and decode instances."""
+
+    wire: Wire
+    transport: Transport
+    topology: Topology
+    staging: StagingCost | None
+    layer_groups: int
+    """In which the KV of a forward is sent; 0: when it is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +60,15 @@ class Cluster:
 
     scenario: Scenario
     """Resolved."""
-    instances: Sequence[PrefillInstance | DecodeInstance]
+    instances: Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]
     agents: Sequence[Sender | Receiver]
-    router: Router
+    router: Router | AggregatedRouter
     costs: Mapping[str, CostModel]
     hosts: Mapping[str, HostCosts]
     """Of the loops of prefill instances."""
     front_end: FrontEndCosts
-    wire: Wire
-    transport: Transport
-    topology: Topology
-    staging: StagingCost | None
+    interconnect: Interconnect | None
+    """None: nothing is sent, for the cluster is aggregated."""
     message_latency_ns: int
     requests: Sequence[RequestSpec]
     client: Client
@@ -72,25 +82,17 @@ def build(scenario: Scenario) -> Cluster:
     except TraceError as wrong:
         raise ConfigError(f"workload: {wrong}") from None
     _check_requests(scenario, requests)
-    prefill, decode = _layout(scenario, "prefill"), _layout(scenario, "decode")
-    wire = wiring.wire_of(scenario, prefill, decode)
-    transport, staging = wiring.transport(scenario.network), scenario.network.staging
-    sides = {"prefill": (instance_ids(scenario.prefill, "prefill"), prefill)}
-    sides |= {"decode": (instance_ids(scenario.decode, "decode"), decode)}
-    costs = {i: scenario.cost.prefill.model(prefill) for i in instance_ids(scenario.prefill, "prefill")}
-    costs |= {i: scenario.cost.decode.model(decode) for i in instance_ids(scenario.decode, "decode")}
+    is_aggregated = scenario.aggregated is not None
+    front_end = scenario.front_end.costs()
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
         agents=build_agents(scenario),
-        wire=wire,
         router=build_router(scenario),
-        costs=costs,
-        hosts=dict.fromkeys(instance_ids(scenario.prefill, "prefill"), scenario.cost.host.costs()),
-        front_end=scenario.front_end.costs(),
-        transport=transport,
-        topology=wiring.topology(scenario.network, transport, sides, wire.num_writers),
-        staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
+        costs=_costs(scenario),
+        hosts={} if is_aggregated else _hosts(scenario),
+        front_end=replace(front_end, waits_for_prefill=False) if is_aggregated else front_end,
+        interconnect=None if is_aggregated else _interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
         requests=requests,
         client=scenario.client,
@@ -105,23 +107,27 @@ def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
 
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
+    if scenario.aggregated is not None:
+        return scenario.model_copy(update={"aggregated": resolve_aggregated(scenario, scenario.aggregated)})
     return scenario.model_copy(
         update={
-            "prefill": _resolve_prefill(scenario, _layout(scenario, "prefill")),
-            "decode": _resolve_decode(scenario, _layout(scenario, "decode")),
+            "prefill": _resolve_prefill(scenario, layout_of(scenario, "prefill")),
+            "decode": _resolve_decode(scenario, layout_of(scenario, "decode")),
             "network": scenario.network,
         }
     )
 
 
-def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance]:
+def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]:
     """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
-    prefill, decode = scenario.prefill, scenario.decode
-    layouts = _layout(scenario, "prefill"), _layout(scenario, "decode")
+    if scenario.aggregated is not None:
+        return build_aggregated_instances(scenario, scenario.aggregated)
+    prefill, decode = scenario.pair
+    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     made: list[PrefillInstance | DecodeInstance] = [
         PrefillInstance(
             instance_id,
-            cache=_cache(scenario, prefill),
+            cache=kv_cache(scenario, prefill),
             limits=_prefill_limits(prefill),
             policy=deepcopy(prefill.policy),
             planner=wiring.planner(scenario, instance_id, *layouts),
@@ -131,7 +137,7 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
     made += [
         DecodeInstance(
             instance_id,
-            cache=_cache(scenario, decode),
+            cache=kv_cache(scenario, decode),
             limits=_decode_limits(decode),
             admission_policy=deepcopy(decode.admission),
             preemption_policy=deepcopy(decode.preemption),
@@ -143,7 +149,10 @@ def build_instances(scenario: Scenario) -> list[PrefillInstance | DecodeInstance
 
 def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
     """What works beside the loops of the instances."""
-    prefill_ids, decode_ids = instance_ids(scenario.prefill, "prefill"), instance_ids(scenario.decode, "decode")
+    if scenario.aggregated is not None:
+        return []
+    prefill, decode = scenario.pair
+    prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
     transport, staging = wiring.transport(scenario.network), scenario.network.staging
     agents: list[Sender | Receiver] = [
         Sender(
@@ -160,7 +169,10 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
     return agents
 
 
-def build_router(scenario: Scenario) -> Router:
+def build_router(scenario: Scenario) -> Router | AggregatedRouter:
+    if scenario.aggregated is not None:
+        return build_aggregated_router(scenario, scenario.aggregated)
+    prefill, decode = scenario.pair
     settings = scenario.router
 
     def role(ids: Sequence[str], policy: RoutingPolicy) -> RoleRouter:
@@ -172,129 +184,92 @@ def build_router(scenario: Scenario) -> Router:
         )
 
     return Router(
-        prefill=role(instance_ids(scenario.prefill, "prefill"), settings.prefill),
-        decode=role(instance_ids(scenario.decode, "decode"), settings.decode),
+        prefill=role(instance_ids(prefill, "prefill"), settings.prefill),
+        decode=role(instance_ids(decode, "decode"), settings.decode),
     )
 
 
-def instance_ids(settings: PrefillSettings | DecodeSettings, role: Role) -> list[str]:
-    """One for each server, or for each data-parallel rank of each."""
-    if settings.dp == 1:
-        return [f"{role}-{i}" for i in range(settings.instances)]
-    return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
+def _costs(scenario: Scenario) -> dict[str, CostModel]:
+    if scenario.aggregated is not None:
+        return aggregated_costs(scenario, scenario.aggregated)
+    prefill, decode = scenario.pair
+    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    costs = {i: scenario.cost.prefill.model(layouts[0]) for i in instance_ids(prefill, "prefill")}
+    return costs | {i: scenario.cost.decode.model(layouts[1]) for i in instance_ids(decode, "decode")}
 
 
-def _layout(scenario: Scenario, role: Role) -> Layout:
-    settings = getattr(scenario, role)
-    if settings.tp % settings.dp:
-        raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
-    try:
-        model = load_model(scenario.model.name)
-        gpu = load_gpu(settings.gpu)
-        if scenario.model.weight_dtype is not None:
-            model = replace(model, weight_dtype=scenario.model.weight_dtype)
-        return Layout(
-            model=model,
-            gpu=gpu,
-            tp=settings.tp // settings.dp,
-            dp=settings.dp,
-            kv_dtype=scenario.model.kv_dtype,
-            state_dtype=scenario.model.state_dtype,
-        )
-    except (UnknownNameError, LayoutError) as wrong:
-        raise ConfigError(f"{role}: {wrong}") from None
+def _hosts(scenario: Scenario) -> dict[str, HostCosts]:
+    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host.costs())
+
+
+def _interconnect(scenario: Scenario) -> Interconnect:
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    wire = wiring.wire_of(scenario, prefill, decode)
+    transport, staging = wiring.transport(scenario.network), scenario.network.staging
+    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
+    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
+    return Interconnect(
+        wire=wire,
+        transport=transport,
+        topology=wiring.topology(scenario.network, transport, sides, wire.num_writers),
+        staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
 
 
 def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
-    settings = scenario.prefill
-    chunk = settings.chunked_prefill_tokens
-    if chunk is None:
-        chunk = memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
-    chunk = max(chunk, 0)
-    if 0 < chunk < scenario.page_size:
-        raise ConfigError(f"prefill: chunked_prefill_tokens {chunk} is less than a page of {scenario.page_size} tokens")
+    settings = scenario.pair.prefill
+    chunk = chunk_tokens(scenario, settings, layout, "prefill")
     fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "prefill", chunk or None, None)
-    pool = _pool_tokens(scenario, settings, layout, fraction, "prefill")
-    running = _max_running(settings, layout, pool, fraction)
+    pool = pool_tokens(scenario, settings, layout, fraction, "prefill")
     update = {
         "mem_fraction": fraction,
         "pool_tokens": pool,
-        "max_running_requests": running,
+        "max_running_requests": max_running(settings, layout, pool, fraction),
         "chunked_prefill_tokens": chunk,
     }
     return settings.model_copy(update=update)
 
 
 def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
-    settings = scenario.decode
+    settings = scenario.pair.decode
     given = settings.max_running_requests
     fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "decode", None, given)
-    pool = _pool_tokens(scenario, settings, layout, fraction, "decode")
+    pool = pool_tokens(scenario, settings, layout, fraction, "decode")
     extra = settings.extra_slots
     if extra is None:
         extra = 2 * given if given is not None and given <= _SMALL_BATCH else 0
     update = {
         "mem_fraction": fraction,
         "pool_tokens": pool,
-        "max_running_requests": _max_running(settings, layout, pool, fraction),
+        "max_running_requests": max_running(settings, layout, pool, fraction),
         "extra_slots": extra,
     }
     return settings.model_copy(update=update)
 
 
-def _max_running(settings: PrefillSettings | DecodeSettings, layout: Layout, pool_tokens: int, fraction: float) -> int:
-    """Of one data-parallel rank; no more than there are states of linear-attention layers."""
-    given = settings.max_running_requests
-    running = default_max_running(pool_tokens, layout.model.max_context_tokens)
-    if given is not None:
-        running = max(1, given // settings.dp)
-    states = layout.max_states(fraction)
-    if states is None:
-        return running
-    return max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
-
-
-def _pool_tokens(
-    scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout, fraction: float, role: Role
-) -> int:
-    page = scenario.page_size
-    if settings.pool_tokens is not None:
-        pool = settings.pool_tokens // page * page
-        if not pool:
-            raise ConfigError(f"{role}: pool_tokens {settings.pool_tokens} is less than a page of {page} tokens")
-        return pool
-    try:
-        return layout.pool_tokens(fraction, page)
-    except LayoutError as wrong:
-        raise ConfigError(f"{role}: {wrong}") from None
-
-
 def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     """Each request alone must fit both pools."""
+    if scenario.aggregated is not None:
+        check_aggregated_requests(scenario, scenario.aggregated, requests)
+        return
+    prefill, decode = scenario.pair
     page = scenario.page_size
     longest = max(requests, key=lambda spec: len(spec.prompt))
     largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    room = (scenario.prefill.pool_tokens or 0) - 1 - page
+    room = (prefill.pool_tokens or 0) - 1 - page
     if len(longest.prompt) > room:
         raise ConfigError(
             f"request {longest.request_id} has a prompt of {len(longest.prompt)} tokens; a prefill instance has room "
             f"for {room}: give it a larger GPU, tp or mem_fraction, or leave the request out"
         )
     tokens = len(largest.prompt) + len(largest.output) - 1
-    pool = scenario.decode.pool_tokens or 0
+    pool = decode.pool_tokens or 0
     if tokens > pool:
         raise ConfigError(
             f"request {largest.request_id} grows to {tokens} tokens; a decode instance holds {pool}: "
             f"give it a larger GPU, tp or mem_fraction, or leave the request out"
         )
-
-
-def _cache(scenario: Scenario, settings: PrefillSettings | DecodeSettings) -> KvCache:
-    assert settings.pool_tokens is not None, "the scenario is not resolved"
-    pool = PagePool(settings.pool_tokens // scenario.page_size)
-    eviction: EvictionPolicy = deepcopy(settings.eviction)
-    tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
-    return KvCache(pool, scenario.page_size, tree)
 
 
 def _prefill_limits(settings: PrefillSettings) -> PrefillLimits:

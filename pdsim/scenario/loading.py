@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -53,7 +53,7 @@ def _explain(error: Any, where: str, text: str) -> str:
     path = [part for part in error["loc"] if not str(part).startswith("function-")]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
-    name = ".".join(map(str, path)) or "the file"
+    name = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
         known = _fields_at(path[:-1])
         hint = did_you_mean(str(path[-1]), known)
@@ -61,12 +61,13 @@ def _explain(error: Any, where: str, text: str) -> str:
     if error["type"] == "missing":
         return f"{place}: {name} is missing"
     if error["type"] == "value_error":
-        return f"{place}: {name}: {error['ctx']['error']}"
+        return f"{place}: {name + ': ' if name else ''}{error['ctx']['error']}"
     return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
 
 
 def _fields_at(path: list[Any]) -> list[str]:
     section: type[Section] = Scenario
     for key in path:
-        section = section.model_fields[key].annotation  # type: ignore[assignment]
+        hint = section.model_fields[key].annotation
+        section = next(option for option in (hint, *get_args(hint)) if isinstance(option, type))
     return list(section.model_fields)

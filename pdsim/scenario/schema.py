@@ -1,8 +1,8 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from pdsim.cost.front_end import FrontEndCosts
@@ -97,8 +97,33 @@ class DecodeSettings(Section):
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
 
 
+class AggregatedSettings(Section):
+    """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs."""
+
+    instances: int = Field(default=1, ge=1)
+    gpu: str
+    tp: int = Field(default=1, ge=1)
+    """GPUs of one server."""
+    dp: int = Field(default=1, ge=1)
+    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
+    mem_fraction: float | None = Field(default=None, gt=0, le=1)
+    pool_tokens: int | None = Field(default=None, ge=1)
+    radix_cache: bool = True
+    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
+    max_running_requests: int | None = Field(default=None, ge=1)
+    chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
+    """None: by the GPU's memory; 0 or -1: no chunking."""
+    max_prefill_tokens: int = Field(default=16384, ge=1)
+    schedule_conservativeness: float = Field(default=1.0, gt=0)
+    """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
+    overlap: bool = True
+    """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
+    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+
+
 class RouterSettings(Section):
-    """Which instances serve a request. `router: NAME` sets both roles."""
+    """Which instances serve a request. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
@@ -225,12 +250,23 @@ class OrShort:
         return {"anyOf": [{"type": "string"}, *short, handler(schema)]}
 
 
+class Pair(NamedTuple):
+    """The two roles of a disaggregated cluster."""
+
+    prefill: PrefillSettings
+    decode: DecodeSettings
+
+
 SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
 """What a plain value of these fields stands for."""
 
 
 class Scenario(Section):
     """A cluster, what arrives, and the seed: everything that a run depends on."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["prefill", "decode"]}, {"required": ["aggregated"]}]}
+    )
 
     name: str = Field(default="scenario", pattern=r"^[^/\\]+$")
     """Also of the run's folder, in a comparison."""
@@ -239,8 +275,10 @@ class Scenario(Section):
     model: Annotated[ModelSettings, BeforeValidator(by_name), OrShort()]
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
-    prefill: PrefillSettings
-    decode: DecodeSettings
+    prefill: PrefillSettings | None = None
+    decode: DecodeSettings | None = None
+    aggregated: AggregatedSettings | None = None
+    """Instead of prefill and decode."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: NetworkSettings = NetworkSettings()
     front_end: FrontEndSettings = FrontEndSettings()
@@ -249,6 +287,25 @@ class Scenario(Section):
     )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
+
+    @model_validator(mode="after")
+    def _is_one_kind_of_cluster(self) -> "Scenario":
+        roles = {"prefill": self.prefill, "decode": self.decode}
+        given = [name for name, settings in roles.items() if settings is not None]
+        if self.aggregated is None and len(given) < len(roles):
+            missing = " and ".join(name for name in roles if name not in given)
+            raise ValueError(f"no {missing}: a cluster has prefill and decode instances, or aggregated ones")
+        if self.aggregated is not None and given:
+            both = " and ".join(given)
+            raise ValueError(f"aggregated stands beside {both}: a cluster has one or the other; leave one out")
+        return self
+
+    @property
+    def pair(self) -> Pair:
+        """Of a disaggregated cluster."""
+        assert self.prefill is not None
+        assert self.decode is not None
+        return Pair(self.prefill, self.decode)
 
     def benchmark_fields(self) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

@@ -65,7 +65,7 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, de
 
 def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout) -> SendPlanner:
     """Raises ConfigError for layers or staging that the two sides cannot have."""
-    groups, staging = scenario.prefill.layer_groups, scenario.network.staging
+    groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
     way = wire_of(scenario, prefill, decode)
     num_layers = prefill.model.num_layers
     if groups > num_layers:
@@ -73,12 +73,12 @@ def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout
     if groups and way.slices:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
     plan = None if staging is None else staging_plan(scenario, staging)
-    policy = deepcopy(scenario.prefill.transfer)
+    policy = deepcopy(scenario.pair.prefill.transfer)
     return SendPlanner(prefill_id, way, policy, staging=plan, layer_groups=groups)
 
 
 def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
-    chunk = scenario.prefill.chunked_prefill_tokens or 8192
+    chunk = scenario.pair.prefill.chunked_prefill_tokens or 8192
     return StagingPlan(
         cell_pages=max(1, chunk // scenario.page_size),
         buffer_bytes=staging.prefill_buffer,

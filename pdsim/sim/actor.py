@@ -15,7 +15,7 @@ from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
-from pdsim.sim.decode_executor import DecodeExecutor, prefill_result
+from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
 
@@ -46,7 +46,6 @@ class Actor:
         self._instance_id = instance.instance_id
         self._timeline = timeline
         self._cost = cost
-        self._outputs = outputs
         self._on_step = on_step
         self._layer_groups = layer_groups
         self._on_layers = on_layers
@@ -66,7 +65,7 @@ class Actor:
         self._host_free_ns = 0
         """When the instance's CPU is done with launching and sending."""
         self._clock = DecodeClock()
-        self._executor = DecodeExecutor(outputs)
+        self._executor = Executor(outputs)
         self._waits = False
         self._timer: Alarm | None = None
         self._num_in_flight = 0
@@ -205,7 +204,7 @@ class Actor:
                 0.0,
             ),
         )
-        self._see_result(prefill_result(step, self._outputs))
+        self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: StepResult) -> None:
         """As soon as the host is not launching the next forward."""

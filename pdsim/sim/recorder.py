@@ -3,7 +3,7 @@
 from pdsim.core.instance import Instance
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep
 from pdsim.core.wire import Wire
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.sim.network import Transfer
 from pdsim.workload.request_spec import RequestSpec
 
@@ -32,7 +32,9 @@ class Recorder:
         self.records = RunRecords()
         self._requests: dict[int, RequestRecord] = {}
         self._last_token_ns: dict[int, int] = {}
-        """Of retracted requests."""
+        """Of requests outside a batch: retracted, or with a token that a prefill step made (aggregated)."""
+        self._decoded_until_ns: dict[str, int] = {}
+        """By instance: when the requests in its batch got their last token."""
 
     def on_arrival(self, spec: RequestSpec, now_ns: int) -> None:
         record = RequestRecord(spec.request_id, len(spec.prompt), len(spec.output), now_ns)
@@ -53,8 +55,8 @@ class Recorder:
     def on_step(self, step: PrefillStep | DecodeStep, record: StepRecord) -> None:
         if isinstance(step, PrefillStep):
             self._on_prefill(step, record)
-        elif step.joined and self._last_token_ns:
-            record = self._on_joined(step, record)
+        else:
+            record = self._on_decode(step, record)
         self.records.steps.append(record)
 
     def on_transfer(self, row: TransferRecord) -> None:
@@ -73,11 +75,14 @@ class Recorder:
         self._requests[request_id].first_token_ns = now_ns
 
     def on_retracted(self, request_id: int, now_ns: int) -> None:
-        self._requests[request_id].num_retractions += 1
-        self._last_token_ns[request_id] = now_ns
+        record = self._requests[request_id]
+        record.num_retractions += 1
+        last_ns = self._decoded_until_ns[record.decode_id] if record.is_aggregated else now_ns
+        self._last_token_ns.setdefault(request_id, last_ns)
 
     def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:
         record = self._requests[outcome.request_id]
+        self._last_token_ns.pop(outcome.request_id, None)
         record.end_ns = now_ns
         record.outcome = "finished"
         if isinstance(outcome, Failed):
@@ -88,17 +93,36 @@ class Recorder:
         self.records.levels.append(LevelRecord(instance.instance_id, now_ns, instance.levels()))
 
     def _on_prefill(self, step: PrefillStep, row: StepRecord) -> None:
+        end_ns = row.start_ns + row.duration_ns
         for chunk in step.chunks:
             record = self._requests[chunk.request_id]
             if record.prefill_start_ns is None:
                 record.prefill_start_ns = row.start_ns
                 record.num_prefill_cached_tokens = chunk.num_context_tokens
             if chunk.is_last:
-                record.prefill_end_ns = row.start_ns + row.duration_ns
+                record.prefill_end_ns = record.prefill_end_ns or end_ns
+                if record.is_aggregated:
+                    self._on_prefill_token(chunk.request_id, end_ns)
 
-    def _on_joined(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """Requests that come back have waited longer than this step takes."""
-        first_end_ns = row.start_ns + row.first_ns
-        pauses = [self._last_token_ns.pop(i) for i in step.joined if i in self._last_token_ns]
-        self.records.resume_gaps_ns += [first_end_ns - last_ns for last_ns in pauses]
-        return row._replace(num_resumed=len(pauses))
+    def _on_prefill_token(self, request_id: int, now_ns: int) -> None:
+        last_ns = self._last_token_ns.get(request_id)
+        if last_ns is not None:
+            self.records.pauses.append(Pause(now_ns - last_ns, 1))
+        self._last_token_ns[request_id] = now_ns
+
+    def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
+        """Who got the last token before this step began has waited longer than it takes."""
+        start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
+        pauses = []
+        if step.joined and self._last_token_ns:
+            last_tokens = [self._last_token_ns.pop(i, start_ns) for i in step.joined]
+            pauses = [Pause(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
+        num_others = step.num_requests - len(step.joined)
+        until_ns = self._decoded_until_ns.get(row.instance_id, start_ns)
+        if num_others and until_ns < start_ns:
+            pauses.append(Pause(first_end_ns - until_ns, num_others))
+        self._decoded_until_ns[row.instance_id] = start_ns + row.duration_ns
+        if not pauses:
+            return row
+        self.records.pauses += pauses
+        return row._replace(num_resumed=sum(pause.num_requests for pause in pauses))

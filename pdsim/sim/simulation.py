@@ -71,6 +71,7 @@ class Simulation:
         self._message_ns = cluster.message_latency_ns
         self._num_ended = 0
         self._scatter_free_ns: dict[str, int] = {}
+        interconnect = self._interconnect = cluster.interconnect
         outputs = {spec.request_id: spec.output for spec in cluster.requests}
         instances: list[Any] = list(cluster.instances)
         agents: list[Any] = list(cluster.agents)
@@ -91,21 +92,23 @@ class Simulation:
                 outputs=outputs,
                 carry_out=self._carry_out,
                 on_step=self._recorder.on_step,
-                layer_groups=cluster.scenario.prefill.layer_groups,
+                layer_groups=0 if interconnect is None else interconnect.layer_groups,
                 on_layers=self._on_layers,
                 on_choice=self._on_choice if observation.levels else None,
                 single_steps=single_steps,
             )
             for index, instance in enumerate(instances)
         }
-        self._network = Network(
-            self._timeline,
-            topology=cluster.topology,
-            transport=cluster.transport,
-            wire=cluster.wire,
-            staging=cluster.staging,
-            on_done=self._on_transfer_done,
-        )
+        self._network = None
+        if interconnect is not None:
+            self._network = Network(
+                self._timeline,
+                topology=interconnect.topology,
+                transport=interconnect.transport,
+                wire=interconnect.wire,
+                staging=interconnect.staging,
+                on_done=self._on_transfer_done,
+            )
         self._front_end = None
         if not cluster.front_end.are_none:
             self._front_end = FrontEnd(
@@ -205,11 +208,13 @@ class Simulation:
         self._tell_agent(self._sender_of[unit.source], unit)
 
     def _start_transfer(self, command: m.StartTransfer) -> None:
+        assert self._network is not None
         self._network.start(command.unit)
 
     def _on_transfer_done(self, transfer: Transfer) -> None:
+        assert self._interconnect is not None
         unit = transfer.unit
-        self._recorder.on_transfer(transfer_record(transfer, self._cluster.wire, self._timeline.now_ns))
+        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, self._timeline.now_ns))
         self._tell_agent(self._sender_of[unit.source], m.UnitSent(unit))
 
     def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
@@ -217,10 +222,11 @@ class Simulation:
 
     def _scatter(self, command: m.Scatter) -> None:
         """On a stream of its own, behind the scatters before it."""
-        assert self._cluster.staging is not None
+        assert self._interconnect is not None
+        assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
-        end_ns = start_ns + self._cluster.staging.scatter_ns(command.num_bytes)
+        end_ns = start_ns + self._interconnect.staging.scatter_ns(command.num_bytes)
         self._scatter_free_ns[command.decode_id] = end_ns
         done = m.Tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
         self._timeline.after(end_ns - now_ns, self._deliver, done)

@@ -14,6 +14,9 @@ RUNTIME_BYTES = 2e9
 (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
 
 
+Role = Literal["prefill", "decode", "aggregated"]
+"""What a server is for."""
+
 STATE_SHARE = 0.9
 """Memory of linear-attention states for each byte of KV (SGLang's mamba_full_memory_ratio)."""
 
@@ -108,17 +111,14 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
     return MemoryTier(chunked_prefill_tokens=16384, max_graph_batch=512)
 
 
-def default_mem_fraction(
-    gpu: GpuSpec, tp: int, role: Literal["prefill", "decode"], chunk_tokens: int | None, max_running: int | None
-) -> float:
+def default_mem_fraction(gpu: GpuSpec, tp: int, role: Role, chunk_tokens: int | None, max_running: int | None) -> float:
     """mem_fraction_static when it is not given."""
     tier = memory_tier(gpu, tp)
+    graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)
     if role == "decode":
         activation = max(max_running or tier.max_graph_batch, 2048)
-        graphs = 2 * tier.max_graph_batch
     else:
         activation = max(chunk_tokens or 16384, 2048)
-        graphs = 1536
     memory_mib = gpu.memory_bytes / MIB
     reserved = 512 + 1.5 * activation + tp / 8 * 1024 + graphs
     if memory_mib > 60 * 1024:

@@ -74,6 +74,8 @@ CHANGES = [
     ("cost={profile: nowhere.yaml}", "nowhere.yaml does not exist"),
     ("cost={use: roofline, matrix_eficiency: 1}", "did you mean 'matrix_efficiency'?"),
     ("decode.gpu.name=x", "decode.gpu: Input should be a valid string"),
+    ("aggregated={gpu: h100}", "s.yaml: aggregated stands beside prefill and decode: a cluster has one or the other"),
+    ("decode=null", "s.yaml: no decode: a cluster has prefill and decode instances, or aggregated ones"),
     ("decode", "--set decode: expected path=value"),
     ("decode.tp=[1", "--set decode.tp=[1, line 1, column"),
 ]
@@ -101,6 +103,27 @@ def test_a_wrong_field(capsys, scenario, change, says):
     assert says in message(capsys, "run", scenario, "--set", change)
 
 
+AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggregated: {gpu: h100}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("aggregated.radix=1", "line 3: unknown field 'aggregated.radix' (did you mean 'radix_cache'?); here are inst"),
+        ("aggregated.tp=5", "aggregated: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
+        ("aggregated.chunked_prefill_tokens=2", "aggregated: chunked_prefill_tokens 2 is less than a page of 4 tokens"),
+        ("aggregated.schedule_conservativeness=0", "aggregated.schedule_conservativeness: Input should be greater tha"),
+        ("aggregated.preemption=fcfs", "aggregated.preemption: no PreemptionPolicy 'fcfs'"),
+        ("aggregated.pool_tokens=20", "request 0 grows to 17 tokens; an aggregated instance has room for 15"),
+        ("prefill={gpu: h100}", "aggregated stands beside prefill: a cluster has one or the other; leave one out"),
+    ],
+)
+def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
+    path = tmp_path / "s.yaml"
+    path.write_text(AGGREGATED)
+    assert says in message(capsys, "run", path, "--set", change)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -108,6 +131,10 @@ def test_a_wrong_field(capsys, scenario, change, says):
         ("- a\n- b\n", "expected a mapping of fields, found"),
         ("model: [qwen\n", "s.yaml, line 2, column 1: not YAML"),
         (GOOD.replace("model: qwen3-0.6b\n", ""), "s.yaml: model is missing"),
+        (
+            GOOD.replace("decode: {gpu: h100}\n", "").replace("prefill: {gpu: h100}\n", ""),
+            "s.yaml: no prefill and decode: a",
+        ),
         (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
     ],
 )

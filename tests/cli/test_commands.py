@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
+from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
 
 SCENARIO = """\
@@ -114,6 +115,41 @@ def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):
     one = output_json(capsys, "explain", tmp_path / "run", "--request", 3)
     assert sum(one["stages_ms"].values()) == pytest.approx((one["end_ns"] - one["arrival_ns"]) / 1e6)
     assert "decode_forward" in output(capsys, "explain", scenario, "--request", 3)
+
+
+@pytest.fixture
+def aggregated(tmp_path: Path) -> Path:
+    path = tmp_path / "aggregated.yaml"
+    pair = "prefill: {gpu: h100, pool_tokens: 4096}\ndecode: {gpu: h100, pool_tokens: 4096, radix_cache: true}\n"
+    path.write_text(SCENARIO.replace(pair, "aggregated: {gpu: h100, pool_tokens: 4096}\n").replace("little", "one"))
+    return path
+
+
+def test_every_command_takes_an_aggregated_cluster(capsys, aggregated, scenario, tmp_path):
+    run = tmp_path / "run"
+    first = output_json(capsys, "run", aggregated, "--out", run)
+    assert first["completed"] == 24
+    assert first["pdsim"]["transfers"] == 0
+    assert output_json(capsys, "run", run / "scenario.yaml") == first
+    assert output_json(capsys, "replay", run)["identical"]
+    report = output_json(capsys, "explain", run)
+    assert [stage["stage"] for stage in report["stages"]] == list(AGGREGATED_STAGES)
+    assert [limit["instance_id"] for limit in report["instances"]] == ["aggregated-0"]
+    one = output_json(capsys, "explain", run, "--request", 3)
+    assert sum(one["stages_ms"].values()) == pytest.approx((one["end_ns"] - one["arrival_ns"]) / 1e6)
+    assert "aggregated-0, finished" in output(capsys, "explain", run, "--request", 3)
+    assert "decode_bootstrap" in output(capsys, "compare", run, scenario)
+    (tmp_path / "measured.yaml").write_text(
+        "scenario: aggregated.yaml\nsource: made up\narms: {only: {runs: [{completed: 24}]}}\n"
+    )
+    (arm,) = output_json(capsys, "validate", tmp_path)
+    assert arm["metrics"]["completed"]["error"] == 0
+
+
+def test_a_cluster_becomes_aggregated_on_the_command_line(capsys, scenario):
+    changes = ["prefill=null", "decode=null", "aggregated={gpu: h100}"]
+    arguments = [word for change in changes for word in ("--set", change)]
+    assert output_json(capsys, "run", scenario, *arguments)["pdsim"]["transfers"] == 0
 
 
 def test_validate_prints_the_errors_of_a_case(capsys, scenario, tmp_path):

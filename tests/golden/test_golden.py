@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.invariants import check
+from pdsim.core.invariants import AnyInstance, check
 from pdsim.core.journal import digest, replay
-from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.loading import load_scenario
@@ -56,5 +54,5 @@ def test_a_stored_journal_replays(folder):
     machines = state_machines(resolve(load_scenario(folder / "scenario.yaml")))
     assert replay(read_journal(folder), machines) > 100
     for machine in machines.values():
-        if isinstance(machine, PrefillInstance | DecodeInstance):
+        if isinstance(machine, AnyInstance):
             check(machine)

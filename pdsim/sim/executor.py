@@ -7,8 +7,8 @@ from pdsim.core.messages import DecodeStep, PrefillStep, StepResult
 from pdsim.core.sequence import Spans
 
 
-class DecodeExecutor:
-    """Follows the batch of one decode instance by the steps it is given."""
+class Executor:
+    """Follows the batch of one instance by the steps it is given."""
 
     def __init__(self, outputs: Mapping[int, Spans]) -> None:
         self._outputs = outputs
@@ -17,12 +17,12 @@ class DecodeExecutor:
         """(step after which it ends, request), as a heap; entries of requests that left are stale."""
         self._end_of: dict[int, int] = {}
         self._remaining: dict[int, int] = {}
-        """Steps that requests still need which left."""
+        """Tokens that requests still lack which left."""
 
     def begin(self, step: DecodeStep) -> int:
         """Take in the changes of the batch; the number of steps until the first sequence ends."""
         for request_id in step.left:
-            self._remaining[request_id] = self._end_of.pop(request_id) - self._num_steps
+            self._set_aside(request_id)
         for request_id in step.joined:
             remaining = self._remaining.pop(request_id, None) or len(self._outputs[request_id]) - 1
             end = self._num_steps + remaining
@@ -44,12 +44,24 @@ class DecodeExecutor:
                 ended.append((request_id, self._outputs[request_id]))
         return StepResult(num_steps, tuple(ended))
 
+    def prefill(self, step: PrefillStep) -> StepResult:
+        """Each prompt that is completed gets a token: the first, or where it was retracted the next."""
+        ended = []
+        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
+            self._set_aside(request_id)
+            output = self._outputs[request_id]
+            remaining = self._remaining.pop(request_id, None)
+            if (remaining or len(output)) == 1:
+                ended.append((request_id, output))
+            elif remaining is not None:
+                self._remaining[request_id] = remaining - 1
+        return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
+
+    def _set_aside(self, request_id: int) -> None:
+        """A request that left, if that is not known yet: the batch may tell it only with its next step."""
+        end = self._end_of.pop(request_id, None)
+        if end is not None:
+            self._remaining[request_id] = end - self._num_steps
+
 
 _NONE_ENDED = StepResult()
-
-
-def prefill_result(step: PrefillStep, outputs: Mapping[int, Spans]) -> StepResult:
-    """Sequences that consist of their first token end with it."""
-    last = [chunk.request_id for chunk in step.chunks if chunk.is_last]
-    ended = [(request_id, outputs[request_id]) for request_id in last if len(outputs[request_id]) == 1]
-    return StepResult(1, tuple(ended)) if ended else _NONE_ENDED

@@ -1,0 +1,278 @@
+"""Life of a request in an aggregated instance, which computes prompts and decodes on one GPU group, one step at a time.
+
+waiting   NewRequest came, or it was retracted                  next_step: the policy picks it
+begun     one or more chunks; at most one prompt lacks some     next_step -> PrefillStep, on_step_done -> FirstToken
+running   one token per step                                    next_step -> DecodeStep, on_step_done
+gone      prompt and output are cached                          -> Finished
+
+Prompts come first: only when none can be begun or gone on with does the batch decode. A retracted request goes to the
+end of the queue, and its prompt with the outputs it had is computed again.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
+from pdsim.core.instance import Levels
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import (
+    Command,
+    DecodeStep,
+    Failed,
+    Finished,
+    FirstToken,
+    Message,
+    NewRequest,
+    PrefillStep,
+    Retracted,
+    Step,
+    StepResult,
+    Wait,
+)
+from pdsim.core.new_token_ratio import NewTokenRatio
+from pdsim.core.running_batch import RunningBatch, RunningRequest
+from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
+from pdsim.policy.views import TokenSequence
+
+MAX_ESTIMATED_TOKENS = 4096
+"""Of the output that a request may still produce: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
+
+_FOREVER = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatedLimits:
+    """What bounds one forward and the instance as a whole, by SGLang's names."""
+
+    max_running_requests: int
+    chunked_prefill_tokens: int | None
+    """Tokens of one forward; None computes every prompt in one piece."""
+    max_prefill_tokens: int
+    """New tokens of one forward; the first prompt of a batch may exceed it."""
+    schedule_conservativeness: float = 1.0
+    """Above 1, running requests are expected to grow more, and fewer are begun beside them."""
+    overlap: bool = True
+    """SGLang's overlap schedule chooses a step when the one before it begins. What came since is looked at only after
+    the choice: it waits for one step more. A driver that does choose so early must switch this off."""
+
+
+@dataclass(slots=True)
+class AggregatedRequest(RunningRequest):
+    num_cached_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_computed_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Retraction lost the KV of outputs too; the last of them is an input like the others."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_growth_tokens(self) -> int:
+        return min(max(self.max_output_tokens - self.num_output_tokens, 0), MAX_ESTIMATED_TOKENS)
+
+
+class AggregatedInstance:
+    max_steps_in_flight = 1
+
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        cache: KvCache,
+        limits: AggregatedLimits,
+        policy: PrefillPolicy,
+        preemption_policy: PreemptionPolicy,
+    ) -> None:
+        self.instance_id = instance_id
+        self.cache = cache
+        self.limits = limits
+        self.page_size = cache.page_size
+        self.now_ns = 0
+        self.batch: RunningBatch[AggregatedRequest] = RunningBatch(cache)
+        self._arrived: list[AggregatedRequest] = []
+        """Not looked at yet."""
+        self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
+            cache=cache,
+            policy=policy,
+            chunk_tokens=limits.chunked_prefill_tokens,
+            max_prefill_tokens=limits.max_prefill_tokens,
+        )
+        self._retracted: dict[int, AggregatedRequest] = {}
+        """Until their KV is there again."""
+        self._preemption_policy = preemption_policy
+        self._ratio = NewTokenRatio(limits.schedule_conservativeness)
+        self._num_prefill_steps = 0
+        self._blocked_by = ""
+        """What the first prompt lacked that could not be begun: none is tried again before a request leaves the batch
+        (SGLang's batch_is_full)."""
+
+    # What a preemption policy sees.
+
+    @property
+    def num_available_pages(self) -> int:
+        return self.cache.num_available_pages
+
+    @property
+    def num_active(self) -> int:
+        return self.batch.num_requests
+
+    @property
+    def num_running_tokens(self) -> int:
+        return self.batch.num_kv_tokens + self.batch.num_requests
+
+    @property
+    def running(self) -> list[AggregatedRequest]:
+        return self.batch.requests()
+
+    @property
+    def active(self) -> list[AggregatedRequest]:
+        return self.batch.requests()
+
+    @property
+    def retracted(self) -> Collection[AggregatedRequest]:
+        return self._retracted.values()
+
+    # What a driver calls.
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        if not isinstance(message, NewRequest):
+            raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
+        num_tokens, capacity = len(message.prompt), self.cache.pool.num_pages * self.page_size
+        room = capacity - self._whole_pages(num_tokens) - self.page_size - 1
+        if room < 1:
+            reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
+            return [Failed(message.request_id, reason)]
+        max_output_tokens = min(message.max_output_tokens, room)  # or it could never be begun
+        request = AggregatedRequest(
+            message.request_id, message.arrival_ns, message.prompt, num_tokens, max_output_tokens
+        )
+        self._arrived.append(request)
+        return []
+
+    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+        self.now_ns = now_ns
+        commands: list[Command] = []
+        if not self.limits.overlap:
+            self._look_at_arrived()
+        step = self._choose(commands)
+        if self._arrived:
+            self._look_at_arrived()
+            if isinstance(step, Wait):
+                step = self._choose(commands)
+        if isinstance(step, DecodeStep) and self._builder.waiting and not self._blocked_by:
+            step = step._replace(max_steps=1)
+        return step, commands
+
+    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
+        if isinstance(step, PrefillStep):
+            return self._on_prefill_done(step, dict(result.ended))
+        self.batch.advance(result.num_steps)
+        for request_id, output in result.ended:
+            self.batch.end(request_id, output)
+            self._blocked_by = ""
+        return [Finished(request_id) for request_id, _ in result.ended]
+
+    def holding(self) -> list[AggregatedRequest]:
+        """Requests that hold pages."""
+        return [*self._builder.begun.values(), *self.batch.requests()]
+
+    def levels(self) -> Levels:
+        num_queued = len(self._arrived) + len(self._builder.waiting)
+        return Levels(
+            *self.cache.levels(),
+            num_queued=num_queued,
+            num_transferring=0,
+            num_ready=0,
+            num_running=len(self._builder.begun) + self.batch.num_requests,
+            num_retracted=len(self._retracted),
+            blocked_by=self._blocked_by if num_queued else "",
+        )
+
+    def waiting_for(self) -> list[str]:
+        where, have = self.instance_id, f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
+        waiting = [*self._builder.waiting, *self._arrived]
+        return [f"{where}: request {r.request_id} ({r.num_tokens} tokens) waits for its turn, {have}" for r in waiting]
+
+    # Choosing a step.
+
+    def _look_at_arrived(self) -> None:
+        for request in self._arrived:
+            self._builder.enqueue(request)
+        self._arrived = []
+
+    def _choose(self, commands: list[Command]) -> Step | Wait:
+        while True:
+            forward = self._fill_forward()
+            if forward.chunks:
+                self._num_prefill_steps += 1
+                return PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+            if not self.batch.num_requests:
+                self._ratio.on_idle(self.batch.num_steps)
+                return Wait(forward.hold_until_ns)
+            self._make_room(commands)
+            if self.batch.num_requests:
+                return self.batch.step(_FOREVER)
+
+    def _fill_forward(self) -> Forward:
+        forward = self._builder.fill(self.now_ns, self._room())
+        self._blocked_by = forward.blocked_by or self._blocked_by
+        return forward
+
+    def _room(self) -> Room | None:
+        """None: no prompt may be begun."""
+        if self._blocked_by or not self._builder.waiting:
+            return None
+        num_slots = self.limits.max_running_requests - self.batch.num_requests - len(self._builder.begun)
+        if num_slots <= 0:
+            self._blocked_by = "slots"
+            return None
+        growth = sum(request.num_growth_tokens for request in self.batch.requests())
+        ratio = self._ratio.at(self.batch.num_steps)
+        return Room(num_slots, reserved_tokens=int(growth * ratio) + 1)
+
+    def _make_room(self, commands: list[Command]) -> None:
+        """Open the pages of the next step; take them from others if there are too few."""
+        lacked = False
+        for request in self.batch.make_room(self._preemption_policy, self):
+            lacked = True
+            self._blocked_by = ""
+            if self.batch.num_requests:
+                self._retracted[request.request_id] = request
+                self._builder.enqueue(request)
+                commands.append(Retracted(request.request_id))
+            else:
+                capacity = self.cache.pool.num_pages * self.page_size
+                reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                commands.append(Failed(request.request_id, reason))
+        if lacked:
+            self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
+
+    # What becomes of a prompt.
+
+    def _on_prefill_done(self, step: PrefillStep, outputs: Mapping[int, TokenSequence]) -> list[Command]:
+        commands: list[Command] = []
+        for chunk in step.chunks:
+            request = self._builder.complete(chunk)
+            if chunk.is_last:
+                commands += self._on_token(request, outputs.get(chunk.request_id))
+            else:
+                self._blocked_by = ""  # SGLang forgets it when a partial prompt leaves its forward
+        return commands
+
+    def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[Command]:
+        """The forward that completes a prompt also makes a token: the first, or the next after a retraction."""
+        commands: list[Command] = [] if request.num_output_tokens else [FirstToken(request.request_id)]
+        request.num_output_tokens += 1
+        self._retracted.pop(request.request_id, None)
+        if output is not None:
+            self.batch.close(request, output)
+            self._blocked_by = ""
+            return [*commands, Finished(request.request_id)]
+        if not self.batch.num_requests:
+            self._blocked_by = ""  # it was of the batch before
+        self.batch.join(request)
+        return commands
+
+    def _whole_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size) * self.page_size

@@ -1,0 +1,198 @@
+"""Fills prefill forwards from the prompts that wait (SGLang's PrefillAdder): at most one prompt is partly computed."""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.messages import PrefillChunk
+from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
+from pdsim.policy.views import QueuedPrefill, TokenSequence
+
+_UNLIMITED = 1 << 62
+
+
+class Prompt(Protocol):
+    """What a builder needs to know of a request."""
+
+    request_id: int
+    arrival_ns: int
+    prompt: TokenSequence
+    num_prompt_tokens: int
+    lease: Lease
+    num_cached_tokens: int
+    num_scheduled_tokens: int
+    num_computed_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """To be computed or found in the cache: the prompt, and outputs that were lost if there are such."""
+        ...
+
+    @property
+    def num_growth_tokens(self) -> int:
+        """How many more it may come to hold."""
+        ...
+
+
+PromptT = TypeVar("PromptT", bound=Prompt)
+
+
+class Room(NamedTuple):
+    """What prompts that are begun now may take."""
+
+    num_slots: int
+    reserved_tokens: int
+    """Not to be taken, though no page holds them yet: what others will grow by."""
+
+
+class Forward(NamedTuple):
+    chunks: list[PrefillChunk]
+    hold_until_ns: int | None = None
+    """The policy begins nothing before."""
+    blocked_by: str = ""
+    """What the first prompt lacked that was not begun: "slots", "pages", or nothing."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left of one forward while it is being filled."""
+
+    chunk_tokens: int
+    prefill_tokens: int
+    num_slots: int
+    reserved_tokens: int
+
+    @property
+    def is_spent(self) -> bool:
+        return self.chunk_tokens <= 0 or self.prefill_tokens <= 0
+
+
+class ForwardBuilder(Generic[PromptT]):
+    """Holds the prompts of one instance that wait and those that are being computed. A prefill policy sees it."""
+
+    def __init__(
+        self, *, cache: KvCache, policy: PrefillPolicy, chunk_tokens: int | None, max_prefill_tokens: int
+    ) -> None:
+        """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it."""
+        self.now_ns = 0
+        self.page_size = cache.page_size
+        self.begun: dict[int, PromptT] = {}
+        self._waiting: OrderedDict[int, PromptT] = OrderedDict()
+        self._partial: PromptT | None = None
+        """Of those begun, the one with tokens that no forward has yet."""
+        self._cache = cache
+        self._policy = policy
+        self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
+        self._max_prefill_tokens = max_prefill_tokens
+
+    # What a prefill policy sees.
+
+    @property
+    def waiting(self) -> Collection[PromptT]:
+        return self._waiting.values()
+
+    @property
+    def num_available_pages(self) -> int:
+        return self._cache.num_available_pages
+
+    def num_cached_tokens(self, request: QueuedPrefill) -> int:
+        return self._cache.num_cached_tokens(request.prompt)
+
+    # What an instance calls.
+
+    @property
+    def has_work(self) -> bool:
+        return self._partial is not None or bool(self._waiting)
+
+    def enqueue(self, request: PromptT) -> None:
+        self._waiting[request.request_id] = request
+
+    def fill(self, now_ns: int, room: Room | None) -> Forward:
+        """The next forward: what goes on, and what the policy picks of those that wait. No room: what goes on."""
+        self.now_ns = now_ns
+        reserved_tokens = 0 if room is None else room.reserved_tokens
+        num_slots = 0 if room is None else room.num_slots
+        budget = _Budget(self._chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
+        chunks: list[PrefillChunk] = []
+        if self._partial is not None:
+            self._go_on(self._partial, budget, chunks)
+        if self._partial is not None or budget.is_spent or not self._waiting or room is None:
+            return Forward(chunks)
+        picks = self._policy.select(self)
+        if isinstance(picks, HoldUntil):
+            return Forward(chunks, picks.time_ns)
+        blocked_by = ""
+        for pick in picks:
+            lacking = self._take(pick, budget, chunks)
+            if lacking is not None:
+                blocked_by = lacking
+                break
+            if self._partial is not None or budget.is_spent:
+                break
+        for chunk in chunks:  # only now: the policy may still have been walking along the queue
+            self._waiting.pop(chunk.request_id, None)
+        return Forward(chunks, None, blocked_by)
+
+    def complete(self, chunk: PrefillChunk) -> PromptT:
+        """A chunk was computed; the whole pages of the prompt are shared from now on."""
+        request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
+        request.num_computed_tokens += chunk.num_tokens
+        num_shareable = min(request.num_computed_tokens, request.num_prompt_tokens)
+        self._cache.checkpoint(request.lease, request.prompt, num_shareable)
+        return request
+
+    # Filling.
+
+    def _go_on(self, partial: PromptT, budget: _Budget, chunks: list[PrefillChunk]) -> None:
+        num_pages = len(partial.lease.table) + self.num_available_pages
+        room = num_pages * self.page_size - partial.num_scheduled_tokens
+        self._compute(partial, min(budget.chunk_tokens, room), budget, chunks)
+
+    def _take(self, pick: Pick, budget: _Budget, chunks: list[PrefillChunk]) -> str | None:
+        """Lock the prompt's cached prefix and compute what fits of the rest; or what it lacks, if nothing does."""
+        request = self._waiting.get(pick.request_id)
+        if request is None or pick.request_id in self.begun:
+            raise PolicyError(f"{self._policy}: picked request {pick.request_id}, which does not wait")
+        if pick.max_tokens is not None and pick.max_tokens <= 0:
+            raise PolicyError(f"{self._policy}: {pick} computes nothing")
+        if budget.num_slots <= 0:
+            return "slots"
+        lease = self._cache.open(request.prompt, request.num_tokens - 1)
+        num_cached = lease.num_shared * self.page_size
+        num_new = request.num_tokens - num_cached
+        most = num_new + request.num_growth_tokens + self.page_size
+        fits = most <= self.num_available_pages * self.page_size - budget.reserved_tokens
+        whole_pages = -(-num_new // self.page_size) * self.page_size
+        if not fits or (chunks and whole_pages >= budget.prefill_tokens):
+            self._cache.drop(lease)
+            return "" if fits else "pages"
+        request.lease = lease
+        request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
+        limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)
+        if not self._compute(request, limit, budget, chunks):
+            self._cache.drop(lease)
+            return ""
+        budget.num_slots -= 1
+        return None
+
+    def _compute(self, request: PromptT, limit: int, budget: _Budget, chunks: list[PrefillChunk]) -> bool:
+        """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
+        num_tokens = request.num_tokens - request.num_scheduled_tokens
+        is_last = num_tokens <= limit
+        if not is_last:
+            num_tokens = limit - limit % self.page_size
+            if num_tokens <= 0:
+                return False
+        self._partial = None if is_last else request
+        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        request.num_scheduled_tokens += num_tokens
+        num_pages = -(-request.num_scheduled_tokens // self.page_size)
+        self._cache.grow(request.lease, num_pages - len(request.lease.table))
+        self.begun[request.request_id] = request
+        budget.chunk_tokens -= num_tokens
+        budget.prefill_tokens -= num_tokens
+        budget.reserved_tokens += request.num_growth_tokens + self.page_size
+        return True

@@ -1,0 +1,89 @@
+"""Clusters without disaggregation: each instance computes prompts and decodes them."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.aggregated_router import AggregatedRouter
+from pdsim.core.router import RoleRouter
+from pdsim.cost.model import CostModel
+from pdsim.cost.two_phases import TwoPhases
+from pdsim.scenario.schema import AggregatedSettings, Scenario
+from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.memory import default_mem_fraction
+from pdsim.workload.request_spec import RequestSpec
+
+
+def resolve_aggregated(scenario: Scenario, settings: AggregatedSettings) -> AggregatedSettings:
+    layout = layout_of(scenario, "aggregated")
+    chunk = chunk_tokens(scenario, settings, layout, "aggregated")
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "aggregated", chunk or None, None)
+    pool = pool_tokens(scenario, settings, layout, fraction, "aggregated")
+    update = {
+        "mem_fraction": fraction,
+        "pool_tokens": pool,
+        "max_running_requests": max_running(settings, layout, pool, fraction),
+        "chunked_prefill_tokens": chunk,
+    }
+    return settings.model_copy(update=update)
+
+
+def check_aggregated_requests(
+    scenario: Scenario, settings: AggregatedSettings, requests: Sequence[RequestSpec]
+) -> None:
+    """Each request alone must fit as SGLang counts: whole pages of its prompt, its output, a page and a token."""
+    page = scenario.page_size
+    tokens = {spec.request_id: -(-len(spec.prompt) // page) * page + len(spec.output) for spec in requests}
+    largest = max(tokens, key=lambda request_id: tokens[request_id])
+    room = (settings.pool_tokens or 0) - page - 1
+    if tokens[largest] > room:
+        raise ConfigError(
+            f"request {largest} grows to {tokens[largest]} tokens; an aggregated instance has room for {room}: "
+            f"give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def build_aggregated_instances(scenario: Scenario, settings: AggregatedSettings) -> list[AggregatedInstance]:
+    """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
+    return [
+        AggregatedInstance(
+            instance_id,
+            cache=kv_cache(scenario, settings),
+            limits=_limits(settings),
+            policy=deepcopy(settings.policy),
+            preemption_policy=deepcopy(settings.preemption),
+        )
+        for instance_id in instance_ids(settings, "aggregated")
+    ]
+
+
+def build_aggregated_router(scenario: Scenario, settings: AggregatedSettings) -> AggregatedRouter:
+    router = scenario.router
+    return AggregatedRouter(
+        RoleRouter(
+            instance_ids(settings, "aggregated"),
+            deepcopy(router.prefill),
+            snapshot_interval_ns=router.snapshot_interval,
+            memory_tokens=router.memory_tokens,
+        )
+    )
+
+
+def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, CostModel]:
+    layout = layout_of(scenario, "aggregated")
+    return {
+        instance_id: TwoPhases(scenario.cost.prefill.model(layout), scenario.cost.decode.model(layout))
+        for instance_id in instance_ids(settings, "aggregated")
+    }
+
+
+def _limits(settings: AggregatedSettings) -> AggregatedLimits:
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    return AggregatedLimits(
+        max_running_requests=settings.max_running_requests,
+        chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        schedule_conservativeness=settings.schedule_conservativeness,
+        overlap=settings.overlap,
+    )

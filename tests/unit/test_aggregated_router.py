@@ -1,0 +1,39 @@
+"""The router of an aggregated cluster."""
+
+import pytest
+
+from pdsim.core.aggregated_router import AggregatedRouter
+from pdsim.core.messages import Arrival, Failed, Finished, KvSent, NewRequest, Send
+from pdsim.core.router import RoleRouter
+from pdsim.core.sequence import Spans
+from pdsim.policy.routing import LeastLoaded
+
+
+@pytest.fixture
+def router() -> AggregatedRouter:
+    ids = ["aggregated-0", "aggregated-1"]
+    return AggregatedRouter(RoleRouter(ids, LeastLoaded(), snapshot_interval_ns=0, memory_tokens=1000))
+
+
+def arrive(router: AggregatedRouter, i: int, num_tokens: int = 10) -> str:
+    (command,) = router.on_message(Arrival(i, Spans.of(i, num_tokens), 5), 7)
+    return command.to
+
+
+def test_one_instance_gets_the_request_once(router):
+    prompt = Spans.of(1, 10)
+    assert router.on_message(Arrival(1, prompt, 5), 7) == [
+        Send("aggregated-0", NewRequest(1, 7, prompt, 5, "aggregated-0", "aggregated-0"))
+    ]
+
+
+@pytest.mark.parametrize("outcome", [Finished(1), Failed(1, "too long")])
+def test_loads_count_what_has_not_ended(router, outcome):
+    assert [arrive(router, i) for i in (1, 2)] == ["aggregated-0", "aggregated-1"]
+    assert router.on_message(outcome, 8) == []
+    assert arrive(router, 3) == "aggregated-0"
+
+
+def test_a_message_it_does_not_know_is_a_bug(router):
+    with pytest.raises(TypeError, match="does not take"):
+        router.on_message(KvSent(1), 0)
