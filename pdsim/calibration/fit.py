@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from math import exp, log
 from typing import Any
 
-from pdsim import __version__
 from pdsim.calibration.case import Arm, Case
 from pdsim.calibration.compare import Simulate, simulated_metrics
 
@@ -68,6 +68,6 @@ def fitted_profile(name: str, case: Case, arm: Arm, fit: Fit, cost: Mapping[str,
             "simulations": fit.num_simulations,
             "command": command,
             "date": datetime.now(UTC).date().isoformat(),
-            "pdsim": __version__,
+            "pdsim": version("pdsim"),
         },
     }

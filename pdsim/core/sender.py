@@ -56,8 +56,8 @@ class Sender:
         self._by_request = by_request
         self._queues = [_Queue() for _ in range(num_queues)]
         self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(decode_ids)}
-        self._computed: dict[int, int] = {}
-        """Groups of layers that the steps under way have computed."""
+        self._computing = LayersComputed(0, 0)
+        """The step that computes layers, and how many groups it has: steps follow each other."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
         self._stopped: set[int] = set()
@@ -86,7 +86,7 @@ class Sender:
         if isinstance(message, TransferFailed):
             return self._on_failed(message)
         if isinstance(message, LayersComputed):
-            self._computed[message.step_id] = message.num_groups
+            self._computing = message
         elif isinstance(message, StagingLent):
             if message.request_id not in self._stopped:
                 for cell, span in enumerate(message.spans):
@@ -117,8 +117,7 @@ class Sender:
 
     def _is_ready(self, unit: TransferUnit) -> bool:
         if unit.after_layers is not None:
-            step_id, group = unit.after_layers
-            return self._computed.get(step_id, 0) > group
+            return unit.after_layers < self._computing
         if unit.cell is not None:
             span = self._spans.get((unit.request_id, unit.cell))
             return span is not None and may_write(span, self._watermarks[unit.target])

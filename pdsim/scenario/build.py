@@ -248,7 +248,7 @@ def _interconnect(scenario: Scenario) -> Interconnect:
     return Interconnect(
         wire=wire,
         transport=transport,
-        topology=wiring.topology(scenario.network, transport, sides, wire.num_writers),
+        topology=wiring.topology(scenario.network, transport, sides, wire),
         staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
         layer_groups=scenario.pair.prefill.layer_groups,
     )
@@ -257,7 +257,7 @@ def _interconnect(scenario: Scenario) -> Interconnect:
 def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
     settings = scenario.pair.prefill
     chunk = chunk_tokens(scenario, settings, layout, "prefill")
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "prefill", chunk or None, None)
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, "prefill", chunk or None, None)
     pool = pool_tokens(scenario, settings, layout, fraction, "prefill")
     update = {
         "mem_fraction": fraction,
@@ -271,11 +271,12 @@ def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
 def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
     settings = scenario.pair.decode
     given = settings.max_running_requests
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "decode", None, given)
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, "decode", None, given)
     pool = pool_tokens(scenario, settings, layout, fraction, "decode")
     extra = settings.extra_slots
     if extra is None:
-        extra = 2 * given if given is not None and given <= _SMALL_BATCH else 0
+        running = None if given is None else max(1, given // settings.dp)
+        extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
     update = {
         "mem_fraction": fraction,
         "pool_tokens": pool,

@@ -98,15 +98,16 @@ def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_
 
 
 def topology(
-    network: NetworkSettings, engine: Transport, sides: Mapping[str, tuple[list[str], Layout]], num_writers: int
+    network: NetworkSettings, engine: Transport, sides: Mapping[str, tuple[list[str], Layout]], wire: Wire
 ) -> Topology:
     """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too."""
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
+    num_senders = wire.num_pairs // wire.num_targets
     first_gpu = 0
     for role, (ids, layout) in sides.items():
-        way, weight = ("out", 1) if role == "prefill" else ("in", num_writers)
+        way, weight = ("out", num_senders / layout.tp) if role == "prefill" else ("in", wire.num_writers)
         for instance_id in ids:
             link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
             capacity[link] = link_bandwidth(network, engine, layout)
@@ -118,8 +119,7 @@ def topology(
             first_gpu += layout.tp
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth
-        ranks = sides["prefill"][1].tp
-        ways["out"] = {i: (*path, ("shared", ranks)) for i, path in ways["out"].items()}
+        ways["out"] = {i: (*path, ("shared", num_senders)) for i, path in ways["out"].items()}
     return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 

@@ -47,7 +47,7 @@ def test_stages_follow_each_other(scenario: Scenario):
             r.end_ns,
         ]
         assert times == sorted(times)
-        assert r.prefill_start_ns < r.transfer_start_ns < r.transfer_end_ns
+        assert r.admitted_ns < r.transfer_start_ns < r.transfer_end_ns
 
 
 @given(scenarios())
