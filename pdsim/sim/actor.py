@@ -8,7 +8,7 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, Pause, PrefillStep, StepResult, Wait
+from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, StepResult, Wait
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
@@ -116,17 +116,17 @@ class Actor:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
                 self._on_choice(self.instance)
-            if isinstance(asked, Pause):
-                self._go_on_later()
-                return
-            if isinstance(asked, Wait):
+            if isinstance(asked, DecodeStep):
+                self._begin_decode(asked)
+            elif isinstance(asked, PrefillStep):
+                self._begin_prefill(asked)
+            elif isinstance(asked, Wait):
                 if not self._num_in_flight:
                     self._begin_wait(asked)
                 return
-            if isinstance(asked, DecodeStep):
-                self._begin_decode(asked)
             else:
-                self._begin_prefill(asked)
+                self._go_on_later()
+                return
             self._num_in_flight += 1
             if self._num_in_flight == self._max_in_flight:
                 return
@@ -137,12 +137,13 @@ class Actor:
 
     def _on_result(self, result: StepResult) -> None:
         self._num_in_flight -= 1
-        self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result_ns
+        if self._host.result_ns:
+            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result_ns
         self._advance(result)
 
     def _go_on_later(self) -> None:
         """When the host has time."""
-        self._timeline.after(self._host_free_ns - self._timeline.now_ns, self._go_on, order=self._order)
+        self._timeline.after(max(0, self._host_free_ns - self._timeline.now_ns), self._go_on, order=self._order)
 
     def _go_on(self, _: None) -> None:
         self._advance(None)
