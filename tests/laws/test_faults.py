@@ -9,8 +9,9 @@ from hypothesis import given
 
 from pdsim.core.journal import decisions, digest, from_lines, replay, to_line
 from pdsim.scenario.build import resolve, restarted, state_machines
+from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
-from tests.strategies import fault_schedules
+from tests.strategies import fault_schedules, scenarios
 from tests.support import examples, run
 
 
@@ -62,3 +63,13 @@ def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
             times = [r.arrival_ns, r.routed_ns, r.admitted_ns, r.prefill_start_ns, r.prefill_end_ns]
             times += [r.transfer_end_ns, r.streamed_ns, r.first_token_ns, r.end_ns]
             assert times == sorted(times)
+
+
+@given(scenarios())
+@examples(30)
+def test_watching_changes_nothing_where_nothing_goes_wrong(scenario: Scenario):
+    watched = run(scenario.model_copy(update={"health": HealthSettings(waiting_timeout="1 h", transfer_timeout="1 h")}))
+    alone = run(scenario)
+    assert watched.records.requests == alone.records.requests
+    assert watched.records.transfers == alone.records.transfers
+    assert watched.records.steps == alone.records.steps
