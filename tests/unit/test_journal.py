@@ -1,0 +1,44 @@
+"""A journal as text."""
+
+import json
+
+import pytest
+
+from pdsim.core.journal import Entry, digest, from_lines, to_json, to_line
+from pdsim.core.messages import Arrival, Finished, FirstToken, PrefillDone, Send
+from pdsim.core.sequence import TokenIds
+from tests.support import run, small
+
+CLUSTERS = {
+    "plain": {},
+    "radix": {"decode__radix_cache": True, "decode__pool_tokens": 400},
+    "staged": {"prefill__tp": 2, "network__staging": {"ring": "20 MB"}},
+    "layers": {"prefill__layer_groups": 4},
+}
+
+
+@pytest.mark.parametrize("changes", CLUSTERS.values(), ids=CLUSTERS)
+def test_a_line_is_the_json_of_its_entry(changes):
+    scenario = small(
+        workload={"use": "sessions", "num_sessions": 10, "num_turns": 2, "input_tokens": 60, "output_tokens": 30},
+        client={"use": "closed_loop", "concurrency": 6},
+        **changes,
+    )
+    journal = run(scenario).journal
+    lines = [to_line(entry) for entry in journal]
+    assert lines == [json.dumps(to_json(tuple(entry)), separators=(",", ":")) + "\n" for entry in journal]
+    back = list(from_lines(lines))
+    assert [to_line(entry) for entry in back] == lines
+    assert digest(back) == digest(journal)
+
+
+def test_messages_that_are_equal_as_tuples_keep_their_names():
+    """FirstToken(5) == Finished(5): nothing may be remembered by value alone."""
+    for message in (FirstToken(5), Finished(5), PrefillDone(5)):
+        line = to_line(Entry("a", "on_message", (Send("b", message), 7), []))
+        assert line == f'["a","on_message",[{{"Send":["b",{{"{type(message).__name__}":[5]}}]}},7],[]]\n'
+
+
+def test_token_ids_and_odd_values():
+    entry = Entry("é", "on_message", (Arrival(1, TokenIds(range(20)), 2), True, None, 1.5, ["x"]), ())
+    assert json.loads(to_line(entry)) == json.loads(json.dumps(to_json(tuple(entry))))
