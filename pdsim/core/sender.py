@@ -97,10 +97,12 @@ class Sender:
             raise TypeError(f"{self.instance_id}: a sender does not take {message}")
         return [command for queue in self._queues for command in self._start_next(queue)]
 
+    def worker(self, unit: TransferUnit) -> int:
+        """Which of the workers sends it."""
+        return unit.request_id % len(self._queues) if self._by_request else self._shards[unit.target]
+
     def _queue(self, unit: TransferUnit) -> _Queue:
-        if self._by_request:
-            return self._queues[unit.request_id % len(self._queues)]
-        return self._queues[self._shards[unit.target]]
+        return self._queues[self.worker(unit)]
 
     def _start_next(self, queue: _Queue) -> list[Command]:
         if queue.sending is not None:

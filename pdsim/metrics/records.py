@@ -69,7 +69,10 @@ class StepRecord(NamedTuple):
 
 
 class TransferRecord(NamedTuple):
-    """One transfer unit on its way from a prefill to a decode instance."""
+    """One transfer unit on its way from a prefill to a decode instance.
+
+    From start_ns on follow set-up, the line, posting and, until end_ns, bytes that nothing holds up but their links.
+    """
 
     request_id: int
     source: str
@@ -81,7 +84,18 @@ class TransferRecord(NamedTuple):
     is_last: bool
     queued_ns: int
     start_ns: int
+    """A worker took it."""
     end_ns: int
+    needs: str = ""
+    """What else it waits for before a worker takes it: "ring", room in the staging ring; "layers", their forward."""
+    setup_ns: int = 0
+    """The engine's time for a batch, and the gather of what is staged."""
+    line_ns: int = 0
+    """Behind transfers of other workers, where the engine serves one at a time."""
+    posting_ns: int = 0
+    """Descriptors held its bytes up for so long: before they moved, or as they moved."""
+    worker: int = 0
+    """Of its source."""
 
 
 class Pause(NamedTuple):

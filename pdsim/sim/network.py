@@ -35,17 +35,36 @@ class Flow:
 class Transfer:
     """A unit under way."""
 
-    __slots__ = ("is_over", "is_stuck", "num_bytes", "start_ns", "unit")
+    __slots__ = (
+        "is_over",
+        "is_stuck",
+        "line_ns",
+        "num_bytes",
+        "posting_ns",
+        "setup_ns",
+        "since_ns",
+        "start_ns",
+        "unit",
+    )
 
     def __init__(self, unit: TransferUnit, num_bytes: int, start_ns: int) -> None:
         self.unit = unit
         self.num_bytes = num_bytes
         """That one rank sends, to all its targets together."""
         self.start_ns = start_ns
+        self.setup_ns = self.line_ns = self.posting_ns = 0
+        """What it did before its bytes moved freely."""
+        self.since_ns = start_ns
+        """When it began what it is doing."""
         self.is_stuck = False
         """Its target has died: no byte moves, and its engine waits."""
         self.is_over = False
         """Failed, or died with its source."""
+
+    def took(self, now_ns: int) -> int:
+        """What it has been doing ends, and the next thing begins."""
+        duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
+        return duration_ns
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
@@ -118,14 +137,17 @@ class Network:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
+        transfer.setup_ns = setup_ns
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
         if self._transport.serial:
             self._timeline.after(setup_ns, self._stand_in_line, transfer)
         else:
+            transfer.since_ns += setup_ns
             self._timeline.after(setup_ns + self._posting_ns(transfer), self._move, transfer)
 
     def _stand_in_line(self, transfer: Transfer) -> None:
+        transfer.since_ns = self._timeline.now_ns
         if transfer.is_over:
             return
         line = self._lines.setdefault(transfer.unit.source, deque())
@@ -134,6 +156,7 @@ class Network:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
+        transfer.line_ns = transfer.took(self._timeline.now_ns)
         self._timeline.after(self._posting_ns(transfer), self._move, transfer)
 
     def _posting_ns(self, transfer: Transfer) -> int:
@@ -142,6 +165,7 @@ class Network:
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:
             return
+        transfer.posting_ns = transfer.took(self._timeline.now_ns)
         if not transfer.num_bytes:
             self._finish(transfer)
             return
@@ -165,6 +189,10 @@ class Network:
         if self._under_way:
             self._under_way.remove(transfer)
             transfer.is_over = True
+        least_ns = self._transport.least_moving_ns(transfer.unit.num_descriptors * self._wire.num_targets)
+        moving_ns = transfer.took(self._timeline.now_ns)
+        if moving_ns - least_ns <= 1:  # its descriptors set the pace
+            transfer.posting_ns += moving_ns
         if self._transport.serial:
             self._leave_line(transfer)
         self._on_done(transfer)

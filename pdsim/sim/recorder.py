@@ -11,7 +11,7 @@ from pdsim.sim.network import Transfer
 from pdsim.workload.request_spec import RequestSpec
 
 
-def transfer_record(transfer: Transfer, wire: Wire, end_ns: int) -> TransferRecord:
+def transfer_record(transfer: Transfer, wire: Wire, worker: int, end_ns: int) -> TransferRecord:
     """Of a unit, all ranks together."""
     unit = transfer.unit
     return TransferRecord(
@@ -25,6 +25,11 @@ def transfer_record(transfer: Transfer, wire: Wire, end_ns: int) -> TransferReco
         unit.planned_ns,
         transfer.start_ns,
         end_ns,
+        "ring" if unit.cell is not None else "layers" if unit.after_layers is not None else "",
+        transfer.setup_ns,
+        transfer.line_ns,
+        transfer.posting_ns,
+        worker,
     )
 
 

@@ -12,6 +12,7 @@ from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host import HostCosts
 from pdsim.metrics.records import RunRecords
@@ -82,6 +83,7 @@ class Simulation:
         self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self._sender_of = {instance_id: sender_of(instance_id) for instance_id in self._order}
+        self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         health = cluster.scenario.health
         self._network = None
@@ -260,8 +262,10 @@ class Simulation:
     def _on_transfer_done(self, transfer: Transfer) -> None:
         assert self._interconnect is not None
         unit = transfer.unit
-        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, self._timeline.now_ns))
-        self._tell_agent(self._sender_of[unit.source], m.UnitSent(unit))
+        sender_id = self._sender_of[unit.source]
+        worker = self._senders[sender_id].worker(unit)
+        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, worker, self._timeline.now_ns))
+        self._tell_agent(sender_id, m.UnitSent(unit))
 
     def _on_transfer_failed(self, transfer: Transfer) -> None:
         unit = transfer.unit
