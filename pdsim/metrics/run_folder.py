@@ -4,10 +4,11 @@ summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; sce
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from io import TextIOWrapper
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ SCENARIO = "scenario.yaml"
 JOURNAL = "journal.jsonl.zst"
 
 
+_LINES_AT_ONCE = 256
+
+
 class RunFolderError(ValueError):
     """A folder that is no run, or not a whole one."""
 
@@ -27,10 +31,11 @@ class RunFolderError(ValueError):
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    _write_table(folder / "requests.parquet", [asdict(r) for r in records.requests], _names(RequestRecord))
-    _write_table(folder / "steps.parquet", [s._asdict() for s in records.steps], StepRecord._fields)
-    _write_table(folder / "transfers.parquet", [t._asdict() for t in records.transfers], TransferRecord._fields)
-    levels = [{"instance_id": r.instance_id, "time_ns": r.time_ns, **r.levels._asdict()} for r in records.levels]
+    names = _names(RequestRecord)
+    _write_table(folder / "requests.parquet", map(attrgetter(*names), records.requests), names)
+    _write_table(folder / "steps.parquet", records.steps, StepRecord._fields)
+    _write_table(folder / "transfers.parquet", records.transfers, TransferRecord._fields)
+    levels = [(row.instance_id, row.time_ns, *row.levels) for row in records.levels]
     _write_table(folder / "levels.parquet", levels, ("instance_id", "time_ns", *Levels._fields))
 
 
@@ -63,12 +68,22 @@ def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
     with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
 
-        def write(entry: Entry) -> None:
-            file.write(to_line(entry).encode())
+        def flush() -> None:
+            file.write("".join(lines).encode())
+            lines.clear()
 
-        yield write
+        def write(entry: Entry) -> None:
+            lines.append(to_line(entry))
+            if len(lines) == _LINES_AT_ONCE:
+                flush()
+
+        try:
+            yield write
+        finally:
+            flush()
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
@@ -85,11 +100,12 @@ def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _write_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def _write_table(path: Path, rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
-    table = pa.table({name: [row[name] for row in rows] for name in columns})
+    values = list(zip(*rows, strict=True)) or [()] * len(columns)
+    table = pa.table(dict(zip(columns, values, strict=True)))
     parquet.write_table(table, path, compression="zstd")
 
 

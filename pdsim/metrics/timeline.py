@@ -1,6 +1,7 @@
 """A run as a Chrome trace, which Perfetto opens: instances as processes, work as slices, levels as counters.
 
 Slices of one track never overlap. A request is an asynchronous slice with its stages inside, and so is a transfer.
+Stages that take no time are left out.
 """
 
 import gzip
@@ -18,9 +19,10 @@ _FIRST_INSTANCE = 10
 
 
 def write_timeline(path: Path, records: RunRecords) -> None:
+    """In one go: json.dump to a file encodes piece by piece, in Python."""
     trace = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        json.dump(trace, file, separators=(",", ":"))
+    text = json.dumps(trace, separators=(",", ":"), check_circular=False)
+    path.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
 
 
 def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
@@ -44,12 +46,15 @@ def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
             "dur": step.duration_ns / 1e3,
         }
         yield {"ph": "X", "name": what, "cat": step.kind, **place, "args": args}
+    shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in records.levels:
-        now = level.levels
-        place = {"pid": process[level.instance_id], "tid": 0, "ts": level.time_ns / 1e3}
+        now, pid = level.levels, process[level.instance_id]
         pages = {"used": now.num_used_pages, "cached": now.num_evictable_pages}
-        yield {"ph": "C", "name": "KV pages", **place, "args": pages}
-        yield {"ph": "C", "name": "requests", **place, "args": {"queued": now.num_queued, "running": now.num_running}}
+        requests = {"queued": now.num_queued, "running": now.num_running}
+        for name, args in (("KV pages", pages), ("requests", requests)):
+            if shown.get((pid, name)) != args:
+                shown[pid, name] = args
+                yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": level.time_ns / 1e3, "args": args}
     for i, transfer in enumerate(records.transfers):
         place = {"cat": "transfer", "id": i, "pid": _TRANSFERS, "tid": process[transfer.target]}
         name = f"{transfer.source} -> {transfer.target}"
@@ -67,6 +72,8 @@ def _request_events(request: RequestRecord) -> Iterator[dict[str, Any]]:
     args = {"prompt": request.num_prompt_tokens, "output": request.num_output_tokens}
     yield {"ph": "b", "name": name, "ts": request.arrival_ns / 1e3, **place, "args": args}
     for stage, (first, last, _) in stages_of(request).items():
-        yield {"ph": "b", "name": stage, "ts": getattr(request, first) / 1e3, **place}
-        yield {"ph": "e", "name": stage, "ts": getattr(request, last) / 1e3, **place}
+        begin_ns, end_ns = getattr(request, first), getattr(request, last)
+        if begin_ns < end_ns:
+            yield {"ph": "b", "name": stage, "ts": begin_ns / 1e3, **place}
+            yield {"ph": "e", "name": stage, "ts": end_ns / 1e3, **place}
     yield {"ph": "e", "name": name, "ts": (request.end_ns or 0) / 1e3, **place}

@@ -6,7 +6,7 @@ import pytest
 from pyarrow import parquet
 
 from pdsim.core.instance import Levels
-from pdsim.metrics.records import RequestRecord, StepRecord, TransferRecord
+from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.run_folder import RunFolderError, read_records, read_summary, write_records
 from tests.support import run, small
 
@@ -109,3 +109,9 @@ def test_a_folder_that_lacks_a_table(result, tmp_path):
     (tmp_path / "steps.parquet").unlink()
     with pytest.raises(RunFolderError, match=r"has no steps\.parquet"):
         read_records(tmp_path)
+
+
+def test_a_run_that_did_nothing_has_empty_tables(tmp_path):
+    write_records(tmp_path, {"completed": 0}, RunRecords())
+    assert read_records(tmp_path) == RunRecords()
+    assert parquet.read_table(tmp_path / "steps.parquet").column_names == list(StepRecord._fields)

@@ -103,7 +103,14 @@ def test_asynchronous_slices_nest_and_all_end(events, records):
 def test_a_request_shows_its_stages_and_a_transfer_its_bytes(events, records):
     begun = of_phase(events, "b")
     names = Counter(event["name"] for event in begun if event["cat"] == "request")
-    assert {name: names.pop(name) for name in STAGES} == dict.fromkeys(STAGES, 30)
+    took_time = Counter(
+        stage
+        for request in records.requests
+        for stage, (first, last, _) in STAGES.items()
+        if getattr(request, first) < getattr(request, last)
+    )
+    assert took_time["decode_forward"] == 30
+    assert {name: names.pop(name, 0) for name in STAGES} == {name: took_time[name] for name in STAGES}
     assert names == Counter(f"request {request.request_id}" for request in records.requests)
     sent = [event["args"]["bytes"] for event in begun if event["cat"] == "transfer"]
     assert sent == [transfer.num_bytes for transfer in records.transfers]
@@ -113,3 +120,10 @@ def test_counters_are_numbers_from_zero(events):
     counters = of_phase(events, "C")
     assert {event["name"] for event in counters} == {"KV pages", "requests"}
     assert all(value >= 0 for event in counters for value in event["args"].values())
+
+
+def test_a_counter_is_written_when_it_changes(events, records):
+    for track in by_track(of_phase(events, "C"), "pid", "name"):
+        assert all(one["args"] != following["args"] for one, following in pairwise(track))
+    used = [event["args"]["used"] for event in of_phase(events, "C") if event["name"] == "KV pages"]
+    assert max(used) == max(row.levels.num_used_pages for row in records.levels)
