@@ -1,87 +1,181 @@
 """Figures. Each function returns a matplotlib Figure and touches no global state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from pdsim.core.instance import Levels
+from pdsim.metrics.explain import STAGES, stage_times
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords
 from pdsim.metrics.summary import ttft_ms
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
+STAGE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255")
+"""Tol's muted palette: not to be taken for the runs."""
+LINES = ("-", "--", "-.", ":")
+NUM_BINS = 300
+"""Of time: more would not be seen."""
+_MANY = 6
+"""Instances; where there are more, those of one role share a colour and a name."""
+_SMALL = 0.02
+"""Of the longest bar: thinner stages are joined."""
+_WIDE = 30
+"""Largest by smallest: from here on powers of ten label an axis."""
 
 _BARS = (
     ("request_throughput", "requests/s", 1.0),
     ("output_throughput", "output tokens/s", 1.0),
+    ("mean_tpot_ms", "mean TPOT, ms", 1.0),
     ("median_ttft_ms", "median TTFT, s", 1e-3),
     ("p99_ttft_ms", "p99 TTFT, s", 1e-3),
-    ("mean_tpot_ms", "mean TPOT, ms", 1.0),
     ("median_e2e_latency_ms", "median latency, s", 1e-3),
 )
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, RunRecords]) -> Figure:
-    """Throughput and latency of several runs side by side, and their TTFT."""
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    axes = figure.subplots(2, 4)
-    for ax, (field, title, scale) in zip(axes[:, :3].flat, _BARS, strict=True):
+    """Throughput and latency of several runs side by side, where their time went, and their TTFT."""
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
+    bars, side = sides
+    names = list(summaries)
+    for ax, (field, title, scale) in zip(bars.subplots(2, 3).flat, _BARS, strict=True):
         values = [summary[field] * scale for summary in summaries.values()]
-        bars = ax.bar(range(len(values)), values, color=[COLORS[i % len(COLORS)] for i in range(len(values))])
-        ax.bar_label(bars, fmt="%.3g", fontsize=8)
-        ax.set_xticks(range(len(values)), list(summaries), rotation=20, ha="right", fontsize=8)
+        drawn = ax.bar(range(len(values)), values, color=[COLORS[i % len(COLORS)] for i in range(len(values))])
+        ax.bar_label(drawn, labels=[f"{value:#.3g}".rstrip(".") for value in values], fontsize=8)
+        slanted = len(names) > 2 or max(map(len, names)) > 10  # noqa: PLR2004
+        ax.set_xticks(range(len(values)), names, rotation=30 if slanted else 0, ha="right" if slanted else "center")
+        ax.tick_params(axis="x", labelsize=8)
+        ax.set_yticks([])  # each bar says its value
         ax.set_title(title, fontsize=10)
-        ax.margins(y=0.15)
-    grid = axes[0, 3].get_gridspec()
-    for ax in axes[:, 3]:
-        ax.remove()
-    draw_ttft_cdf(figure.add_subplot(grid[:, 3]), {label: run.requests for label, run in runs.items()})
+        ax.margins(y=0.12)
+    stages, cdf = side.subplots(2, 1)
+    requests = {name: run.requests for name, run in runs.items()}
+    draw_stages(stages, requests)
+    draw_ttft_cdf(cdf, requests)
     return figure
 
 
 def overview(records: RunRecords) -> Figure:
-    """One run: TTFT, and what runs and how full the pools are over time."""
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    cdf, running, pages = figure.subplots(3, 1)
-    draw_ttft_cdf(cdf, {"": records.requests})
-    draw_levels(running, records.levels, "requests", _running)
-    draw_levels(pages, records.levels, "KV pages in use, of the pool", _use)
+    """One run: where time went, TTFT, and what runs, waits and fills the pools over time."""
+    figure = Figure(figsize=(11, 9))
+    top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
+    below = figure.add_gridspec(3, 1, left=0.075, right=0.985, bottom=0.06, top=0.64, hspace=0.12)
+    draw_ttft_cdf(figure.add_subplot(top[0]), {"": records.requests})
+    draw_stages(figure.add_subplot(top[1]), {"": records.requests})
+    panels: Any = below.subplots(sharex=True)
+    running, waiting, pages = panels
+    draw_levels(running, records.levels, "requests running", _running)
+    draw_levels(waiting, records.levels, "requests waiting", _waiting)
+    draw_levels(pages, records.levels, "KV pages in use", _use)
     pages.set_ylim(0, 1.02)
+    pages.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    pages.set_xlabel("time, s")
+    if records.levels:
+        running.legend(fontsize=8, ncols=_MANY, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     return figure
 
 
+def draw_stages(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
+    """Mean latency of each run, stage by stage. Stages that would not be seen are one."""
+    times = {name: {row.stage: row.mean_ms / 1e3 for row in stage_times(requests)} for name, requests in runs.items()}
+    longest = max((sum(row.values()) for row in times.values()), default=0.0)
+    seen = [s for s in STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]
+    left = [0.0] * len(times)
+    for stage in [*seen, "other"]:
+        parts = [row.get(stage, sum(v for s, v in row.items() if s not in seen)) for row in times.values()]
+        if stage == "other" and max(parts, default=0.0) < _SMALL * longest / 2:
+            continue
+        color = "#BBBBBB" if stage == "other" else STAGE_COLORS[list(STAGES).index(stage)]
+        ax.barh(range(len(parts)), parts, left=left, color=color, label=stage, height=0.6)
+        left = [start + part for start, part in zip(left, parts, strict=True)]
+    ax.set_yticks(range(len(times)) if any(times) else [], [name for name in times if name], fontsize=8)
+    ax.set_ylim(len(times) - 0.3, -0.7)  # the first on top
+    ax.set_xlabel("mean latency by stage, s")
+    ax.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
 def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
+    lowest, highest = float("inf"), 0.0
     for i, (label, requests) in enumerate(runs.items()):
         values = sorted(ttft_ms(r) / 1e3 for r in requests if r.outcome == "finished")
+        if not values:
+            continue
+        lowest, highest = min(lowest, values[0]), max(highest, values[-1])
         fractions = [(n + 1) / len(values) for n in range(len(values))]
-        ax.plot(values, fractions, drawstyle="steps-post", color=COLORS[i % len(COLORS)], label=label)
-    ax.set_xscale("log")
+        style = {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i % len(LINES)], "label": label}
+        ax.plot(values, fractions, drawstyle="steps-post", **style)
     ax.set_xlabel("TTFT, s")
     ax.set_ylabel("fraction of requests")
     ax.set_ylim(0, 1)
     ax.grid(alpha=0.3)
+    if highest:
+        _plain_log_axis(ax, lowest, highest)
     if any(runs):
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def draw_levels(ax: Any, levels: Sequence[LevelRecord], title: str, value: Any) -> None:
-    """One line per instance, constant between its records."""
-    names = sorted({level.instance_id for level in levels})
-    for i, name in enumerate(names):
-        own = [level for level in levels if level.instance_id == name]
-        times = [level.time_ns / 1e9 for level in own]
-        ax.plot(times, [value(level) for level in own], drawstyle="steps-post", label=name, lw=0.9, color=COLORS[i % 8])
-    ax.set_xlabel("time, s")
+def draw_levels(ax: Any, levels: Sequence[LevelRecord], title: str, value: Callable[[Levels], float]) -> None:
+    """Means over short bins of time, one line per instance."""
+    by_name: dict[str, list[LevelRecord]] = {}
+    for level in levels:
+        by_name.setdefault(level.instance_id, []).append(level)
+    last_ns = max((level.time_ns for level in levels), default=0)
+    few = len(by_name) <= _MANY
+    labels = {name: name if few else name.rstrip("0123456789.dp").rstrip("-") for name in sorted(by_name)}
+    order = list(dict.fromkeys(labels.values()))
+    shown = set()
+    for name, label in labels.items():
+        times, means = binned([(row.time_ns, value(row.levels)) for row in by_name[name]], last_ns)
+        i = order.index(label)
+        style = {"color": COLORS[i % len(COLORS)], "linestyle": LINES[i % len(LINES)] if few else "-"}
+        ax.plot(
+            times,
+            means,
+            drawstyle="steps-mid",
+            lw=1.1 if few else 0.6,
+            label=None if label in shown else label,
+            **style,
+        )
+        shown.add(label)
     ax.set_ylabel(title)
+    ax.margins(x=0.01)
     ax.grid(alpha=0.3)
-    if names:
-        ax.legend(fontsize=8, ncols=4)
 
 
-def _running(level: LevelRecord) -> float:
-    return level.levels.num_running
+def binned(
+    points: Iterable[tuple[int, float]], end_ns: int, num_bins: int = NUM_BINS
+) -> tuple[list[float], list[float]]:
+    """Middles (s) and means of num_bins bins of time from 0 to end_ns, of what stays as it is between points."""
+    width = max(1, end_ns) / num_bins
+    sums = [0.0] * num_bins
+    at, now = 0.0, 0.0
+    for time_ns, value in [*points, (end_ns, 0.0)]:
+        if now:
+            first, last = int(at / width), min(int(time_ns / width), num_bins - 1)
+            for i in range(first, last + 1):
+                sums[i] += now * max(0.0, min(time_ns, (i + 1) * width) - max(at, i * width))
+        at, now = min(time_ns, end_ns), value
+    return [(i + 0.5) * width / 1e9 for i in range(num_bins)], [total / width for total in sums]
 
 
-def _use(level: LevelRecord) -> float:
-    now = level.levels
+def _plain_log_axis(ax: Any, lowest: float, highest: float) -> None:
+    """0.1, 1, 10 instead of powers; 1, 2, 5 where there would be few of them."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _running(now: Levels) -> float:
+    return now.num_running
+
+
+def _waiting(now: Levels) -> float:
+    return now.num_queued + now.num_ready + now.num_retracted
+
+
+def _use(now: Levels) -> float:
     return now.num_used_pages / (now.num_used_pages + now.num_evictable_pages + now.num_free_pages)
