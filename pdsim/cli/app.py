@@ -62,25 +62,23 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
     out: Write a folder for each simulated run, and compare.png, here.
 
     """
-    from pdsim.cli.runner import obtain_runs
-    from pdsim.cli.tables import print_limits, print_stages, print_summaries
+    from pdsim.cli.runner import obtain_runs, write_comparison
 
     if len(runs) < 2:  # noqa: PLR2004
         raise ConfigError(f"compare needs two or more scenarios or run folders, found {len(runs)}")
     finished = obtain_runs(runs, _changes(set_, seed), out, quiet=json_)
-    summaries = {run.name: run.summary for run in finished}
-    records = {run.name: run.records for run in finished}
     if json_:
-        _print_json([{"run": name, **summary} for name, summary in summaries.items()])
+        _print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
-        print_summaries(summaries)
-        print_stages(records)
-        print_limits(records)
-    if out is not None:
-        from pdsim.metrics.plots import comparison
+        from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
 
-        out.mkdir(parents=True, exist_ok=True)
-        comparison(summaries, records).savefig(out / "compare.png", dpi=120)
+        records = {run.name: run.records for run in finished}
+        print_summaries({run.name: run.summary for run in finished})
+        print_stages(records)
+        print_usage(records)
+        print_limits({run.name: run.limit() for run in finished})
+    if out is not None:
+        write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
@@ -124,9 +122,14 @@ def validate(
 
 @app.command
 def explain(
-    run: Path, *, request: Annotated[int | None, Parameter(help="Follow one request.")] = None, json_: Json = False
+    run: Path,
+    *,
+    request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
 ) -> None:
-    """Say where the time of a run went, and what limits each instance.
+    """Say where the time of a run went, and what limits it.
 
     Parameters
     ----------
@@ -136,10 +139,11 @@ def explain(
     from dataclasses import asdict
 
     from pdsim.cli.runner import obtain_runs
-    from pdsim.cli.tables import print_limits, print_request, print_stages
-    from pdsim.metrics.explain import instance_limits, stage_ms, stage_times
+    from pdsim.cli.tables import print_limits, print_request, print_stages, print_usage
+    from pdsim.metrics.explain import stage_ms, stage_times
+    from pdsim.metrics.usage import instance_usage
 
-    (finished,) = obtain_runs((run,), (), None, quiet=json_)
+    (finished,) = obtain_runs((run,), _changes(set_, seed), None, quiet=json_)
     if request is not None:
         record = next((r for r in finished.records.requests if r.request_id == request), None)
         if record is None:
@@ -151,11 +155,12 @@ def explain(
             print_request(record)
     elif json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
-        limits = [asdict(limit) for limit in instance_limits(finished.records)]
-        _print_json({"stages": stages, "instances": limits})
+        instances = [asdict(use) for use in instance_usage(finished.records)]
+        _print_json({"limit": finished.limit_json(), "stages": stages, "instances": instances})
     else:
         print_stages({finished.name: finished.records})
-        print_limits({finished.name: finished.records})
+        print_usage({finished.name: finished.records})
+        print_limits({finished.name: finished.limit()})
 
 
 @app.command

@@ -1,13 +1,15 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
+from pdsim.metrics.limits import Limit, limiting_resource
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary, write_records
 from pdsim.metrics.timeline import write_timeline
@@ -25,6 +27,13 @@ class FinishedRun:
     records: RunRecords
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
+
+    def limit(self) -> Limit:
+        return limiting_resource(self.records, self.summary.get("max_concurrency"))
+
+    def limit_json(self) -> dict[str, str]:
+        limit = self.limit()
+        return {**asdict(limit), "relief": limit.relief}
 
 
 def run_scenario(
@@ -47,10 +56,11 @@ def run_scenario(
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
     if out is not None:
-        write_records(out, summary, result.records)
-        write_scenario(scenario, out)
-        write_timeline(out / "timeline.json.gz", result.records)
-        _write_overview(out, result.records)
+        with saying(f"writing {out} ...", quiet=quiet), garbage_kept():
+            write_records(out, summary, result.records)
+            write_scenario(scenario, out)
+            write_timeline(out / "timeline.json.gz", result.records)
+            _write_overview(out, result.records)
     return FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
 
 
@@ -70,6 +80,15 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
         if run.interrupted:
             break
     return runs
+
+
+def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
+    with saying(f"writing {path} ...", quiet=quiet), garbage_kept():
+        from pdsim.metrics.plots import comparison
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure = comparison({run.name: run.summary for run in runs}, {run.name: run.records for run in runs})
+        figure.savefig(path, dpi=110)
 
 
 def write_scenario(scenario: Scenario, folder: Path) -> None:
@@ -101,8 +120,33 @@ def progress_over(what: str, total: int, *, quiet: bool) -> Iterator[Callable[..
         yield advance
 
 
+@contextmanager
+def saying(what: str, *, quiet: bool) -> Iterator[None]:
+    """A line on a terminal for as long as it takes, and nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    print(what, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """While much is made that stays: looking for garbage in it would take a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _write_overview(out: Path, records: RunRecords) -> None:
     from pdsim.metrics.plots import overview
 
     if any(request.outcome == "finished" for request in records.requests):
-        overview(records).savefig(out / "overview.png", dpi=120)
+        overview(records).savefig(out / "overview.png", dpi=110)

@@ -1,175 +1,362 @@
-"""Tables on the terminal."""
+"""Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import environ
+from textwrap import wrap
+from typing import Any, Literal
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
-from pdsim.metrics.explain import STAGES, instance_limits, stage_ms, stage_times, stages_of
+from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
+from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.usage import InstanceUsage, instance_usage
 from pdsim.system.catalog import load_gpu, load_model, names
 
-_FIELDS = (
-    ("completed", "requests completed", "{:,.0f}", 0),
-    ("duration", "duration, s", "{:,.1f}", 0),
-    ("request_throughput", "requests/s", "{:,.3f}", +1),
-    ("input_throughput", "input tokens/s", "{:,.0f}", +1),
-    ("output_throughput", "output tokens/s", "{:,.1f}", +1),
-    ("mean_ttft_ms", "TTFT mean, ms", "{:,.1f}", -1),
-    ("median_ttft_ms", "TTFT median, ms", "{:,.1f}", -1),
-    ("p99_ttft_ms", "TTFT p99, ms", "{:,.1f}", -1),
-    ("mean_tpot_ms", "TPOT mean, ms", "{:,.2f}", -1),
-    ("p99_tpot_ms", "TPOT p99, ms", "{:,.2f}", -1),
-    ("p99_itl_ms", "ITL p99, ms", "{:,.2f}", -1),
-    ("median_e2e_latency_ms", "latency median, ms", "{:,.1f}", -1),
-    ("p99_e2e_latency_ms", "latency p99, ms", "{:,.1f}", -1),
-    ("concurrency", "concurrency", "{:,.1f}", 0),
-    ("pdsim.mean_running_requests", "decoding, mean", "{:,.1f}", 0),
-    ("pdsim.prefill_cache_hit_rate", "prefill cache hits", "{:.1%}", 0),
-    ("pdsim.decode_cache_hit_rate", "decode cache hits", "{:.1%}", 0),
-    ("pdsim.transfer_bytes", "KV sent, bytes a rank", "{:,.0f}", -1),
-    ("pdsim.retractions", "retractions", "{:,.0f}", -1),
-    ("pdsim.retries", "retries", "{:,.0f}", -1),
-    ("pdsim.failed", "requests failed", "{:,.0f}", -1),
+_WIDTH = 180
+"""Where the output is no terminal and COLUMNS is not set: wide enough for every column."""
+_LONG_MS = 1000.0
+_LONG_NUMBER = 1000
+_VISIBLE = 0.005
+"""Smaller differences have no colour."""
+_LEFT = ("", "stage", "what happens", "arm", "case", "metric", "model", "GPU", "instance", "what", "asked for")
+
+
+@dataclass(frozen=True)
+class _Row:
+    field: str
+    title: str
+    kind: Literal["count", "time", "share", "bytes"]
+    decimals: int = 0
+    better: int = 0
+    """Whether more is (+1) or less (-1)."""
+
+    def value(self, summary: Mapping[str, Any]) -> float:
+        value: Any = summary
+        for key in self.field.split("."):
+            value = value[key]
+        return float(value)
+
+    def cells(self, values: Sequence[float]) -> tuple[str, list[str]]:
+        """Title with unit, and the values in it."""
+        if self.kind == "time":
+            unit = _unit(values)
+            return f"{self.title}, {unit}", [_in_unit(value, unit, self.decimals) for value in values]
+        if self.kind == "share":
+            return self.title, [f"{value:.1%}" for value in values]
+        scale = 1e9 if self.kind == "bytes" else 1
+        return self.title, [f"{value / scale:,.{self.decimals}f}" for value in values]
+
+    def difference(self, value: float, reference: float) -> str:
+        if self.kind == "share":
+            return f"{_signed(100 * (value - reference))} pt"
+        if not reference:
+            return ""
+        change = value / reference - 1
+        text = f"{_signed(100 * change)}%"
+        if not self.better or abs(change) < _VISIBLE:
+            return text
+        color = "green" if change * self.better > 0 else "red"
+        return f"[{color}]{text}[/{color}]"
+
+
+_SUMMARY = (
+    _Row("completed", "requests completed", "count"),
+    _Row("duration", "duration, s", "count", 1),
+    _Row("request_throughput", "requests/s", "count", 3, +1),
+    _Row("input_throughput", "input tokens/s", "count", 0, +1),
+    _Row("output_throughput", "output tokens/s", "count", 1, +1),
+    _Row("mean_ttft_ms", "TTFT mean", "time", 1, -1),
+    _Row("median_ttft_ms", "TTFT median", "time", 1, -1),
+    _Row("p99_ttft_ms", "TTFT p99", "time", 1, -1),
+    _Row("mean_tpot_ms", "TPOT mean", "time", 2, -1),
+    _Row("p99_tpot_ms", "TPOT p99", "time", 2, -1),
+    _Row("mean_itl_ms", "ITL mean", "time", 2, -1),
+    _Row("p99_itl_ms", "ITL p99", "time", 2, -1),
+    _Row("median_e2e_latency_ms", "latency median", "time", 1, -1),
+    _Row("p99_e2e_latency_ms", "latency p99", "time", 1, -1),
+    _Row("concurrency", "concurrency", "count", 1),
+    _Row("pdsim.mean_running_requests", "decoding, mean", "count", 1),
+    _Row("pdsim.prefill_cache_hit_rate", "prefill cache hits", "share"),
+    _Row("pdsim.decode_cache_hit_rate", "decode cache hits", "share"),
+    _Row("pdsim.transfer_bytes", "KV sent, GB", "bytes", 1, -1),
+    _Row("pdsim.retractions", "retractions", "count", 0, -1),
+    _Row("pdsim.retries", "retries", "count", 0, -1),
+    _Row("pdsim.failed", "requests failed", "count", 0, -1),
 )
-"""Field, title, format, and whether more is better."""
 
 _IF_ANY = {"pdsim.retries", "pdsim.failed"}
 """Shown only where things went wrong."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    table = _table("")
-    for i, name in enumerate(summaries):
-        table.add_column(name, justify="right")
+    """Each run beside the first, in as many tables as it takes."""
+    console, others = _console(), list(summaries)[1:]
+    size = len(others)
+    while size > 1 and not _fits(console, _summaries(summaries, others[:size])):
+        size -= 1
+    for start in range(0, len(others), size) if size else [0]:
+        console.print(_summaries(summaries, others[start : start + size]))
+
+
+def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
+    first = next(iter(summaries))
+    shown = [first, *others]
+    table = _table("", "")
+    for i, name in enumerate(shown):
+        table.add_column(_folded(name), justify="right", vertical="bottom")
         if i:
             table.add_column("", justify="right")
-    first = next(iter(summaries.values()))
-    for field, title, form, better in _FIELDS:
-        if field in _IF_ANY and not any(_field(summary, field) for summary in summaries.values()):
+    for row in _SUMMARY:
+        values = [row.value(summaries[name]) for name in shown]
+        if row.field in _IF_ANY and not any(values):
             continue
-        row = [title]
-        for i, summary in enumerate(summaries.values()):
-            value = _field(summary, field)
-            row.append(form.format(value))
-            if i:
-                row.append(_difference(value, _field(first, field), better))
-        table.add_row(*row)
-    _console().print(table)
+        title, cells = row.cells(values)
+        line = [title, cells[0]]
+        for value, cell in zip(values[1:], cells[1:], strict=True):
+            line += [cell, row.difference(value, values[0])]
+        table.add_row(*line)
+    return table
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
-    table = _table("where the time goes", "stage", "request")
-    for name in runs:
-        for column in (f"{name}\nmean, ms", "median", "p99", "share"):
-            table.add_column(column, justify="right")
-    by_run = [{times.stage: times for times in stage_times(records.requests)} for records in runs.values()]
+    """Fewer columns where there is no room for all, then fewer runs in one table."""
+    by_run = {name: {row.stage: row for row in stage_times(records.requests)} for name, records in runs.items()}
+    console, names = _console(), list(by_run)
+    for size in range(len(names), 0, -1):
+        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        for explained, columns in _STAGE_COLUMNS:
+            shown = [{name: by_run[name] for name in group} for group in groups]
+            tables = [_stages(part, columns, explained=explained, named=len(runs) > 1) for part in shown]
+            if all(_fits(console, table) for table in tables):
+                break
+        else:
+            continue
+        break
+    for table in tables:
+        console.print(table)
+
+
+_STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
+    (True, ("mean", "median", "p99", "share")),
+    (False, ("mean", "median", "p99", "share")),
+    (False, ("mean", "p99", "share")),
+    (False, ("mean", "share")),
+)
+"""Whether stages are explained, and what is said of each run: from wide to narrow."""
+
+
+def _stages(
+    by_run: Mapping[str, Mapping[str, StageTimes]], columns: Sequence[str], *, explained: bool, named: bool
+) -> Table:
+    table = _table("where the time goes", "stage", "")
+    for name in by_run:
+        for i, column in enumerate(columns):
+            head = f"{_folded(name)}\n{column}" if named and i == 0 else column
+            table.add_column(head, justify="right", vertical="bottom")
+    if explained:
+        table.add_column("what happens", vertical="bottom")
     for stage, (_, _, meaning) in STAGES.items():
-        cells = [stage, meaning]
-        for run in by_run:
-            times = run.get(stage)
-            if times is None:
-                cells += [""] * 4
-            else:
-                values = (times.mean_ms, times.median_ms, times.p99_ms)
-                cells += [*(f"{value:,.1f}" for value in values), f"{times.share:.1%}"]
-        if any(stage in run for run in by_run):
-            table.add_row(*cells)
-    _console().print(table)
+        rows = [times.get(stage) for times in by_run.values()]
+        known = [row for row in rows if row is not None]
+        if not any(row.p99_ms for row in known):
+            continue
+        unit = _unit([row.mean_ms for row in known] + [row.p99_ms for row in known])
+        line = [stage, unit]
+        for row in rows:
+            line += ["" if row is None else _stage_cell(row, column, unit) for column in columns]
+        table.add_row(*line, *([meaning] if explained else []))
+    return table
 
 
-def print_limits(runs: Mapping[str, RunRecords]) -> None:
-    columns = ("instance", "busy", "blocked: pages", "blocked: slots", "pages used", "running", "link busy", "limit")
-    table = _table("what limits each instance, as shares of its time", *columns)
-    for name, records in runs.items():
-        if len(runs) > 1:
-            table.add_row(f"[bold]{name}[/bold]")
-        for limit in instance_limits(records):
-            shares = (limit.busy, limit.blocked_by_pages, limit.blocked_by_slots, limit.mean_pages_used)
-            cells = [f"{share:.1%}" for share in shares]
-            table.add_row(limit.instance_id, *cells, f"{limit.mean_running:.1f}", f"{limit.link_busy:.1%}", limit.limit)
-    _console().print(table)
+def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
+    return f"{row.share:.1%}" if column == "share" else _in_unit(getattr(row, f"{column}_ms"), unit, 1)
+
+
+def print_limits(limits: Mapping[str, Limit]) -> None:
+    """What limits each run, and the numbers that say so."""
+    console = _console()
+    for name, limit in limits.items():
+        place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
+        head = f"what limits {name}: {limit.resource}{place}"
+        if limit.resource == "load":
+            head = f"what limits {name}: the load that is sent"
+        console.print(f"[bold]{head}[/bold]", highlight=False)
+        lines: list[RenderableType] = [limit.evidence]
+        if limit.relief:
+            lines.append(f"more of it by: {limit.relief}")
+        for line in lines:
+            console.print(Padding(line, (0, 0, 0, 2)), highlight=False)
+    console.print()
+
+
+def print_usage(runs: Mapping[str, RunRecords]) -> None:
+    by_run = {name: instance_usage(records) for name, records in runs.items()}
+
+    def table(*columns: str) -> Table:
+        made = _table("how busy each instance is while the cluster is loaded", "instance", *columns)
+        for name, instances in by_run.items():
+            if len(runs) > 1:
+                made.add_row(f"[bold]{_folded(name)}[/bold]")
+            for use in instances:
+                cells = _usage_cells(use)
+                made.add_row(use.instance_id, *(cells[column] for column in columns))
+        return made
+
+    few = ("busy", "no page", "no slot", "pages used", "link")
+    _print_first_that_fits(_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
+
+
+def _usage_cells(use: InstanceUsage) -> dict[str, str]:
+    return {
+        "busy": f"{use.computing + use.decoding:.0%}",
+        "no page": f"{use.lacks_pages:.0%}",
+        "no slot": f"{use.lacks_slots:.0%}",
+        "pages used": f"{use.mean_pages_used:.0%}",
+        "link": f"{use.link_busy:.0%}",
+        "running": f"{use.mean_running:,.1f}",
+        "waiting": f"{use.mean_waiting:,.1f}",
+    }
 
 
 def print_request(request: RequestRecord) -> None:
-    title = f"request {request.request_id}: {request.num_prompt_tokens} + {request.num_output_tokens} tokens, "
-    where = request.prefill_id if request.is_aggregated else f"{request.prefill_id} -> {request.decode_id}"
-    title += f"{where}, {request.outcome} {request.reason}"
-    title += f", retried {request.num_retries} times" if request.num_retries else ""
-    table = _table(title, "stage", "", "from, s", "ms")
-    if request.outcome == "finished":
+    console = _console()
+    place = f"{request.prefill_id} -> {request.decode_id}"
+    sizes = f"{request.num_prompt_tokens:,} + {request.num_output_tokens:,} tokens"
+    title = f"request {request.request_id}: {sizes}, {place}, {request.outcome} {request.reason}".strip()
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+
+    def table(*columns: str) -> Table:
+        made = _table("", "stage", "from, s", "ms", *columns)
         for stage, duration in stage_ms(request).items():
             first, _, meaning = stages_of(request)[stage]
-            table.add_row(stage, meaning, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}")
-    cached = f"cached: {request.num_prefill_cached_tokens} tokens on prefill"
-    if not request.is_aggregated:
-        cached += f", {request.num_decode_cached_tokens} on decode; sent: {request.transfer_bytes:,} bytes a rank"
-    table.add_row("", f"{cached}; retracted {request.num_retractions} times")
-    _console().print(table)
+            cells = (stage, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}", meaning)
+            made.add_row(*cells[: 3 + len(columns)])
+        return made
+
+    if request.outcome == "finished":
+        _print_first_that_fits(console, lambda: table("what happens"), table)
+    prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
+    console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
+    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {request.num_retractions} times"
+    retried = f"; retried {request.num_retries} times" if request.num_retries else ""
+    console.print(sent + retried, highlight=False)
 
 
-def print_errors(arms: Iterable[ArmErrors]) -> None:
-    table = _table("", "case", "arm", "metric", "measured", "simulated", "error", "asked for")
+def print_errors(arms: Sequence[ArmErrors]) -> None:
+    """One table, or one for each arm where that is too wide."""
+    console = _console()
+    columns = ("metric", "measured", "simulated", "error", "asked for")
+
+    def whole() -> Table:
+        table = _table("", "case", "arm", *columns)
+        for arm in arms:
+            for i, cells in enumerate(_errors(arm)):
+                table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
+            table.add_section()
+        return table
+
+    table = whole()
+    if _fits(console, table):
+        console.print(table)
+        return
     for arm in arms:
-        name = f"{arm.arm} ({'fitted' if arm.fitted else 'predicted'})"
-        for i, (metric, m) in enumerate(arm.metrics.items()):
-            asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
-            cells = (f"{m.measured:,.4g}", f"{m.simulated:,.4g}", f"{m.error:+.1%}", asked)
-            table.add_row(arm.case if i == 0 else "", name if i == 0 else "", metric, *cells)
-        table.add_section()
-    _console().print(table)
+        table = _table(f"{arm.case}: {_arm(arm)}", *columns)
+        for cells in _errors(arm):
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _arm(arm: ArmErrors) -> str:
+    return f"{arm.arm} ({'fitted' if arm.fitted else 'predicted'})"
+
+
+def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
+    for metric, m in arm.metrics.items():
+        asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
+        yield (metric, _significant(m.measured), _significant(m.simulated), f"{_signed(100 * m.error)}%", asked)
 
 
 def print_catalog() -> None:
-    columns = ("model", "parameters", "active", "layers", "weights", "KV bytes a token (bf16, tp 1)", "context")
-    models = _table("models", *columns)
-    for name in names("models"):
-        m = load_model(name)
-        kv = 2 * m.attention.num_kv_elements(1)
-        size, active = f"{m.num_params / 1e9:,.1f} B", f"{m.num_active_params / 1e9:,.1f} B"
-        models.add_row(name, size, active, str(m.num_layers), m.weight_dtype, f"{kv:,}", f"{m.max_context_tokens:,}")
-    gpus = _table("GPUs", "GPU", "memory, GB", "TB/s", "TFLOPS", "NVLink, GB/s", "NIC, GB/s")
+    console = _console()
+
+    def models(*columns: str) -> Table:
+        made = _table("models (KV in bf16, all of it on one GPU)", "model", *columns)
+        for name in names("models"):
+            m = load_model(name)
+            cells = {
+                "total": f"{m.num_params / 1e9:,.1f} B",
+                "active": f"{m.num_active_params / 1e9:,.1f} B",
+                "layers": str(m.num_layers),
+                "KV bytes\na token": f"{2 * m.attention.num_kv_elements(1):,}",
+                "context": f"{m.max_context_tokens:,}",
+                "weights": m.weight_dtype,
+            }
+            made.add_row(name, *(cells[column] for column in columns))
+        return made
+
+    few = ("total", "active", "layers", "KV bytes\na token", "context")
+    _print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
+    gpus = _table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
     for name in names("gpus"):
         g = load_gpu(name)
         flops = ", ".join(f"{dtype} {rate / 1e12:,.0f}" for dtype, rate in g.flops.items())
         rates = (f"{g.memory_bytes / 1e9:.1f}", f"{g.memory_bandwidth / 1e12:.2f}", flops)
         gpus.add_row(name, *rates, f"{g.nvlink_bandwidth / 1e9:.0f}", f"{g.nic_bandwidth / 1e9:.0f}")
-    console = _console()
-    console.print(models)
     console.print(gpus)
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    if not columns:
-        table.add_column("")
-    for i, column in enumerate(columns):
-        table.add_column(
-            column, justify="left" if i == 0 or column in {"request", "limit", "arm", "metric", ""} else "right"
-        )
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", vertical="bottom")
     return table
 
 
+def _folded(name: str) -> str:
+    """A long name in several lines, at hyphens where it has some."""
+    return "\n".join(wrap(name, 16))
+
+
+def _print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
+    for variant in variants:
+        table = variant()
+        if _fits(console, table):
+            break
+    console.print(table)
+
+
+def _fits(console: Console, table: Table) -> bool:
+    return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
+
+
 def _console() -> Console:
-    """Wide enough for every column where the output is no terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=180)
+    return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
 
 
-def _field(summary: Mapping[str, Any], path: str) -> float:
-    value: Any = summary
-    for key in path.split("."):
-        value = value.get(key, 0)
-    return float(value)
+def _unit(values_ms: Iterable[float]) -> str:
+    return "s" if max(values_ms, default=0.0) >= _LONG_MS else "ms"
 
 
-def _difference(value: float, reference: float, better: int) -> str:
-    if not reference:
-        return ""
-    change = value / reference - 1
-    color = {1: "green", -1: "red", 0: ""}[(change > 0) * better - (change < 0) * better] if better else ""
-    text = f"{change:+.1%}"
-    return f"[{color}]{text}[/{color}]" if color else text
+def _in_unit(value_ms: float, unit: str, decimals: int) -> str:
+    """Seconds with two decimals, and short times too."""
+    if unit == "s":
+        return f"{value_ms / 1e3:,.2f}"
+    return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
+
+
+def _significant(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
+
+
+def _signed(value: float) -> str:
+    """With one decimal, and none where that is 0."""
+    text = f"{value:+,.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text

@@ -1,5 +1,6 @@
 """Each command as a user calls it."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
+from pdsim.cli.runner import saying
 from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
 
@@ -169,6 +171,35 @@ def test_catalog_and_schema(capsys):
 
 def test_the_committed_schema_is_current(capsys):
     assert Path("pdsim.schema.json").read_text() == output(capsys, "schema"), "make schema"
+
+
+def test_json_starts_without_what_only_tables_and_files_need(scenario):
+    code = (
+        "import sys\n"
+        "from pdsim.cli import main\n"
+        "try:\n"
+        f"    main(['run', {str(scenario)!r}, '--json'])\n"
+        "except SystemExit:\n"
+        "    print({name.split('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["completed"] == 24
+    loaded = ast.literal_eval(done.stderr)
+    assert "simpy" in loaded
+    assert not loaded & {"rich", "matplotlib", "numpy", "pyarrow", "scipy"}
+
+
+def test_a_terminal_is_told_what_is_being_written(capsys, monkeypatch):
+    with saying("writing runs/a ...", quiet=False):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with saying("writing runs/a ...", quiet=True):
+        pass
+    assert capsys.readouterr().err == ""
+    with saying("writing runs/a ...", quiet=False):
+        assert capsys.readouterr().err == "writing runs/a ..."
+    assert capsys.readouterr().err == "\r\033[K"
 
 
 def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):

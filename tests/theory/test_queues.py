@@ -8,7 +8,7 @@ from pdsim.core.messages import StartTransfer, UnitSent
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
-from pdsim.metrics.explain import instance_limits
+from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.loading import load_scenario
 from pdsim.sim.network import Network
 from pdsim.sim.simulation import Observation, simulate
@@ -182,6 +182,6 @@ def test_the_conformance_scenario_of_an_overloaded_link():
     num_bytes = 1000 * 94 * 16 * 131_072
     assert (summary["completed"], summary["pdsim"]["transfer_bytes"]) == (1000, num_bytes)
     assert num_bytes / 0.5e9 <= summary["duration"] < num_bytes / 0.5e9 + 10
-    (prefill,) = (limits for limits in instance_limits(result.records) if limits.instance_id == "prefill-0")
-    assert prefill.blocked_by_pages > 0.5
+    (prefill,) = (usage for usage in instance_usage(result.records) if usage.instance_id == "prefill-0")
+    assert prefill.lacks_pages > 0.5
     assert prefill.link_busy > 0.99

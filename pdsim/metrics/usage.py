@@ -1,0 +1,224 @@
+"""How full instances and transfer paths are, while the cluster is loaded."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+
+
+class Window(NamedTuple):
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return max(1, self.end_ns - self.start_ns)
+
+    def overlap_ns(self, start_ns: int, end_ns: int) -> int:
+        return max(0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns))
+
+
+@dataclass(frozen=True)
+class InstanceUsage:
+    """What one instance was doing, as fractions of the time in which the cluster was loaded."""
+
+    instance_id: str
+    computing: float
+    """Prefill forwards."""
+    decoding: float
+    """Decode steps."""
+    lacks_pages: float
+    """The head of its queue waits for KV pages, or a retracted request does."""
+    lacks_slots: float
+    """The head of its queue waits for one of max_running_requests, or a complete one for its place in the batch."""
+    mean_pages_used: float
+    """Of the pool, held by requests."""
+    mean_running: float
+    mean_waiting: float
+    """Requests in its queue, complete ones without a place, and retracted ones."""
+    link_busy: float
+    """Bytes move from it or to it."""
+
+
+@dataclass(frozen=True)
+class PathUsage:
+    """What the transfers of one source, of one target, or of one pair were doing, as fractions of the same time."""
+
+    source: str
+    """Empty: all of them."""
+    target: str
+    moving: float
+    """At least one transfer moves bytes that nothing holds up but links."""
+    occupied: float
+    """Of the workers: they hold a transfer, or every one they could take waits for the staging ring."""
+    ring: float
+    """Workers idle while a cell waits for room in the ring: a part of `occupied`, as are the next two."""
+    posting: float
+    """Of the workers: descriptors hold bytes up."""
+    setup: float
+    """Of the workers: the time of a batch, and of gathering."""
+    num_bytes: int
+    num_descriptors: int
+    num_transfers: int
+    mean_ring_wait_s: float
+    """Of staged cells."""
+
+    @property
+    def where(self) -> str:
+        return " -> ".join(end for end in (self.source, self.target) if end)
+
+
+def loaded_window(records: RunRecords) -> Window:
+    """From when to when at least half as many requests as on average were in the cluster: no start, no tail."""
+    last_ns = _last_ns(records)
+    changes = sorted(change for request in records.requests for change in _changes(request, last_ns))
+    if not changes:
+        return Window(0, 0)
+    area = level = 0
+    for (at_ns, change), (next_ns, _) in pairwise(changes):
+        level += change
+        area += level * (next_ns - at_ns)
+    first_ns, last_ns = changes[0][0], changes[-1][0]
+    half = area / max(1, last_ns - first_ns) / 2
+    level, loaded = 0, [first_ns, last_ns]
+    for (at_ns, change), (next_ns, _) in pairwise(changes):
+        level += change
+        if level >= half and next_ns > at_ns:
+            loaded[0] = at_ns
+            break
+    level = 0
+    for at_ns, change in reversed(changes):
+        level -= change
+        if level >= half:
+            loaded[1] = at_ns
+            break
+    return Window(loaded[0], max(loaded))
+
+
+def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:
+    """Needs recorded levels for all but how busy each is."""
+    window = loaded_window(records) if window is None else window
+    steps, levels, moves = _by_instance(records)
+    return [_instance_usage(name, steps[name], levels[name], moves[name], window) for name in sorted({*steps, *levels})]
+
+
+def path_usage(records: RunRecords, window: Window | None = None) -> list[PathUsage]:
+    """By source, by target, and by pair."""
+    window = loaded_window(records) if window is None else window
+    groups: dict[tuple[str, str], list[TransferRecord]] = defaultdict(list)
+    for transfer in records.transfers:
+        if window.overlap_ns(transfer.queued_ns, transfer.end_ns):
+            for key in ((transfer.source, transfer.target), (transfer.source, ""), ("", transfer.target)):
+                groups[key].append(transfer)
+    return [_path_usage(source, target, group, window) for (source, target), group in sorted(groups.items())]
+
+
+def _instance_usage(
+    name: str,
+    steps: Sequence[StepRecord],
+    levels: Sequence[LevelRecord],
+    moves: Sequence[tuple[int, int]],
+    window: Window,
+) -> InstanceUsage:
+    busy = {"prefill": 0, "decode": 0}
+    for step in steps:
+        busy[step.kind] += window.overlap_ns(step.start_ns, step.start_ns + step.duration_ns)
+    sums = dict.fromkeys(("pages", "slots", "used", "running", "waiting"), 0.0)
+    until_ns = [*(row.time_ns for row in levels[1:]), window.end_ns]
+    for row, next_ns in zip(levels, until_ns, strict=False):
+        duration = window.overlap_ns(row.time_ns, next_ns)
+        if not duration:
+            continue
+        now = row.levels
+        total = now.num_used_pages + now.num_evictable_pages + now.num_free_pages
+        sums["used"] += duration * now.num_used_pages / total
+        sums["running"] += duration * now.num_running
+        sums["waiting"] += duration * (now.num_queued + now.num_ready + now.num_retracted)
+        sums["pages"] += duration * (now.blocked_by == "pages" or now.num_retracted > 0)
+        sums["slots"] += duration * (now.blocked_by == "slots" or now.num_ready > 0)
+    of = {key: value / window.length_ns for key, value in (sums | busy).items()}
+    link_busy = _covered(moves, window) / window.length_ns
+    return InstanceUsage(
+        instance_id=name,
+        computing=of["prefill"],
+        decoding=of["decode"],
+        lacks_pages=of["pages"],
+        lacks_slots=of["slots"],
+        mean_pages_used=of["used"],
+        mean_running=of["running"],
+        mean_waiting=of["waiting"],
+        link_busy=link_busy,
+    )
+
+
+def _path_usage(source: str, target: str, group: Sequence[TransferRecord], window: Window) -> PathUsage:
+    spans = [(t.start_ns, t.end_ns) for t in group]
+    waits = [(t.queued_ns, t.start_ns) for t in group if t.needs == "ring"]
+    busy_ns = _covered(spans, window)
+    ring = (_covered(spans + waits, window) - busy_ns) / window.length_ns
+    worker_ns = sum(window.overlap_ns(*span) for span in spans)
+    num_workers = len({(t.source, t.worker) for t in group})
+    in_line_ns = sum(t.line_ns for t in group)
+    total_ns = max(1, sum(end - start for start, end in spans) - in_line_ns)
+    occupied = worker_ns / num_workers / window.length_ns
+    if in_line_ns:  # one at a time is all that the engine serves
+        served = [(t.start_ns + t.setup_ns + t.line_ns, t.end_ns) for t in group]
+        occupied = max(occupied, _covered(served, window) / window.length_ns)
+    return PathUsage(
+        source=source,
+        target=target,
+        moving=_covered([moving_span(t) for t in group], window) / window.length_ns,
+        occupied=occupied + ring,
+        ring=ring,
+        posting=occupied * sum(t.posting_ns for t in group) / total_ns,
+        setup=occupied * sum(t.setup_ns for t in group) / total_ns,
+        num_bytes=sum(t.num_bytes for t in group),
+        num_descriptors=sum(t.num_descriptors for t in group),
+        num_transfers=len(group),
+        mean_ring_wait_s=sum(end - start for start, end in waits) / 1e9 / max(1, len(waits)),
+    )
+
+
+def moving_span(transfer: TransferRecord) -> tuple[int, int]:
+    """When its bytes moved, held up by nothing but links."""
+    held_ns = transfer.setup_ns + transfer.line_ns + transfer.posting_ns
+    return transfer.start_ns + held_ns, transfer.end_ns
+
+
+def _by_instance(
+    records: RunRecords,
+) -> tuple[dict[str, list[StepRecord]], dict[str, list[LevelRecord]], dict[str, list[tuple[int, int]]]]:
+    steps: dict[str, list[StepRecord]] = defaultdict(list)
+    levels: dict[str, list[LevelRecord]] = defaultdict(list)
+    moves: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for step in records.steps:
+        steps[step.instance_id].append(step)
+    for level in records.levels:
+        levels[level.instance_id].append(level)
+    for transfer in records.transfers:
+        moves[transfer.source].append(moving_span(transfer))
+        moves[transfer.target].append(moving_span(transfer))
+    return steps, levels, moves
+
+
+def _changes(request: RequestRecord, last_ns: int) -> list[tuple[int, int]]:
+    """Of the number of requests in the cluster. One that never ended stays."""
+    return [(request.arrival_ns, 1), (last_ns if request.end_ns is None else request.end_ns, -1)]
+
+
+def _last_ns(records: RunRecords) -> int:
+    ends = [step.start_ns + step.duration_ns for step in records.steps]
+    return max(ends + [request.end_ns or request.arrival_ns for request in records.requests], default=0)
+
+
+def _covered(intervals: Iterable[tuple[int, int]], window: Window) -> int:
+    """Length of their union in the window."""
+    covered, reached = 0, window.start_ns
+    for start, end in sorted(intervals):
+        if end > reached:
+            covered += max(0, min(end, window.end_ns) - max(start, reached))
+            reached = end
+    return covered
