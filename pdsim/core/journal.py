@@ -187,6 +187,8 @@ def _text(value: Any) -> str:
 
 
 def _sequence_text(value: Sequence[Any]) -> str:
+    if not value:
+        return "[]"
     if len(value) >= _LONG and _INT.issuperset(map(type, value)):
         return str(list(value)).replace(" ", "")
     return f"[{','.join([_TEXT[type(v)](v) for v in value])}]"
@@ -215,7 +217,7 @@ _TEXT: dict[Any, Callable[[Any], str]] = {
     float: json.dumps,
     tuple: _sequence_text,
     list: _sequence_text,
-    Spans: lambda value: f'{{"Spans":{_sequence_text([list(span) for span in value.spans])}}}',
+    Spans: lambda value: f'{{"Spans":{str([list(span) for span in value.spans]).replace(" ", "")}}}',
     TokenIds: lambda value: f'{{"TokenIds":{_sequence_text(value.ids())}}}',
 }
 _TEXT |= {kind: _named_text(kind) for kind in _TYPES.values()}

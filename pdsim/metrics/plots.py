@@ -20,6 +20,8 @@ NUM_BINS = 300
 """Of time: more would not be seen."""
 _MANY = 6
 """Instances; where there are more, those of one role share a colour and a name."""
+_FEW, _SHORT = 4, 10
+"""Runs, and letters of their names, that have room under bars."""
 _SMALL = 0.02
 """Of the longest bar: thinner stages are joined."""
 _WIDE = 30
@@ -41,16 +43,19 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Ru
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
     bars, side = sides
     names = list(summaries)
-    for ax, (field, title, scale) in zip(bars.subplots(2, 3).flat, _BARS, strict=True):
+    colors = [COLORS[i % len(COLORS)] for i in range(len(names))]
+    crowded = len(names) > _FEW
+    slanted = crowded or max(map(len, names)) > _SHORT
+    for i, (ax, (field, title, scale)) in enumerate(zip(bars.subplots(2, 3).flat, _BARS, strict=True)):
         values = [summary[field] * scale for summary in summaries.values()]
-        drawn = ax.bar(range(len(values)), values, color=[COLORS[i % len(COLORS)] for i in range(len(values))])
-        ax.bar_label(drawn, labels=[f"{value:#.3g}".rstrip(".") for value in values], fontsize=8)
-        slanted = len(names) > 2 or max(map(len, names)) > 10  # noqa: PLR2004
-        ax.set_xticks(range(len(values)), names, rotation=30 if slanted else 0, ha="right" if slanted else "center")
-        ax.tick_params(axis="x", labelsize=8)
+        labels = [f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" for value in values]  # noqa: PLR2004
+        drawn = ax.bar(range(len(values)), values, color=colors)
+        ax.bar_label(drawn, labels=labels, fontsize=8, rotation=90 if crowded else 0, padding=2)
+        below = names if i >= len(_BARS) // 2 else [""] * len(names)
+        ax.set_xticks(range(len(values)), below, fontsize=8, rotation=30 * slanted, ha="right" if slanted else "center")
         ax.set_yticks([])  # each bar says its value
         ax.set_title(title, fontsize=10)
-        ax.margins(y=0.12)
+        ax.margins(y=0.2 if crowded else 0.12)
     stages, cdf = side.subplots(2, 1)
     requests = {name: run.requests for name, run in runs.items()}
     draw_stages(stages, requests)
@@ -141,6 +146,7 @@ def draw_levels(ax: Any, levels: Sequence[LevelRecord], title: str, value: Calla
         )
         shown.add(label)
     ax.set_ylabel(title)
+    ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))
     ax.margins(x=0.01)
     ax.grid(alpha=0.3)
 
