@@ -37,9 +37,10 @@ class _Row:
     """Whether more is (+1) or less (-1)."""
 
     def value(self, summary: Mapping[str, Any]) -> float:
+        """0 for what a run of an earlier version did not count."""
         value: Any = summary
         for key in self.field.split("."):
-            value = value[key]
+            value = value.get(key, 0)
         return float(value)
 
     def cells(self, values: Sequence[float]) -> tuple[str, list[str]]:
