@@ -38,7 +38,7 @@ class Actor:
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord], None],
         layer_groups: int,
-        on_layers: Callable[[str, LayersComputed], None],
+        on_layers: Callable[[str, LayersComputed], None] | None,
         on_choice: Callable[[Instance], None] | None,
         single_steps: bool,
     ) -> None:
@@ -203,7 +203,7 @@ class Actor:
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
 
     def _on_computed(self, computed: LayersComputed) -> None:
-        if not self._is_dead:
+        if not self._is_dead and self._on_layers is not None:
             self._on_layers(self._instance_id, computed)
 
     def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:

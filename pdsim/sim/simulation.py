@@ -12,7 +12,6 @@ from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
-from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host import HostCosts
 from pdsim.metrics.records import RunRecords
@@ -23,9 +22,9 @@ from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
-from pdsim.sim.network import Network, Transfer
-from pdsim.sim.recorder import Recorder, transfer_record
+from pdsim.sim.recorder import Recorder
 from pdsim.sim.timeline import Timeline
+from pdsim.sim.transfers import Transfers
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
@@ -73,31 +72,20 @@ class Simulation:
         self._recorder = Recorder()
         self._message_ns = cluster.message_latency_ns
         self._num_ended = 0
-        self._scatter_free_ns: dict[str, int] = {}
         self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
         self._record = observation.journal
         self._on_levels = self._on_choice if observation.levels else None
         self._single_steps = single_steps
-        interconnect = self._interconnect = cluster.interconnect
         self._router: Any = self._recorded(cluster.router)
         self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
-        self._sender_of = {instance_id: sender_of(instance_id) for instance_id in self._order}
-        self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
+        self._transfers: Transfers | None = None
+        if cluster.interconnect is not None:
+            self._transfers = Transfers(
+                self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
+            )
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         health = cluster.scenario.health
-        self._network = None
-        if interconnect is not None:
-            self._network = Network(
-                self._timeline,
-                topology=interconnect.topology,
-                transport=interconnect.transport,
-                wire=interconnect.wire,
-                staging=interconnect.staging,
-                on_done=self._on_transfer_done,
-                on_failed=self._on_transfer_failed,
-                timeout_ns=None if health is None else health.transfer_timeout,
-            )
         self._faults: FaultInjector | None = None
         if health is not None:
             self._monitor: Any = self._recorded(cluster.monitor)
@@ -126,9 +114,6 @@ class Simulation:
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
             m.Tell: self._deliver,
-            TransferUnit: self._plan,
-            m.StartTransfer: self._start_transfer,
-            m.Scatter: self._scatter,
             m.WakeAt: self._wake_at,
             m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
@@ -136,12 +121,15 @@ class Simulation:
             m.Finished: self._ended,
             m.Failed: self._ended,
         }
+        if self._transfers is not None:
+            of = self._transfers
+            self._commands |= {TransferUnit: of.plan, m.StartTransfer: of.start, m.Scatter: of.scatter}
 
     def _recorded(self, machine: Any) -> Any:
         return machine if self._record is None else Recorded(machine, self._record)
 
     def _actor(self, instance: Any) -> Actor:
-        instance_id = instance.instance_id
+        instance_id, interconnect = instance.instance_id, self._cluster.interconnect
         return Actor(
             self._timeline,
             self._order[instance_id],
@@ -151,8 +139,8 @@ class Simulation:
             outputs=self._outputs,
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
-            layer_groups=0 if self._interconnect is None else self._interconnect.layer_groups,
-            on_layers=self._on_layers,
+            layer_groups=0 if interconnect is None else interconnect.layer_groups,
+            on_layers=None if self._transfers is None else self._transfers.on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
         )
@@ -250,42 +238,6 @@ class Simulation:
         for to, message in commands:
             self._actors[to].post(message)
 
-    # Transfers.
-
-    def _plan(self, unit: TransferUnit) -> None:
-        self._tell_agent(self._sender_of[unit.source], unit)
-
-    def _start_transfer(self, command: m.StartTransfer) -> None:
-        assert self._network is not None
-        self._network.start(command.unit)
-
-    def _on_transfer_done(self, transfer: Transfer) -> None:
-        assert self._interconnect is not None
-        unit = transfer.unit
-        sender_id = self._sender_of[unit.source]
-        worker = self._senders[sender_id].worker(unit)
-        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, worker, self._timeline.now_ns))
-        self._tell_agent(sender_id, m.UnitSent(unit))
-
-    def _on_transfer_failed(self, transfer: Transfer) -> None:
-        unit = transfer.unit
-        reason = f"no transfer from {unit.source} to {unit.target} in time"
-        self._tell_agent(self._sender_of[unit.source], m.TransferFailed(unit, reason))
-
-    def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
-        self._tell_agent(self._sender_of[prefill_id], computed)
-
-    def _scatter(self, command: m.Scatter) -> None:
-        """On a stream of its own, behind the scatters before it."""
-        assert self._interconnect is not None
-        assert self._interconnect.staging is not None
-        now_ns = self._timeline.now_ns
-        start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
-        end_ns = start_ns + self._interconnect.staging.scatter_ns(command.num_bytes)
-        self._scatter_free_ns[command.decode_id] = end_ns
-        done = m.Tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
-        self._timeline.after(end_ns - now_ns, self._deliver, done)
-
     # What becomes of requests.
 
     def _prefill_done(self, command: m.PrefillDone) -> None:
@@ -366,10 +318,10 @@ class Simulation:
         self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
 
     @property
-    def _links(self) -> Network:
-        """Only clusters that have them have faults."""
-        assert self._network is not None
-        return self._network
+    def _interconnect(self) -> Transfers:
+        """Only clusters that have one have faults."""
+        assert self._transfers is not None
+        return self._transfers
 
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
@@ -377,8 +329,7 @@ class Simulation:
     def kill(self, instance_id: str) -> None:
         """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
         self._actors[instance_id].kill()
-        self._links.kill(instance_id)
-        self._scatter_free_ns.pop(instance_id, None)
+        self._interconnect.kill(instance_id)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
             self._dead[name] = restarted(self._cluster.scenario, name)
@@ -391,7 +342,7 @@ class Simulation:
     def restart(self, instance_id: str) -> None:
         """With nothing in its memory."""
         self._lives[instance_id] += 1
-        self._links.revive(instance_id)
+        self._interconnect.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
                 self._agents[name] = self._recorded(self._dead.pop(name))
@@ -399,17 +350,10 @@ class Simulation:
         self._actors[instance_id].start()
 
     def slow_link(self, instance_id: str, factor: float) -> None:
-        self._links.slow(self._links_of(instance_id), factor)
+        self._interconnect.slow(instance_id, factor)
 
     def unslow_link(self, instance_id: str, factor: float) -> None:
-        self._links.unslow(self._links_of(instance_id), factor)
-
-    def _links_of(self, name: str) -> list[str]:
-        """Of an instance, or the shared one."""
-        assert self._interconnect is not None
-        topology = self._interconnect.topology
-        paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
-        return [link for path in paths for link, _ in path[:1]] or [name]
+        self._interconnect.unslow(instance_id, factor)
 
     def abort(self, request_id: int) -> None:
         """A client that waits for this request gives it up; the front end may still hold it."""
