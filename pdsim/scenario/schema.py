@@ -45,8 +45,8 @@ class ModelSettings(Section):
     """Of linear-attention layers (--mamba-ssm-dtype)."""
 
 
-class PrefillSettings(Section):
-    """The prefill instances, all alike."""
+class ServerSettings(Section):
+    """What servers of every kind have."""
 
     instances: int = Field(default=1, ge=1)
     gpu: str
@@ -61,60 +61,45 @@ class PrefillSettings(Section):
     radix_cache: bool = True
     eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
+
+
+class ComputingSettings(ServerSettings):
+    """What servers that compute prompts have."""
+
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
+    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+
+
+class PrefillSettings(ComputingSettings):
+    """The prefill instances, all alike."""
+
     overlap: bool = True
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
     layer_groups: int = Field(default=0, ge=0)
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
-    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
 
 
-class DecodeSettings(Section):
+class DecodeSettings(ServerSettings):
     """The decode instances, all alike."""
 
-    instances: int = Field(default=1, ge=1)
-    gpu: str
-    tp: int = Field(default=1, ge=1)
-    """GPUs of one server."""
-    dp: int = Field(default=1, ge=1)
-    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
-    mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    pool_tokens: int | None = Field(default=None, ge=1)
     radix_cache: bool = False
     """--disaggregation-decode-enable-radix-cache"""
-    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
-    max_running_requests: int | None = Field(default=None, ge=1)
     extra_slots: int | None = Field(default=None, ge=0)
     """None: 0, or twice max_running_requests where that is given and at most 32."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
 
 
-class AggregatedSettings(Section):
+class AggregatedSettings(ComputingSettings):
     """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs."""
 
-    instances: int = Field(default=1, ge=1)
-    gpu: str
-    tp: int = Field(default=1, ge=1)
-    """GPUs of one server."""
-    dp: int = Field(default=1, ge=1)
-    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
-    mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    pool_tokens: int | None = Field(default=None, ge=1)
-    radix_cache: bool = True
-    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
-    max_running_requests: int | None = Field(default=None, ge=1)
-    chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """None: by the GPU's memory; 0 or -1: no chunking."""
-    max_prefill_tokens: int = Field(default=16384, ge=1)
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
-    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
 
 
