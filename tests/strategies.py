@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
+from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.schema import FrontEndSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
@@ -126,6 +127,23 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
         client=draw(st.sampled_from(["open_loop", closed])),
         cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),
     )
+
+
+@st.composite
+def speculative_scenarios(draw: st.DrawFn) -> Scenario:
+    """Of both kinds, with pools that each request alone still fits as it drafts."""
+    settings = SpeculativeSettings(
+        draft_tokens=(draft_tokens := draw(st.integers(2, 6))),
+        accept_length=draw(st.sampled_from([1, 1.5, 2])),
+        draws=draw(st.sampled_from(["chain", "even"])),
+        reserved_steps=draw(st.integers(1, 2)),
+        draft="300 us",
+    )
+    scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
+    role = "decode" if scenario.aggregated is None else "aggregated"
+    given = getattr(scenario, role)
+    pool = given.pool_tokens + draft_tokens * settings.reserved_steps
+    return scenario.model_copy(update={role: given.model_copy(update={"speculative": settings, "pool_tokens": pool})})
 
 
 QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}

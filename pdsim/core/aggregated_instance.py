@@ -24,13 +24,14 @@ from pdsim.core.messages import (
     Message,
     NewRequest,
     PrefillStep,
+    Result,
     Retracted,
     Step,
-    StepResult,
     Wait,
 )
 from pdsim.core.new_token_ratio import NewTokenRatio
 from pdsim.core.running_batch import RunningBatch, RunningRequest
+from pdsim.core.speculative_batch import Speculation, running_batch
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -54,6 +55,8 @@ class AggregatedLimits:
     overlap: bool = True
     """SGLang's overlap schedule chooses a step when the one before it begins. What came since is looked at only after
     the choice: it waits for one step more. A driver that does choose so early must switch this off."""
+    speculation: Speculation | None = None
+    """None: each decode step gives each request one token."""
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class AggregatedInstance:
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[AggregatedRequest] = RunningBatch(cache)
+        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.speculation)
         self._arrived: list[AggregatedRequest] = []
         """Not looked at yet."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(
@@ -116,6 +119,10 @@ class AggregatedInstance:
     @property
     def num_active(self) -> int:
         return self.batch.num_requests
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        return self.batch.num_ahead_tokens
 
     @property
     def num_running_tokens(self) -> int:
@@ -164,10 +171,10 @@ class AggregatedInstance:
             step = step._replace(max_steps=1)
         return step, commands
 
-    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         if isinstance(step, PrefillStep):
             return self._on_prefill_done(step, dict(result.ended))
-        self.batch.advance(result.num_steps)
+        self.batch.advance(result)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
             self._blocked_by = ""
@@ -248,7 +255,8 @@ class AggregatedInstance:
                 commands.append(Retracted(request.request_id))
             else:
                 capacity = self.cache.pool.num_pages * self.page_size
-                reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
+                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
                 commands.append(Failed(request.request_id, reason))
         if lacked:
             self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())

@@ -34,10 +34,10 @@ from pdsim.core.messages import (
     NewRequest,
     PeerDown,
     PeerUp,
+    Result,
     Retracted,
     Send,
     Step,
-    StepResult,
     Tell,
     Wait,
     Woken,
@@ -45,6 +45,7 @@ from pdsim.core.messages import (
 from pdsim.core.names import receiver_of
 from pdsim.core.releases import Releases, Releasing
 from pdsim.core.running_batch import RunningBatch, RunningRequest
+from pdsim.core.speculative_batch import Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
 from pdsim.policy.views import Candidate
 
@@ -63,6 +64,8 @@ class DecodeLimits:
     """From the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
     """How long pages are kept for a writer that does not say that it is done."""
+    speculation: Speculation | None = None
+    """None: each step gives each request one token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class DecodeInstance:
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[DecodeRequest] = RunningBatch(cache)
+        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation)
         self.queued: deque[DecodeRequest] = deque()
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
@@ -118,6 +121,10 @@ class DecodeInstance:
     @property
     def num_active(self) -> int:
         return self.batch.num_requests + len(self.transferring) + len(self.ready)
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        return self.batch.num_ahead_tokens
 
     @property
     def num_running_tokens(self) -> int:
@@ -177,9 +184,9 @@ class DecodeInstance:
             if not changed:
                 return _WAIT, commands
 
-    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
-        self.batch.advance(result.num_steps)
+        self.batch.advance(result)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
@@ -421,6 +428,7 @@ class DecodeInstance:
                 commands.append(Retracted(request.request_id))
             else:
                 capacity = self.cache.pool.num_pages * self.page_size
-                reason = f"{request.num_kv_tokens + 1} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
+                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
                 commands.append(Failed(request.request_id, reason))
         return lacked

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from pdsim.core.messages import Command, Message, Step, StepResult, Wait
+from pdsim.core.messages import Command, Message, Result, Step, Wait
 
 
 class PolicyError(ValueError):
@@ -46,7 +46,7 @@ class Instance(Protocol):
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]: ...
 
-    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]: ...
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]: ...
 
     def levels(self) -> Levels: ...
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from pdsim.core import messages
 from pdsim.core.instance import Instance, Levels
-from pdsim.core.messages import Command, DecodeStep, KvGranted, Message, Step, StepResult
+from pdsim.core.messages import Command, DecodeStep, KvGranted, Message, Result, Step
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.transfer_plan import TransferUnit
 
@@ -52,7 +52,7 @@ class Recorded:
     def next_step(self, now_ns: int) -> Any:
         return self._note("next_step", (now_ns,), self.inner.next_step(now_ns))
 
-    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> Any:
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> Any:
         return self._note("on_step_done", (step, result, now_ns), self.inner.on_step_done(step, result, now_ns))
 
     def levels(self) -> Levels:

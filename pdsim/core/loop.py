@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 from pdsim.core.instance import Instance
-from pdsim.core.messages import Command, Message, Pause, Step, StepResult, Wait
+from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
 
 _PAUSE = Pause()
 
@@ -19,7 +19,7 @@ def instance_loop(
     carry_out: Callable[[list[Command]], None],
     now_ns: Callable[[], int],
     pauses: bool = False,
-) -> Generator[Step | Wait | Pause, StepResult | None, None]:
+) -> Generator[Step | Wait | Pause, Result | None, None]:
     """Take in messages and choose a step from all that is known, then see the result of the oldest step begun.
 
     The driver begins each step it is given behind those under way. It answers with the result of the oldest one as soon

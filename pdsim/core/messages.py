@@ -283,6 +283,7 @@ class PrefillStep(NamedTuple):
 class DecodeStep(NamedTuple):
     """One token for every running request, up to max_steps times before the instance must be asked again.
 
+    With speculative decoding it is one step, which gives each of them one token or more.
     The batch is the previous step's, less those that ended or are in `left`, and `joined`.
     """
 
@@ -291,7 +292,7 @@ class DecodeStep(NamedTuple):
     left: tuple[int, ...]
     num_requests: int
     num_context_tokens: int
-    """KV tokens that the first step reads: of each request all it has, and the one it writes."""
+    """KV tokens that the first step reads: of each request all it has, and what it writes."""
     num_distinct_tokens: int
     """The same, with a cached prefix that several requests share counted once."""
     max_steps: int
@@ -309,6 +310,21 @@ class StepResult(NamedTuple):
 
     num_steps: int = 1
     ended: tuple[tuple[int, Any], ...] = ()
+
+
+class Verified(NamedTuple):
+    """What the executor reports of a decode step that verified drafts; `ended` as in StepResult."""
+
+    num_tokens: tuple[int, ...]
+    """That each request gained, at least 1, in the order of the batch."""
+    ended: tuple[tuple[int, Any], ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        return 1
+
+
+Result = StepResult | Verified
 
 
 class Pause(NamedTuple):

@@ -29,9 +29,9 @@ from pdsim.core.messages import (
     PeerUp,
     PrefillDone,
     PrefillStep,
+    Result,
     Send,
     Step,
-    StepResult,
     StopSending,
     Tell,
     Wait,
@@ -194,7 +194,7 @@ class PrefillInstance:
             commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)
         return step, commands
 
-    def on_step_done(self, step: Step, result: StepResult, now_ns: int) -> list[Command]:
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         assert isinstance(step, PrefillStep)
         ended = {request_id for request_id, _ in result.ended}
         commands: list[Command] = []

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
-from pdsim.core.messages import DecodeStep
+from pdsim.core.messages import DecodeStep, Result, StepResult
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
@@ -47,6 +47,10 @@ class RunningBatch(Generic[Request]):
         self.num_requests = 0
         self.num_kv_tokens = 0
         """Of all requests together."""
+        self.num_written_tokens = 1
+        """By each request in one step."""
+        self.num_ahead_tokens = 1
+        """For which a request needs pages before a step, beyond its KV."""
         self._cache = cache
         self._page_size = cache.page_size
         self._num_shared_pages = 0
@@ -107,10 +111,9 @@ class RunningBatch(Generic[Request]):
     # Running.
 
     def step(self, ask_again_steps: int) -> DecodeStep:
-        """The next step; in page_size steps each request opens one page: that says how long the pages last."""
-        num_context_tokens = self.num_kv_tokens + self.num_requests
+        """The next step."""
+        num_context_tokens = self.num_kv_tokens + self.num_requests * self.num_written_tokens
         num_repeated_tokens = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
-        max_steps = 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
         step = DecodeStep(
             self.num_steps,
             tuple(self._joined),
@@ -118,18 +121,24 @@ class RunningBatch(Generic[Request]):
             self.num_requests,
             num_context_tokens,
             num_context_tokens - num_repeated_tokens,
-            min(max_steps, ask_again_steps),
+            min(self._max_steps(), ask_again_steps),
         )
         if self._joined or self._left:
             self._joined, self._left = [], []
         return step
 
-    def advance(self, num_steps: int) -> None:
-        """So many steps were run; the pages of the first were opened before."""
+    def advance(self, result: Result) -> None:
+        """Steps were run; the pages of the first were opened before."""
+        assert isinstance(result, StepResult)
+        num_steps = result.num_steps
         if num_steps > 1:
             self._open_later_pages(num_steps - 1)
         self.num_steps += num_steps
         self.num_kv_tokens += num_steps * self.num_requests
+
+    def _max_steps(self) -> int:
+        """In page_size steps each request opens one page: that says how long the pages last."""
+        return 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
 
     def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
         if self.num_requests == 1:

@@ -65,7 +65,7 @@ class StepRecord(NamedTuple):
     """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
     growth_ns: float
     num_resumed: int = 0
-    """Requests for which the first of the steps ends a longer pause, in RunRecords.pauses."""
+    """Requests for which the first of the steps ends another gap than itself, in RunRecords.pauses."""
 
 
 class TransferRecord(NamedTuple):
@@ -99,10 +99,14 @@ class TransferRecord(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Between two tokens of so many requests, longer than a step: they were retracted, or prompts came first."""
+    """Between two tokens of so many requests, and not one step: they were retracted, prompts came first, or several
+    tokens came together.
+    """
 
     duration_ns: int
     num_requests: int
+    num_tokens: int = 1
+    """Of each of them, that share it."""
 
 
 class LevelRecord(NamedTuple):

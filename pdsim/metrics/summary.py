@@ -13,7 +13,9 @@ _MS = 1e6
 _S = 1e9
 
 
-def summarize(records: RunRecords, *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def summarize(
+    records: RunRecords, *, speculative: bool = False, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """`extra` goes into the "pdsim" object."""
     done = [r for r in records.requests if r.outcome == "finished"]
     start_ns = min((r.arrival_ns for r in records.requests), default=0)
@@ -47,7 +49,7 @@ def summarize(records: RunRecords, *, extra: Mapping[str, Any] | None = None) ->
         **_statistics("itl", itl),
         "max_itl_ms": itl.max(),
         "concurrency": rate(e2e.mean() * e2e.count / 1e3),
-        "accept_length": None,
+        "accept_length": _accept_length(records) if speculative else None,
         "max_output_tokens_per_s": _peak_tokens(records, start_ns),
         "max_concurrent_requests": _peak_requests(done, start_ns),
         "pdsim": {**_own_fields(records, duration_s), **(extra or {})},
@@ -69,8 +71,8 @@ def tpot_ms(request: RequestRecord) -> float:
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens: each decode step is one for every request of its batch, except those it resumes."""
-    runs = [Run(duration_ns / _MS, 0.0, 1, num_requests) for duration_ns, num_requests in records.pauses]
+    """Gaps between tokens: each decode step is one for every request of its batch, except those with a pause."""
+    runs = [Run(p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.pauses]
     for step in records.steps:
         if step.kind == "decode":
             first, growth = step.first_ns / _MS, step.growth_ns / _MS
@@ -116,6 +118,13 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
     }
 
 
+def _accept_length(records: RunRecords) -> float:
+    """Tokens that a decode step gives a request, in the mean."""
+    steps = [step for step in records.steps if step.kind == "decode"]
+    num_verified = sum(step.num_requests for step in steps)
+    return sum(step.num_tokens for step in steps) / num_verified if num_verified else 0.0
+
+
 def _per_step(steps: Iterable[StepRecord]) -> float:
     """As a server log samples it: once per decode step, never while decode idles."""
     num_steps = num_requests = 0
@@ -141,9 +150,10 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
         while second < last:  # the steps of a run are almost equally long
             second += 1
             before = (second * 10**9 - begin) * step.num_steps // step.duration_ns
-            seconds[second - 1] = seconds.get(second - 1, 0) + (before - done) * step.num_requests
+            tokens = (before - done) * step.num_tokens // step.num_steps
+            seconds[second - 1] = seconds.get(second - 1, 0) + tokens
             done = before
-        seconds[last] = seconds.get(last, 0) + (step.num_steps - done) * step.num_requests
+        seconds[last] = seconds.get(last, 0) + (step.num_steps - done) * step.num_tokens // step.num_steps
     return max(seconds.values(), default=0)
 
 

@@ -58,11 +58,11 @@ class ReserveMaxOutput:
     """Admit only what can run to its longest output beside all that is active: nothing is ever retracted."""
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
-        to_grow = sum(self._pages_to_grow(request, view.page_size) for request in (*view.active, candidate.request))
+        to_grow = sum(self._pages_to_grow(request, view) for request in (*view.active, candidate.request))
         fits = candidate.num_new_pages + to_grow <= view.num_available_pages
         return ADMITTED if fits else Deferred(ask_again_steps=None)
 
     @staticmethod
-    def _pages_to_grow(request: QueuedDecode, page_size: int) -> int:
-        longest = request.num_prompt_tokens + request.max_output_tokens - 1
-        return num_pages(longest, page_size) - num_pages(num_kv_tokens(request), page_size)
+    def _pages_to_grow(request: QueuedDecode, view: DecodeView) -> int:
+        longest = request.num_prompt_tokens + request.max_output_tokens - 2 + view.num_ahead_tokens
+        return num_pages(longest, view.page_size) - num_pages(num_kv_tokens(request), view.page_size)

@@ -117,6 +117,11 @@ class DecodeView(Protocol):
         ...
 
     @property
+    def num_ahead_tokens(self) -> int:
+        """For which a running request needs pages beyond its KV: 1, or more with speculative decoding."""
+        ...
+
+    @property
     def num_running_tokens(self) -> int:
         """Prompt and output tokens of everything that runs."""
         ...

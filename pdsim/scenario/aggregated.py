@@ -8,6 +8,8 @@ from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.router import RoleRouter
 from pdsim.cost.model import CostModel
 from pdsim.cost.two_phases import TwoPhases
+from pdsim.scenario.costs import decode_cost
+from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.schema import AggregatedSettings, Scenario
 from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
 from pdsim.scenario.yaml_file import ConfigError
@@ -32,11 +34,11 @@ def resolve_aggregated(scenario: Scenario, settings: AggregatedSettings) -> Aggr
 def check_aggregated_requests(
     scenario: Scenario, settings: AggregatedSettings, requests: Sequence[RequestSpec]
 ) -> None:
-    """Each request alone must fit as SGLang counts: whole pages of its prompt, its output, a page and a token."""
+    """Each request alone must fit as SGLang counts: whole pages of its prompt, its output, a page, and what a step writes."""
     page = scenario.page_size
     tokens = {spec.request_id: -(-len(spec.prompt) // page) * page + len(spec.output) for spec in requests}
     largest = max(tokens, key=lambda request_id: tokens[request_id])
-    room = (settings.pool_tokens or 0) - page - 1
+    room = (settings.pool_tokens or 0) - page - num_ahead_tokens(settings.speculative)
     if tokens[largest] > room:
         raise ConfigError(
             f"request {largest} grows to {tokens[largest]} tokens; an aggregated instance has room for {room}: "
@@ -73,7 +75,7 @@ def build_aggregated_router(scenario: Scenario, settings: AggregatedSettings) ->
 def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, CostModel]:
     layout = layout_of(scenario, "aggregated")
     return {
-        instance_id: TwoPhases(scenario.cost.prefill.model(layout), scenario.cost.decode.model(layout))
+        instance_id: TwoPhases(scenario.cost.prefill.model(layout), decode_cost(scenario, settings, layout))
         for instance_id in instance_ids(settings, "aggregated")
     }
 
@@ -86,4 +88,5 @@ def _limits(settings: AggregatedSettings) -> AggregatedLimits:
         max_prefill_tokens=settings.max_prefill_tokens,
         schedule_conservativeness=settings.schedule_conservativeness,
         overlap=settings.overlap,
+        speculation=speculation(settings.speculative),
     )

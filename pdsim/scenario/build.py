@@ -32,6 +32,8 @@ from pdsim.scenario.aggregated import (
     check_aggregated_requests,
     resolve_aggregated,
 )
+from pdsim.scenario.costs import decode_cost
+from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
 from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
@@ -232,7 +234,7 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
     prefill, decode = scenario.pair
     layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     costs = {i: scenario.cost.prefill.model(layouts[0]) for i in instance_ids(prefill, "prefill")}
-    return costs | {i: scenario.cost.decode.model(layouts[1]) for i in instance_ids(decode, "decode")}
+    return costs | {i: decode_cost(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostCosts]:
@@ -271,7 +273,10 @@ def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
 def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
     settings = scenario.pair.decode
     given = settings.max_running_requests
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, "decode", None, given)
+    drafts = 1 if settings.speculative is None else settings.speculative.draft_tokens
+    fraction = settings.mem_fraction or default_mem_fraction(
+        layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts
+    )
     pool = pool_tokens(scenario, settings, layout, fraction, "decode")
     extra = settings.extra_slots
     if extra is None:
@@ -301,7 +306,7 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
             f"request {longest.request_id} has a prompt of {len(longest.prompt)} tokens; a prefill instance has room "
             f"for {room}: give it a larger GPU, tp or mem_fraction, or leave the request out"
         )
-    tokens = len(largest.prompt) + len(largest.output) - 1
+    tokens = len(largest.prompt) + len(largest.output) - 2 + num_ahead_tokens(decode.speculative)
     pool = decode.pool_tokens or 0
     if tokens > pool:
         raise ConfigError(
@@ -339,4 +344,5 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         extra_slots=settings.extra_slots or 0,
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
         release_timeout_ns=None if health is None else health.release_timeout,
+        speculation=speculation(settings.speculative),
     )

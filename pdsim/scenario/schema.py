@@ -24,6 +24,7 @@ from pdsim.policy.protocols import (
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
+from pdsim.scenario.decoding import GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.profile import cost_by_role
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
@@ -91,6 +92,8 @@ class DecodeSettings(ServerSettings):
     """None: 0, or twice max_running_requests where that is given and at most 32."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    speculative: SpeculativeSettings | None = None
+    """None: a step gives each request one token."""
 
 
 class AggregatedSettings(ComputingSettings):
@@ -101,6 +104,8 @@ class AggregatedSettings(ComputingSettings):
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    speculative: SpeculativeSettings | None = None
+    """None: a decode step gives each request one token."""
 
 
 class RouterSettings(Section):
@@ -208,6 +213,8 @@ class CostChoice(Section):
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
     host: HostSettings = HostSettings()
+    graphs: GraphSettings | None = None
+    """None: a decode step is as large as its batch."""
 
 
 def by_name(value: Any) -> Any:
@@ -291,6 +298,13 @@ class Scenario(Section):
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
+
+    @property
+    def speculative(self) -> SpeculativeSettings | None:
+        """Of those who decode."""
+        decoding = self.aggregated or self.decode
+        assert decoding is not None
+        return decoding.speculative
 
     def benchmark_fields(self) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

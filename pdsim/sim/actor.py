@@ -1,6 +1,6 @@
 """Drives one instance in simulated time: answers its loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
@@ -8,8 +8,7 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, StepResult, Wait
-from pdsim.core.sequence import Spans
+from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, Result, Verified, Wait
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host import HostCosts
@@ -34,9 +33,9 @@ class Actor:
         *,
         cost: CostModel,
         host: HostCosts,
-        outputs: Mapping[int, Spans],
+        executor: Executor,
         carry_out: Callable[[list[Command]], None],
-        on_step: Callable[[PrefillStep | DecodeStep, StepRecord], None],
+        on_step: Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None],
         layer_groups: int,
         on_layers: Callable[[str, LayersComputed], None] | None,
         on_choice: Callable[[Instance], None] | None,
@@ -65,7 +64,7 @@ class Actor:
         self._host_free_ns = 0
         """When the instance's CPU is done with launching and sending."""
         self._clock = DecodeClock()
-        self._executor = Executor(outputs)
+        self._executor = executor
         self._is_dead = False
         self._waits = False
         self._timer: Alarm | None = None
@@ -110,7 +109,7 @@ class Actor:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def _advance(self, answer: StepResult | None) -> None:
+    def _advance(self, answer: Result | None) -> None:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
         while not self._is_dead:
             asked = self._loop.send(answer)
@@ -135,7 +134,7 @@ class Actor:
                 return
             answer = None
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_result(self, result: Result) -> None:
         self._num_in_flight -= 1
         if self._host.result_ns:
             self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result_ns
@@ -229,10 +228,11 @@ class Actor:
                 num_context_tokens,
                 0.0,
             ),
+            None,
         )
         self._see_result(self._executor.prefill(step))
 
-    def _see_result(self, result: StepResult) -> None:
+    def _see_result(self, result: Result) -> None:
         """As soon as the host is not launching the next forward."""
         now_ns = self._timeline.now_ns
         if self._host_free_ns > now_ns:
@@ -262,11 +262,15 @@ class Actor:
 
     def _end_decode(self, step: DecodeStep) -> None:
         num_steps, self._num_steps = self._num_steps, 0
-        self._record_decode(step, num_steps, self._timeline.now_ns - self._start_ns)
+        result = self._executor.finish(num_steps)
+        verified = result if isinstance(result, Verified) else None
+        self._record_decode(step, num_steps, self._timeline.now_ns - self._start_ns, verified)
         self._clock.finish(num_steps)
-        self._on_result(self._executor.finish(num_steps))
+        self._on_result(result)
 
-    def _record_decode(self, step: DecodeStep, num_steps: int, duration_ns: int) -> None:
+    def _record_decode(
+        self, step: DecodeStep, num_steps: int, duration_ns: int, verified: Verified | None = None
+    ) -> None:
         record = StepRecord(
             self._instance_id,
             "decode",
@@ -275,8 +279,8 @@ class Actor:
             self._clock.first_ns,
             num_steps,
             step.num_requests,
-            num_steps * step.num_requests,
+            num_steps * step.num_requests if verified is None else sum(verified.num_tokens),
             step.num_context_tokens,
             self._clock.growth_ns,
         )
-        self._on_step(step, record)
+        self._on_step(step, record, verified)

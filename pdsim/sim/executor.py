@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-from pdsim.core.messages import DecodeStep, PrefillStep, StepResult
+from pdsim.core.messages import DecodeStep, PrefillStep, Result, StepResult
 from pdsim.core.sequence import Spans
 
 
@@ -34,7 +34,7 @@ class Executor:
             end, request_id = self._ends[0]
         return end - self._num_steps
 
-    def finish(self, num_steps: int) -> StepResult:
+    def finish(self, num_steps: int) -> Result:
         self._num_steps += num_steps
         ended = []
         while self._ends and self._ends[0][0] <= self._num_steps:

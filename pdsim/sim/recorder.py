@@ -1,10 +1,11 @@
 """Turns what the driver sees into rows."""
 
+from collections import Counter
 from dataclasses import replace
 
 from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Instance
-from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep
+from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
 from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.sim.network import Transfer
@@ -85,9 +86,11 @@ class Recorder:
         record.admitted_ns = now_ns
         record.num_decode_cached_tokens = num_cached_tokens
 
-    def on_step(self, step: PrefillStep | DecodeStep, record: StepRecord) -> None:
+    def on_step(self, step: PrefillStep | DecodeStep, record: StepRecord, verified: Verified | None = None) -> None:
         if isinstance(step, PrefillStep):
             self._on_prefill(step, record)
+        elif verified is not None:
+            record = self._on_verified(step, record, verified)
         else:
             record = self._on_decode(step, record)
         self.records.steps.append(record)
@@ -163,3 +166,13 @@ class Recorder:
             return row
         self.records.pauses += pauses
         return row._replace(num_resumed=sum(pause.num_requests for pause in pauses))
+
+    def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
+        """Tokens of a request that came together share the gap to the one before."""
+        start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
+        since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
+        since += [self._last_token_ns.pop(request_id, start_ns) for request_id in step.joined]
+        gaps = Counter(zip(since, verified.num_tokens, strict=True))
+        self.records.pauses += [Pause(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()]
+        self._decoded_until_ns[row.instance_id] = end_ns
+        return row._replace(num_resumed=step.num_requests)

@@ -20,9 +20,11 @@ from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
+from pdsim.sim.executor import Executor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
 from pdsim.sim.recorder import Recorder
+from pdsim.sim.speculative_executor import SpeculativeExecutor
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
 from pdsim.workload.request_spec import RequestSpec, Streams
@@ -41,7 +43,8 @@ class RunResult:
 
     def summary(self) -> dict[str, Any]:
         extra = {"events": self.num_events, "stalled": bool(self.stall)}
-        return {**self.scenario.benchmark_fields(), **summarize(self.records, extra=extra)}
+        speculative = self.scenario.speculative is not None
+        return {**self.scenario.benchmark_fields(), **summarize(self.records, speculative=speculative, extra=extra)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +139,22 @@ class Simulation:
             self._recorded(instance),
             cost=self._cluster.costs[instance_id],
             host=self._cluster.hosts.get(instance_id, HostCosts()),
-            outputs=self._outputs,
+            executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
             layer_groups=0 if interconnect is None else interconnect.layer_groups,
             on_layers=None if self._transfers is None else self._transfers.on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
+        )
+
+    def _executor(self) -> Executor:
+        scenario = self._cluster.scenario
+        if scenario.speculative is None:
+            return Executor(self._outputs)
+        acceptance, streams = scenario.speculative.acceptance(), Streams(scenario.seed)
+        return SpeculativeExecutor(
+            self._outputs, lambda request_id: acceptance.stream(streams.named(f"accepted/{request_id}"))
         )
 
     def run(self) -> RunResult:

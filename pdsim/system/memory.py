@@ -111,12 +111,14 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
     return MemoryTier(chunked_prefill_tokens=16384, max_graph_batch=512)
 
 
-def default_mem_fraction(gpu: GpuSpec, tp: int, role: Role, chunk_tokens: int | None, max_running: int | None) -> float:
-    """mem_fraction_static when it is not given."""
+def default_mem_fraction(
+    gpu: GpuSpec, tp: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
+) -> float:
+    """mem_fraction_static when it is not given. draft_tokens: of each request in a decode step."""
     tier = memory_tier(gpu, tp)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)
     if role == "decode":
-        activation = max(max_running or tier.max_graph_batch, 2048)
+        activation = max((max_running or tier.max_graph_batch) * draft_tokens, 2048)
     else:
         activation = max(chunk_tokens or 16384, 2048)
     memory_mib = gpu.memory_bytes / MIB

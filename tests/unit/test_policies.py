@@ -36,6 +36,7 @@ class Decode:
     running: list
     now_ns: int = 0
     page_size: int = 4
+    num_ahead_tokens: int = 1
     others: list = field(default_factory=list)
     retracted: list = field(default_factory=list)
 

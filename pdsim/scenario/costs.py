@@ -1,0 +1,25 @@
+"""From cost settings to the cost models of instances."""
+
+from pdsim.cost.graphs import GraphReplay, captured_batches
+from pdsim.cost.model import CostModel
+from pdsim.cost.verification import Verification
+from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
+from pdsim.system.memory import Layout, memory_tier
+
+
+def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
+    """Of the decode steps of an instance, in a resolved scenario."""
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    model, speculative, graphs = scenario.cost.decode.model(layout), settings.speculative, scenario.cost.graphs
+    if speculative is not None:
+        model = Verification(
+            target=model,
+            draft_tokens=speculative.draft_tokens,
+            draft_ns=speculative.draft,
+            draft_per_request_ns=speculative.draft_per_request,
+        )
+    if graphs is not None:
+        largest = graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
+        default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
+        model = GraphReplay(model, sorted(graphs.sizes or default), graphs.eager_layer * layout.model.num_layers)
+    return model

@@ -1,0 +1,102 @@
+"""Laws of speculative decoding, on random clusters of both kinds. docs/invariants.md lists them."""
+
+from itertools import islice
+from math import ceil
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.invariants import check
+from pdsim.core.journal import decisions, from_lines, replay, to_line
+from pdsim.core.messages import Verified
+from pdsim.metrics.summary import itl_samples
+from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.acceptance import Acceptance, chain_probability
+from tests.strategies import speculative_scenarios
+from tests.support import examples, request, run, small
+
+SPECULATIVE = {"draft_tokens": 4, "accept_length": 2, "draws": "even"}
+
+
+@given(speculative_scenarios())
+@examples(100)
+def test_every_speculative_request_ends_and_nothing_is_left_behind(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    for r in traced.records.requests:
+        assert r.outcome == "finished" or "not fit" in r.reason
+    for instance in traced.cluster.instances:
+        check(instance)
+        assert instance.num_available_pages == instance.cache.pool.num_pages
+
+
+@given(speculative_scenarios())
+@examples(60)
+def test_a_step_gives_each_request_from_one_token_to_all_that_were_drafted(scenario: Scenario):
+    traced = run(scenario)
+    gained = [entry.args[1] for entry in traced.journal if entry.call == "on_step_done"]
+    for result in gained:
+        if isinstance(result, Verified):
+            assert all(1 <= n <= scenario.speculative.draft_tokens for n in result.num_tokens)
+    finished = [r for r in traced.records.requests if r.outcome == "finished"]
+    if len(finished) == len(traced.records.requests):
+        by_prompts = sum(1 + (r.num_retractions if r.is_aggregated else 0) for r in finished)
+        decoded = sum(step.num_tokens for step in traced.records.steps if step.kind == "decode")
+        assert decoded + by_prompts == sum(r.num_output_tokens for r in finished)
+
+
+@given(speculative_scenarios())
+@examples(60)
+def test_speculative_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenario):
+    records = run(scenario).records
+    finished = [r for r in records.requests if r.outcome == "finished"]
+    gaps = itl_samples(records)
+    assert gaps.count == sum(r.num_output_tokens - 1 for r in finished)
+    assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in finished) / 1e6)
+
+
+@given(speculative_scenarios())
+@examples(40)
+def test_a_speculative_journal_replays_and_does_not_depend_on_how_steps_are_run(scenario: Scenario):
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    written = [to_line(entry) for entry in many.journal]
+    assert replay(from_lines(written), state_machines(resolve(scenario))) == len(many.journal)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=8))
+@examples(30)
+def test_what_accepts_no_draft_is_decoding_without_drafts(sizes: list[tuple[int, int]]):
+    """Where pages are plenty and a step costs the same."""
+    specs = [request(i, prompt, output) for i, (prompt, output) in enumerate(sizes)]
+    none = {"draft_tokens": 3, "accept_length": 1, "draws": "even"}
+    assert run(small(*specs, decode__speculative=none)).records.requests == run(small(*specs)).records.requests
+
+
+@given(st.integers(2, 200), st.integers(1, 4))
+@examples(40)
+def test_a_request_alone_takes_the_steps_that_its_acceptance_says(output: int, accepted: int):
+    speculative = {**SPECULATIVE, "accept_length": accepted, "draft": "2 ms"}
+    traced = run(small(request(0, 10, output), decode__speculative=speculative))
+    (r,), num_steps = traced.records.requests, ceil((output - 1) / accepted)
+    assert r.end_ns - r.first_token_ns == num_steps * 12_000_000
+    assert traced.result.summary()["accept_length"] == pytest.approx((output - 1) / num_steps)
+
+
+@given(st.integers(2, 16), st.floats(0.01, 0.99))
+def test_a_chain_accepts_its_length_in_the_mean(draft_tokens: int, share: float):
+    length = 1 + share * (draft_tokens - 1)
+    p = chain_probability(draft_tokens, length)
+    assert sum(p**k for k in range(draft_tokens)) == pytest.approx(length)
+
+
+def test_draws_have_the_mean_that_was_asked_for():
+    drawn = list(islice(Acceptance(draft_tokens=4, accept_length=2.8).stream(Random(1)), 20_000))
+    assert sum(drawn) / len(drawn) == pytest.approx(2.8, rel=0.02)
+    assert set(drawn) == {1, 2, 3, 4}
+    even = list(islice(Acceptance(draft_tokens=4, accept_length=2.8, draws="even").stream(Random(1)), 1000))
+    assert sum(even) == 2800
+    assert set(even) == {2, 3}
