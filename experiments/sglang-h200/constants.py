@@ -2,7 +2,7 @@
 
 Only runs that are fitted count here: single requests (s128 to s16384), c1, c8, q4, tp2to2_c1, tp2to2_c16, and the two
 tp2to1 runs for slices and staging. The values are rounded; `report` prints what the rows say beside them, and fails if
-scenario.yaml has others.
+scenario.yaml or the catalog's transport has others.
 """
 
 import math
@@ -14,6 +14,7 @@ from rows import HERE, Floats, Served, columns, forwards, served, stages
 from scipy.optimize import least_squares
 
 from pdsim.scenario.loading import load_scenario
+from pdsim.system.catalog import load_transport
 
 HOST_OF_STEP_MS = 0.05
 """Between the GPU's ends of two decode steps, beyond the second one's GPU time."""
@@ -92,9 +93,12 @@ def scenario_fields() -> dict[str, float]:
         "front_end.latency_out": OUT_MS * ms,
         "front_end.stall": STALL_MS * ms,
         "network.message_latency": MESSAGE_MS * ms,
-        "network.transfer_latency": BATCH_MS * ms,
-        "network.descriptor_latency": DESCRIPTOR_US * us,
     }
+
+
+def transport_fields() -> dict[str, float]:
+    """What the catalog must say of its transport."""
+    return {"batch_ns": BATCH_MS * 1e6, "descriptor_ns": DESCRIPTOR_US * 1e3, "max_bandwidth": BANDWIDTH_GB_PER_S * 1e9}
 
 
 # What the rows say.
@@ -212,3 +216,7 @@ def check_scenario() -> None:
         said = getattr(getattr(scenario, section), name)
         if said is None or abs(said - value) > 1:
             raise ValueError(f"scenario.yaml: {field} is {said} ns, constants.py says {value:g} ns")
+    transport = load_transport(scenario.network.transport)
+    for field, value in transport_fields().items():
+        if (said := getattr(transport, field)) != value:
+            raise ValueError(f"{transport.name}: {field} is {said}, constants.py says {value:g}")

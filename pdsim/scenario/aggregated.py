@@ -11,24 +11,9 @@ from pdsim.cost.two_phases import TwoPhases
 from pdsim.scenario.costs import decode_cost
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.schema import AggregatedSettings, Scenario
-from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
+from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.memory import default_mem_fraction
 from pdsim.workload.request_spec import RequestSpec
-
-
-def resolve_aggregated(scenario: Scenario, settings: AggregatedSettings) -> AggregatedSettings:
-    layout = layout_of(scenario, "aggregated")
-    chunk = chunk_tokens(scenario, settings, layout, "aggregated")
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, layout.tp, "aggregated", chunk or None, None)
-    pool = pool_tokens(scenario, settings, layout, fraction, "aggregated")
-    update = {
-        "mem_fraction": fraction,
-        "pool_tokens": pool,
-        "max_running_requests": max_running(settings, layout, pool, fraction),
-        "chunked_prefill_tokens": chunk,
-    }
-    return settings.model_copy(update=update)
 
 
 def check_aggregated_requests(

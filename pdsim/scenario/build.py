@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
@@ -19,8 +19,6 @@ from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
-from pdsim.cost.front_end import FrontEndCosts
-from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
 from pdsim.policy.protocols import RoutingPolicy
@@ -30,15 +28,14 @@ from pdsim.scenario.aggregated import (
     build_aggregated_instances,
     build_aggregated_router,
     check_aggregated_requests,
-    resolve_aggregated,
 )
 from pdsim.scenario.costs import decode_cost
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings, check_faults
-from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
-from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
+from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
+from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.memory import Layout, default_mem_fraction
+from pdsim.system.memory import default_mem_fraction
 from pdsim.system.topology import Topology
 from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
@@ -73,9 +70,9 @@ class Cluster:
     monitor: HealthMonitor | None
     """Who watches the instances, if anybody does."""
     costs: Mapping[str, CostModel]
-    hosts: Mapping[str, HostCosts]
+    hosts: Mapping[str, HostSettings]
     """Of the loops of prefill instances."""
-    front_end: FrontEndCosts
+    front_end: FrontEndSettings
     interconnect: Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
     message_latency_ns: int
@@ -93,7 +90,6 @@ def build(scenario: Scenario) -> Cluster:
     _check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
-    front_end = scenario.front_end.costs()
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
@@ -102,7 +98,7 @@ def build(scenario: Scenario) -> Cluster:
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
         costs=_costs(scenario),
         hosts={} if is_aggregated else _hosts(scenario),
-        front_end=replace(front_end, waits_for_prefill=False) if is_aggregated else front_end,
+        front_end=scenario.front_end,
         interconnect=None if is_aggregated else _interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
         requests=requests,
@@ -127,13 +123,15 @@ def restarted(scenario: Scenario, instance_id: str) -> Any:
 
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
-    if scenario.aggregated is not None:
-        return scenario.model_copy(update={"aggregated": resolve_aggregated(scenario, scenario.aggregated)})
+    if (aggregated := scenario.aggregated) is not None:
+        update = resolved_computing(scenario, aggregated, "aggregated")
+        front_end = scenario.front_end.model_copy(update={"waits_for_prefill": False})
+        return scenario.model_copy(update={"aggregated": aggregated.model_copy(update=update), "front_end": front_end})
+    prefill, decode = scenario.pair
     return scenario.model_copy(
         update={
-            "prefill": _resolve_prefill(scenario, layout_of(scenario, "prefill")),
-            "decode": _resolve_decode(scenario, layout_of(scenario, "decode")),
-            "network": scenario.network,
+            "prefill": prefill.model_copy(update=resolved_computing(scenario, prefill, "prefill")),
+            "decode": decode.model_copy(update=_resolved_decode(scenario, decode)),
             "health": HealthSettings() if scenario.faults and scenario.health is None else scenario.health,
         }
     )
@@ -237,8 +235,8 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
     return costs | {i: decode_cost(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
 
 
-def _hosts(scenario: Scenario) -> dict[str, HostCosts]:
-    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host.costs())
+def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
+    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host)
 
 
 def _interconnect(scenario: Scenario) -> Interconnect:
@@ -256,39 +254,17 @@ def _interconnect(scenario: Scenario) -> Interconnect:
     )
 
 
-def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
-    settings = scenario.pair.prefill
-    chunk = chunk_tokens(scenario, settings, layout, "prefill")
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, "prefill", chunk or None, None)
-    pool = pool_tokens(scenario, settings, layout, fraction, "prefill")
-    update = {
-        "mem_fraction": fraction,
-        "pool_tokens": pool,
-        "max_running_requests": max_running(settings, layout, pool, fraction),
-        "chunked_prefill_tokens": chunk,
-    }
-    return settings.model_copy(update=update)
-
-
-def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
-    settings = scenario.pair.decode
-    given = settings.max_running_requests
+def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
+    layout, given = layout_of(scenario, "decode"), settings.max_running_requests
     drafts = 1 if settings.speculative is None else settings.speculative.draft_tokens
     fraction = settings.mem_fraction or default_mem_fraction(
         layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts
     )
-    pool = pool_tokens(scenario, settings, layout, fraction, "decode")
     extra = settings.extra_slots
     if extra is None:
         running = None if given is None else max(1, given // settings.dp)
         extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
-    update = {
-        "mem_fraction": fraction,
-        "pool_tokens": pool,
-        "max_running_requests": max_running(settings, layout, pool, fraction),
-        "extra_slots": extra,
-    }
-    return settings.model_copy(update=update)
+    return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
 def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:

@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from pdsim.cost.front_end import FrontEndCosts
-from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostSettings
 from pdsim.cost.roofline import Roofline
 from pdsim.policy.admission import ReserveDecodeTokens
@@ -172,8 +170,9 @@ class HostSettings(Section):
     send: Duration = 0
     """Handing one unit to the transfer workers, one after another."""
 
-    def costs(self) -> HostCosts:
-        return HostCosts(start_ns=self.start, launch_ns=self.launch, result_ns=self.result, send_ns=self.send)
+    @property
+    def is_none(self) -> bool:
+        return self == HostSettings()
 
 
 class FrontEndSettings(Section):
@@ -194,17 +193,9 @@ class FrontEndSettings(Section):
     stall_within: Duration = 40_000_000
     """How long ago that moment may be."""
 
-    def costs(self) -> FrontEndCosts:
-        return FrontEndCosts(
-            service_ns=self.service,
-            service_per_token_ns=self.service_per_token,
-            in_ns=self.latency_in,
-            in_per_token_ns=self.latency_in_per_token,
-            out_ns=self.latency_out,
-            waits_for_prefill=self.waits_for_prefill,
-            stall_ns=self.stall,
-            stall_within_ns=self.stall_within if self.stall else 0,
-        )
+    @property
+    def is_none(self) -> bool:
+        return self == FrontEndSettings()
 
 
 class CostChoice(Section):

@@ -2,23 +2,22 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.protocols import EvictionPolicy
-from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.schema import ComputingSettings, Scenario, ServerSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
-from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, memory_tier
-
-RoleSettings = PrefillSettings | DecodeSettings | AggregatedSettings
+from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
 
 STATES_PER_REQUEST = 3
 """Of linear-attention layers, where a prefix cache keeps some of them (SGLang 0.5.23)."""
 
 
-def instance_ids(settings: RoleSettings, role: Role) -> list[str]:
+def instance_ids(settings: ServerSettings, role: Role) -> list[str]:
     """One for each server, or for each data-parallel rank of each."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
@@ -26,7 +25,7 @@ def instance_ids(settings: RoleSettings, role: Role) -> list[str]:
 
 
 def layout_of(scenario: Scenario, role: Role) -> Layout:
-    settings: RoleSettings = getattr(scenario, role)
+    settings: ServerSettings = getattr(scenario, role)
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
     try:
@@ -46,7 +45,24 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         raise ConfigError(f"{role}: {wrong}") from None
 
 
-def chunk_tokens(scenario: Scenario, settings: PrefillSettings | AggregatedSettings, layout: Layout, role: Role) -> int:
+def resolved_computing(scenario: Scenario, settings: ComputingSettings, role: Role) -> dict[str, Any]:
+    """Fields of servers that compute prompts, with every default that follows from model and GPU."""
+    layout = layout_of(scenario, role)
+    chunk = chunk_tokens(scenario, settings, layout, role)
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, role, chunk or None, None)
+    return {**resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
+
+
+def resolved_memory(
+    scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role
+) -> dict[str, Any]:
+    """Fields of servers of every kind that say how much fits."""
+    pool = pool_tokens(scenario, settings, layout, fraction, role)
+    running = max_running(settings, layout, pool, fraction)
+    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running}
+
+
+def chunk_tokens(scenario: Scenario, settings: ComputingSettings, layout: Layout, role: Role) -> int:
     """Of one forward; 0: no chunking."""
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
@@ -57,7 +73,7 @@ def chunk_tokens(scenario: Scenario, settings: PrefillSettings | AggregatedSetti
     return chunk
 
 
-def pool_tokens(scenario: Scenario, settings: RoleSettings, layout: Layout, fraction: float, role: Role) -> int:
+def pool_tokens(scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role) -> int:
     page = scenario.page_size
     if settings.pool_tokens is not None:
         pool = settings.pool_tokens // page * page
@@ -70,7 +86,7 @@ def pool_tokens(scenario: Scenario, settings: RoleSettings, layout: Layout, frac
         raise ConfigError(f"{role}: {wrong}") from None
 
 
-def max_running(settings: RoleSettings, layout: Layout, num_pool_tokens: int, fraction: float) -> int:
+def max_running(settings: ServerSettings, layout: Layout, num_pool_tokens: int, fraction: float) -> int:
     """Of one data-parallel rank; no more than there are states of linear-attention layers."""
     given = settings.max_running_requests
     running = default_max_running(num_pool_tokens, layout.model.max_context_tokens)
@@ -82,7 +98,7 @@ def max_running(settings: RoleSettings, layout: Layout, num_pool_tokens: int, fr
     return max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
 
 
-def kv_cache(scenario: Scenario, settings: RoleSettings) -> KvCache:
+def kv_cache(scenario: Scenario, settings: ServerSettings) -> KvCache:
     """A fresh one, of resolved settings."""
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)

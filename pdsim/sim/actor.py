@@ -11,9 +11,9 @@ from pdsim.core.loop import instance_loop
 from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, Result, Verified, Wait
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
-from pdsim.cost.host import HostCosts
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
+from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
@@ -32,7 +32,7 @@ class Actor:
         instance: Instance,
         *,
         cost: CostModel,
-        host: HostCosts,
+        host: HostSettings,
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None],
@@ -55,9 +55,9 @@ class Actor:
         self._loop = instance_loop(
             instance,
             drain=self._drain,
-            carry_out=carry_out if host.are_none else self._hand_on,
+            carry_out=carry_out if host.is_none else self._hand_on,
             now_ns=partial(attrgetter("now_ns"), timeline),
-            pauses=not host.are_none,
+            pauses=not host.is_none,
         )
         self._carry_out = carry_out
         self._host = host
@@ -136,8 +136,8 @@ class Actor:
 
     def _on_result(self, result: Result) -> None:
         self._num_in_flight -= 1
-        if self._host.result_ns:
-            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result_ns
+        if self._host.result:
+            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result
         self._advance(result)
 
     def _go_on_later(self) -> None:
@@ -153,7 +153,7 @@ class Actor:
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
         for unit in units:
-            self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send_ns
+            self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send
             self._timeline.after(self._host_free_ns - now_ns, self._send_unit, unit)
 
     def _send_unit(self, unit: TransferUnit) -> None:
@@ -187,9 +187,9 @@ class Actor:
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
-        start_ns = max(now_ns + self._host.start_ns, self._free_ns)
+        start_ns = max(now_ns + self._host.start, self._free_ns)
         self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns)
-        self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch_ns
+        self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch
         if self._layer_groups:
             self._announce_layers(step, start_ns)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)

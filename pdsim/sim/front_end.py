@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdsim.cost.front_end import FrontEndCosts
+from pdsim.scenario.schema import FrontEndSettings
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import RequestSpec
 
@@ -27,13 +27,13 @@ class FrontEnd:
     def __init__(
         self,
         timeline: Timeline,
-        costs: FrontEndCosts,
+        settings: FrontEndSettings,
         *,
         route: Callable[[RequestSpec], None],
         on_first_token: Callable[[int], None],
     ) -> None:
         self._timeline = timeline
-        self._costs = costs
+        self._settings = settings
         self._route = route
         self._on_first_token = on_first_token
         self._free_ns = 0
@@ -42,13 +42,13 @@ class FrontEnd:
         self._passing: dict[int, _Passing] = {}
 
     def send(self, spec: RequestSpec) -> None:
-        of, now_ns = self._costs, self._timeline.now_ns
+        of, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
-        stalls = of.stall_ns > 0 and used_ns is not None and now_ns - used_ns < of.stall_within_ns
+        stalls = of.stall > 0 and used_ns is not None and now_ns - used_ns < of.stall_within
         self._passing[spec.request_id] = _Passing(stalls)
         num_tokens = len(spec.prompt)
-        self._free_ns = max(self._free_ns, now_ns) + of.service_ns + round(of.service_per_token_ns * num_tokens)
-        there_ns = self._free_ns + of.in_ns + round(of.in_per_token_ns * num_tokens)
+        self._free_ns = max(self._free_ns, now_ns) + of.service + round(of.service_per_token * num_tokens)
+        there_ns = self._free_ns + of.latency_in + round(of.latency_in_per_token * num_tokens)
         self._timeline.after(there_ns - now_ns, self._route, spec)
 
     def on_prefill_answer(self, request_id: int) -> None:
@@ -78,9 +78,9 @@ class FrontEnd:
         """The first token, when nothing holds it back; and what ended meanwhile."""
         if not passing.streamed or passing.answered_ns is not None:
             return
-        if self._costs.waits_for_prefill and not passing.prefill_answered:
+        if self._settings.waits_for_prefill and not passing.prefill_answered:
             return
-        delay_ns = self._costs.out_ns + (self._costs.stall_ns if passing.stalls else 0)
+        delay_ns = self._settings.latency_out + (self._settings.stall if passing.stalls else 0)
         passing.answered_ns = self._timeline.now_ns + delay_ns
         self._timeline.after(delay_ns, self._on_first_token, request_id)
         if passing.ended is not None:
@@ -88,7 +88,7 @@ class FrontEnd:
 
     def _finish(self, request_id: int, passing: _Passing) -> None:
         del self._passing[request_id]
-        end_ns = max(self._timeline.now_ns + self._costs.out_ns, passing.answered_ns or 0)
+        end_ns = max(self._timeline.now_ns + self._settings.latency_out, passing.answered_ns or 0)
         self._timeline.after(end_ns - self._timeline.now_ns, self._close, passing.ended)
 
     def _close(self, ended: Callable[[], None]) -> None:

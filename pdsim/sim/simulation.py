@@ -13,11 +13,10 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.host import HostCosts
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
-from pdsim.scenario.schema import Scenario
+from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
 from pdsim.sim.executor import Executor
@@ -103,7 +102,7 @@ class Simulation:
         self._live: set[int] = set()
         """Requests that clients wait for; only if anything can fail."""
         self._front_end = None
-        if not cluster.front_end.are_none:
+        if not cluster.front_end.is_none:
             self._front_end = FrontEnd(
                 self._timeline, cluster.front_end, route=self._route, on_first_token=self._first_token
             )
@@ -138,7 +137,7 @@ class Simulation:
             self._order[instance_id],
             self._recorded(instance),
             cost=self._cluster.costs[instance_id],
-            host=self._cluster.hosts.get(instance_id, HostCosts()),
+            host=self._cluster.hosts.get(instance_id, HostSettings()),
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
