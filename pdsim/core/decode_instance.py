@@ -64,6 +64,8 @@ class DecodeLimits:
     """From the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
     """How long pages are kept for a writer that does not say that it is done."""
+    polling_interval_steps: int = 1
+    """Between two looks at queue and transfers, while anything runs (--disaggregation-decode-polling-interval)."""
     speculation: Speculation | None = None
     """None: each step gives each request one token."""
 
@@ -231,11 +233,17 @@ class DecodeInstance:
                 if not self.batch.num_requests and not self.ready:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
                 return ask_again_steps
+        if waits_steps := self._steps_to_poll():
+            return waits_steps if self.queued or self._arrived or self._scattered else _FOREVER
         if self._arrived or self._scattered:
             ask_again_steps = self._admit(commands)
             self._collect_arrived(commands)
             return ask_again_steps
         return self._admit(commands)
+
+    def _steps_to_poll(self) -> int:
+        """Until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
+        return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
     def _on_new_request(self, message: NewRequest) -> list[Command]:
         if (reason := self._refused.get(message.request_id)) is not None:

@@ -15,11 +15,14 @@ from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.workload.request_spec import RequestSpec
 
+DP_CONSERVATIVENESS = 0.3
+"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
+
 
 def check_aggregated_requests(
     scenario: Scenario, settings: AggregatedSettings, requests: Sequence[RequestSpec]
 ) -> None:
-    """Each request alone must fit as SGLang counts: whole pages of its prompt, its output, a page, and what a step writes."""
+    """Each request alone must fit as SGLang counts: whole pages of its prompt, its output, a page, a step's tokens."""
     page = scenario.page_size
     tokens = {spec.request_id: -(-len(spec.prompt) // page) * page + len(spec.output) for spec in requests}
     largest = max(tokens, key=lambda request_id: tokens[request_id])
@@ -69,9 +72,9 @@ def _limits(settings: AggregatedSettings) -> AggregatedLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return AggregatedLimits(
         max_running_requests=settings.max_running_requests,
-        chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
+        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
         max_prefill_tokens=settings.max_prefill_tokens,
-        schedule_conservativeness=settings.schedule_conservativeness,
+        schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
         overlap=settings.overlap,
         speculation=speculation(settings.speculative),
     )

@@ -306,7 +306,7 @@ def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) ->
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return PrefillLimits(
         max_running_requests=settings.max_running_requests,
-        chunked_prefill_tokens=settings.chunked_prefill_tokens or None,
+        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
         max_prefill_tokens=settings.max_prefill_tokens,
         overlap=settings.overlap,
         bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
@@ -320,5 +320,6 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         extra_slots=settings.extra_slots or 0,
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
         release_timeout_ns=None if health is None else health.release_timeout,
+        polling_interval_steps=settings.polling_interval,
         speculation=speculation(settings.speculative),
     )

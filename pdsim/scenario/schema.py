@@ -66,9 +66,14 @@ class ComputingSettings(ServerSettings):
     """What servers that compute prompts have."""
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """None: by the GPU's memory; 0 or -1: no chunking."""
+    """Of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
     policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+
+    @property
+    def rank_chunk_tokens(self) -> int:
+        """Of resolved settings, for one data-parallel rank; 0: no chunking."""
+        return (self.chunked_prefill_tokens or 0) // self.dp
 
 
 class PrefillSettings(ComputingSettings):
@@ -88,6 +93,8 @@ class DecodeSettings(ServerSettings):
     """--disaggregation-decode-enable-radix-cache"""
     extra_slots: int | None = Field(default=None, ge=0)
     """None: 0, or twice max_running_requests where that is given and at most 32."""
+    polling_interval: int = Field(default=1, ge=1)
+    """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     speculative: SpeculativeSettings | None = None

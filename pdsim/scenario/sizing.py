@@ -63,13 +63,14 @@ def resolved_memory(
 
 
 def chunk_tokens(scenario: Scenario, settings: ComputingSettings, layout: Layout, role: Role) -> int:
-    """Of one forward; 0: no chunking."""
+    """Of one forward of a server; 0: no chunking."""
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
         chunk = memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
     chunk = max(chunk, 0)
-    if 0 < chunk < scenario.page_size:
-        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than a page of {scenario.page_size} tokens")
+    if 0 < chunk < scenario.page_size * settings.dp:
+        of = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
+        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {of} of {scenario.page_size} tokens")
     return chunk
 
 

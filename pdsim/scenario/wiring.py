@@ -78,7 +78,7 @@ def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout
 
 
 def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
-    chunk = scenario.pair.prefill.chunked_prefill_tokens or 8192
+    chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
     return StagingPlan(
         cell_pages=max(1, chunk // scenario.page_size),
         buffer_bytes=staging.prefill_buffer,
