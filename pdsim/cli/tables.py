@@ -37,11 +37,11 @@ class _Row:
     """Whether more is (+1) or less (-1)."""
 
     def value(self, summary: Mapping[str, Any]) -> float:
-        """0 for what a run of an earlier version did not count."""
+        """0 for what a run did not count."""
         value: Any = summary
         for key in self.field.split("."):
             value = value.get(key, 0)
-        return float(value)
+        return float(value or 0)
 
     def cells(self, values: Sequence[float]) -> tuple[str, list[str]]:
         """Title with unit, and the values in it."""
@@ -82,17 +82,19 @@ _SUMMARY = (
     _Row("median_e2e_latency_ms", "latency median", "time", 1, -1),
     _Row("p99_e2e_latency_ms", "latency p99", "time", 1, -1),
     _Row("concurrency", "concurrency", "count", 1),
+    _Row("accept_length", "tokens a verified step", "count", 2),
     _Row("pdsim.mean_running_requests", "decoding, mean", "count", 1),
     _Row("pdsim.prefill_cache_hit_rate", "prefill cache hits", "share"),
     _Row("pdsim.decode_cache_hit_rate", "decode cache hits", "share"),
     _Row("pdsim.transfer_bytes", "KV sent, GB", "bytes", 1, -1),
     _Row("pdsim.retractions", "retractions", "count", 0, -1),
+    _Row("pdsim.retraction_copies_s", "KV of retracted copied, s", "count", 3, -1),
     _Row("pdsim.retries", "retries", "count", 0, -1),
     _Row("pdsim.failed", "requests failed", "count", 0, -1),
 )
 
-_IF_ANY = {"pdsim.retries", "pdsim.failed"}
-"""Shown only where things went wrong."""
+_IF_ANY = {"accept_length", "pdsim.retraction_copies_s", "pdsim.retries", "pdsim.failed"}
+"""Shown only where there is something to show."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -30,12 +30,14 @@ from pdsim.core.messages import (
     FreeCells,
     KvArrived,
     KvGranted,
+    LoadKv,
     Message,
     NewRequest,
     PeerDown,
     PeerUp,
     Result,
     Retracted,
+    SaveKv,
     Send,
     Step,
     Tell,
@@ -66,6 +68,8 @@ class DecodeLimits:
     """How long pages are kept for a writer that does not say that it is done."""
     polling_interval_steps: int = 1
     """Between two looks at queue and transfers, while anything runs (--disaggregation-decode-polling-interval)."""
+    saves_retracted: bool = False
+    """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     speculation: Speculation | None = None
     """None: each step gives each request one token."""
 
@@ -228,7 +232,7 @@ class DecodeInstance:
     def _take_in(self, commands: list[Command]) -> int:
         """Returns after how many steps, if nothing else happens, to try again."""
         if self._retracted:
-            ask_again_steps = self._resume()
+            ask_again_steps = self._resume(commands)
             if self._retracted:
                 if not self.batch.num_requests and not self.ready:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
@@ -314,7 +318,7 @@ class DecodeInstance:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
         return _FOREVER
 
-    def _resume(self) -> int:
+    def _resume(self, commands: list[Command]) -> int:
         """Retracted requests come back first, whole: they are not matched against the prefix cache again."""
         num_slots = self.limits.max_running_requests + self.limits.extra_slots
         while self._retracted and self.num_active < num_slots:
@@ -330,6 +334,8 @@ class DecodeInstance:
             self.cache.grow(request.lease, num_pages)
             del self._retracted[request.request_id]
             self.ready.append(request)
+            if self.limits.saves_retracted:
+                commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
         return _FOREVER
 
     def _check_admitted(self, request: DecodeRequest, num_new_pages: int) -> None:
@@ -434,6 +440,9 @@ class DecodeInstance:
             if self.batch.num_requests:
                 self._retracted[request.request_id] = request
                 commands.append(Retracted(request.request_id))
+                if self.limits.saves_retracted:
+                    num_pages = -(-request.num_kv_tokens // self.page_size)
+                    commands.append(SaveKv(request.request_id, tuple(request.lease.table[:num_pages])))
             else:
                 capacity = self.cache.pool.num_pages * self.page_size
                 tokens = request.num_kv_tokens + self.batch.num_ahead_tokens

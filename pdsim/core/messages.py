@@ -180,6 +180,23 @@ class Retracted(NamedTuple):
     request_id: int
 
 
+class SaveKv(NamedTuple):
+    """Copy these pages of a retracted request to host memory before the next step begins: others will write into them.
+
+    The copy is kept until LoadKv, or until the request is cancelled.
+    """
+
+    request_id: int
+    pages: tuple[int, ...]
+
+
+class LoadKv(NamedTuple):
+    """Copy it back into these pages, before the next step begins."""
+
+    request_id: int
+    pages: tuple[int, ...]
+
+
 class PrefillDone(NamedTuple):
     """Prefill has seen its transfer end and holds nothing of the request any more."""
 
@@ -263,7 +280,9 @@ class WakeAt(NamedTuple):
     time_ns: int
 
 
-Command = Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | Outcome
+Command = (
+    Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | SaveKv | LoadKv | Outcome
+)
 
 
 class PrefillChunk(NamedTuple):

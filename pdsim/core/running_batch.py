@@ -99,12 +99,12 @@ class RunningBatch(Generic[Request]):
             self._cache.close(request.lease, request.prompt.then(output), request.num_kv_tokens)
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
-        """Open the pages of the next step. Yields the requests that make way for it, without their pages.
+        """Open the pages of the next step. Yields the requests that make way for it, before they lose their pages.
 
         The last request is among them only if it does not fit alone; then the batch is empty.
         """
         while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
-            yield self.remove(self._victim(policy, view))
+            yield from self._give_way(policy, view)
         if leases:
             self._cache.grow_all(leases, len(leases))
 
@@ -148,15 +148,21 @@ class RunningBatch(Generic[Request]):
             raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
         return request_id
 
-    def remove(self, request_id: int) -> Request:
-        """It leaves without an end, and without its pages."""
-        request = self._leave(request_id)
+    def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+        request = self._take_out(self._victim(policy, view))
+        yield request
         self._cache.drop(request.lease)
+
+    def remove(self, request_id: int) -> None:
+        """It leaves without an end, and loses its pages."""
+        self._cache.drop(self._take_out(request_id).lease)
+
+    def _take_out(self, request_id: int) -> Request:
         if request_id in self._joined:
             self._joined.remove(request_id)
         else:
             self._left.append(request_id)
-        return request
+        return self._leave(request_id)
 
     def _leave(self, request_id: int) -> Request:
         request = self._requests.pop(request_id)

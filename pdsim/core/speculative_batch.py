@@ -34,7 +34,7 @@ class SpeculativeBatch(RunningBatch[Request]):
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
         while sum(self._lacking_pages()) > self._cache.num_available_pages:
-            yield self.remove(self._victim(policy, view))
+            yield from self._give_way(policy, view)
         for request, num_pages in zip(self._requests.values(), self._lacking_pages(), strict=True):
             self._cache.grow(request.lease, num_pages)
 

@@ -66,6 +66,8 @@ class StepRecord(NamedTuple):
     growth_ns: float
     num_resumed: int = 0
     """Requests for which the first of the steps ends another gap than itself, in RunRecords.pauses."""
+    copying_ns: int = 0
+    """Before it, the KV of retracted requests went to host memory or came back."""
 
 
 class TransferRecord(NamedTuple):

@@ -106,6 +106,7 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
         "failed": sum(r.outcome == "failed" for r in requests),
         "unfinished": sum(r.outcome == "unfinished" for r in requests),
         "retractions": sum(r.num_retractions for r in requests),
+        "retraction_copies_s": sum(s.copying_ns for s in decode_steps) / _S,
         "retries": sum(r.num_retries for r in requests),
         "prefill_steps": len(records.steps) - len(decode_steps),
         "decode_steps": sum(s.num_steps for s in decode_steps),

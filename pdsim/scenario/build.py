@@ -19,6 +19,7 @@ from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
+from pdsim.cost.host_memory import HostCopies
 from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
 from pdsim.policy.protocols import RoutingPolicy
@@ -72,6 +73,8 @@ class Cluster:
     costs: Mapping[str, CostModel]
     hosts: Mapping[str, HostSettings]
     """Of the loops of prefill instances."""
+    host_copies: HostCopies | None
+    """Of KV that decode instances retract; None: they take no time."""
     front_end: FrontEndSettings
     interconnect: Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
@@ -98,6 +101,7 @@ def build(scenario: Scenario) -> Cluster:
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
         costs=_costs(scenario),
         hosts={} if is_aggregated else _hosts(scenario),
+        host_copies=None if is_aggregated else _host_copies(scenario),
         front_end=scenario.front_end,
         interconnect=None if is_aggregated else _interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
@@ -239,6 +243,11 @@ def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
     return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host)
 
 
+def _host_copies(scenario: Scenario) -> HostCopies | None:
+    backup = scenario.pair.decode.retraction_backup
+    return None if backup is None else backup.costs(layout_of(scenario, "decode"), scenario.page_size)
+
+
 def _interconnect(scenario: Scenario) -> Interconnect:
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     wire = wiring.wire_of(scenario, prefill, decode)
@@ -321,5 +330,6 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
         release_timeout_ns=None if health is None else health.release_timeout,
         polling_interval_steps=settings.polling_interval,
+        saves_retracted=settings.retraction_backup is not None,
         speculation=speculation(settings.speculative),
     )

@@ -5,8 +5,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from pdsim.core.speculative_batch import Speculation
-from pdsim.scenario.quantity import Duration, FineDuration
+from pdsim.cost.host_memory import HostCopies
+from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration
 from pdsim.scenario.section import Section
+from pdsim.system.memory import Layout
 from pdsim.workload.acceptance import Acceptance
 
 
@@ -32,6 +34,34 @@ class SpeculativeSettings(Section):
 
     def acceptance(self) -> Acceptance:
         return Acceptance(draft_tokens=self.draft_tokens, accept_length=self.accept_length, draws=self.draws)
+
+
+class BackupSettings(Section):
+    """KV of retracted requests is copied to host memory, and back when they resume; the decode loop waits for both.
+
+    Defaults but of the link are measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages
+    of 64. Copies into memory that the process had pinned before reached 51 of 64 GB/s out and 47 back.
+    """
+
+    bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Of the link between GPU and host; None: the GPU's nominal one."""
+    save_efficiency: float = Field(default=0.79, gt=0, le=1)
+    load_efficiency: float = Field(default=0.74, gt=0, le=1)
+    copy_launch: Duration = 39_000
+    """The least that one copy takes; each layer has two."""
+    pinning: Bandwidth = Field(default=1.4e9, gt=0)
+    """At which the process pins host memory that it has not used before."""
+
+    def costs(self, layout: Layout, page_size: int) -> HostCopies:
+        bandwidth = self.bandwidth or layout.gpu.host_bandwidth
+        return HostCopies(
+            page_bytes=layout.kv_token_bytes * page_size,
+            num_planes=2 * layout.model.attention.num_layers,
+            copy_ns=self.copy_launch,
+            save_bandwidth=bandwidth * self.save_efficiency,
+            load_bandwidth=bandwidth * self.load_efficiency,
+            pinning_bandwidth=self.pinning,
+        )
 
 
 class GraphSettings(Section):

@@ -22,7 +22,7 @@ from pdsim.policy.protocols import (
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
-from pdsim.scenario.decoding import GraphSettings, SpeculativeSettings
+from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.profile import cost_by_role
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
@@ -97,6 +97,8 @@ class DecodeSettings(ServerSettings):
     """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    retraction_backup: BackupSettings | None = None
+    """None: copying the KV of retracted requests to host memory and back takes no time."""
     speculative: SpeculativeSettings | None = None
     """None: a step gives each request one token."""
 

@@ -8,9 +8,21 @@ from simpy.events import EventPriority
 
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
-from pdsim.core.messages import Command, DecodeStep, LayersComputed, Message, PrefillStep, Result, Verified, Wait
+from pdsim.core.messages import (
+    Command,
+    DecodeStep,
+    LayersComputed,
+    LoadKv,
+    Message,
+    PrefillStep,
+    Result,
+    SaveKv,
+    Verified,
+    Wait,
+)
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
+from pdsim.cost.host_memory import HostMemory
 from pdsim.cost.model import CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
@@ -33,6 +45,7 @@ class Actor:
         *,
         cost: CostModel,
         host: HostSettings,
+        host_memory: HostMemory | None,
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None],
@@ -55,7 +68,7 @@ class Actor:
         self._loop = instance_loop(
             instance,
             drain=self._drain,
-            carry_out=carry_out if host.is_none else self._hand_on,
+            carry_out=self._copy if host_memory is not None else carry_out if host.is_none else self._hand_on,
             now_ns=partial(attrgetter("now_ns"), timeline),
             pauses=not host.is_none,
         )
@@ -63,6 +76,9 @@ class Actor:
         self._host = host
         self._host_free_ns = 0
         """When the instance's CPU is done with launching and sending."""
+        self._host_memory = host_memory
+        self._copying_ns = 0
+        """Before the decode step that begins."""
         self._clock = DecodeClock()
         self._executor = executor
         self._is_dead = False
@@ -160,6 +176,16 @@ class Actor:
         if not self._is_dead:
             self._carry_out([unit])
 
+    def _copy(self, commands: list[Command]) -> None:
+        """KV of retracted requests goes to host memory and comes back; the loop stands still meanwhile."""
+        assert self._host_memory is not None
+        for command in commands:
+            if isinstance(command, SaveKv):
+                self._copying_ns += self._host_memory.save_ns(command.request_id, len(command.pages))
+            elif isinstance(command, LoadKv):
+                self._copying_ns += self._host_memory.load_ns(command.request_id)
+        self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
+
     # Waiting.
 
     def _begin_wait(self, wait: Wait) -> None:
@@ -243,7 +269,7 @@ class Actor:
     # Decode.
 
     def _begin_decode(self, step: DecodeStep) -> None:
-        self._start_ns = self._timeline.now_ns
+        self._start_ns = self._timeline.now_ns + self._copying_ns
         self._clock.begin(self._cost.decode_line(step.num_requests), step)
         num_steps = min(self._executor.begin(step), step.max_steps)
         self._run(step, 1 if self._single_steps or self._inbox else num_steps)
@@ -254,7 +280,7 @@ class Actor:
         self._end = self._timeline.after(delay_ns, self._end_decode, step, self._order)
 
     def _cut_short(self) -> None:
-        num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns)
+        num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
         if num_steps < self._num_steps:
             assert self._end is not None
             self._end.cancel()
@@ -282,5 +308,7 @@ class Actor:
             num_steps * step.num_requests if verified is None else sum(verified.num_tokens),
             step.num_context_tokens,
             self._clock.growth_ns,
+            copying_ns=self._copying_ns,
         )
+        self._copying_ns = 0
         self._on_step(step, record, verified)

@@ -155,7 +155,7 @@ class Recorder:
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses = []
         if step.joined and self._last_token_ns:
-            last_tokens = [self._last_token_ns.pop(i, start_ns) for i in step.joined]
+            last_tokens = [self._pop_last_token_ns(i) for i in step.joined]
             pauses = [Pause(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
         num_others = step.num_requests - len(step.joined)
         until_ns = self._decoded_until_ns.get(row.instance_id, start_ns)
@@ -171,8 +171,14 @@ class Recorder:
         """Tokens of a request that came together share the gap to the one before."""
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
-        since += [self._last_token_ns.pop(request_id, start_ns) for request_id in step.joined]
+        since += [self._pop_last_token_ns(request_id) for request_id in step.joined]
         gaps = Counter(zip(since, verified.num_tokens, strict=True))
         self.records.pauses += [Pause(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()]
         self._decoded_until_ns[row.instance_id] = end_ns
         return row._replace(num_resumed=step.num_requests)
+
+    def _pop_last_token_ns(self, request_id: int) -> int:
+        """Of a request that joins a batch."""
+        last_ns = self._last_token_ns.pop(request_id, None) or self._requests[request_id].streamed_ns
+        assert last_ns is not None
+        return last_ns

@@ -8,11 +8,13 @@ from typing import Any
 
 from pdsim.core import messages as m
 from pdsim.core.attempts import num_retries, request_of
+from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.cost.host_memory import HostMemory
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
@@ -138,6 +140,7 @@ class Simulation:
             self._recorded(instance),
             cost=self._cluster.costs[instance_id],
             host=self._cluster.hosts.get(instance_id, HostSettings()),
+            host_memory=self._host_memory(instance),
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
@@ -146,6 +149,11 @@ class Simulation:
             on_choice=self._on_levels,
             single_steps=self._single_steps,
         )
+
+    def _host_memory(self, instance: Instance) -> HostMemory | None:
+        """Fresh in each life of a decode instance, for it is its process's."""
+        copies = self._cluster.host_copies
+        return HostMemory(copies) if copies is not None and isinstance(instance, DecodeInstance) else None
 
     def _executor(self) -> Executor:
         scenario = self._cluster.scenario

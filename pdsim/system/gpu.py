@@ -16,6 +16,8 @@ class GpuSpec:
     """Dense; a type that the GPU has no units for is absent."""
     nvlink_bandwidth: float
     nic_bandwidth: float
+    host_bandwidth: float
+    """Of the link to the memory of its host."""
     sources: dict[str, str]
 
     def flops_for(self, dtype: Dtype) -> float:
