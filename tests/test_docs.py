@@ -21,6 +21,7 @@ from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import read_summary
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
+from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
@@ -130,7 +131,8 @@ BY_FIELD = {"Top level": Scenario} | {
     for hint in (field.annotation, *get_args(field.annotation))
     if isinstance(hint, type) and issubclass(hint, Section)
 }
-BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, **FAULTS}
+BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
+BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {
     "Prefill": protocols.PrefillPolicy,

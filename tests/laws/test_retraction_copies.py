@@ -1,0 +1,118 @@
+"""Laws of clusters that copy the KV of retracted requests to host memory, or look at transfers now and then."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.journal import decisions
+from pdsim.core.messages import LoadKv, Retracted, SaveKv
+from pdsim.cost.host_memory import HostCopies, HostMemory
+from pdsim.metrics.summary import itl_samples
+from pdsim.scenario.decoding import BackupSettings
+from pdsim.scenario.schema import Scenario
+from tests.strategies import crowds, scenarios
+from tests.support import examples, request, run, small
+
+SLOW = {"bandwidth": "1 GB/s", "save_efficiency": 1, "load_efficiency": 0.5, "copy_launch": 0, "pinning": "1 GB/s"}
+PAGE_BYTES = 57_344 * 2 * 4
+"""Of qwen3-0.6b in bf16, four tokens."""
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Scenario:
+    """Requests that outgrow their pool together, beside clusters of every other kind."""
+    looks = draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        scenario = draw(scenarios())
+    else:
+        scenario = small(*draw(crowds()), decode__pool_tokens=64, decode__admission__reserved_tokens=0)
+    backup = draw(st.sampled_from([None, BackupSettings.model_validate(SLOW), BackupSettings()]))
+    decode = scenario.decode.model_copy(update={"retraction_backup": backup, "polling_interval": looks})
+    return scenario.model_copy(update={"decode": decode})
+
+
+@given(crowded())
+@examples(80)
+def test_every_request_ends_though_copies_take_time_and_looks_are_rare(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert all(r.outcome == "finished" or "not fit" in r.reason for r in traced.records.requests)
+
+
+@given(crowded())
+@examples(80)
+def test_many_steps_at_once_are_single_steps_with_copies_and_rare_looks(scenario: Scenario):
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    assert many.records.requests == single.records.requests
+    assert sorted(many.records.pauses) == sorted(single.records.pauses)
+
+
+@given(crowded())
+@examples(60)
+def test_gaps_add_up_to_the_time_after_the_first_token_with_copies(scenario: Scenario):
+    records = run(scenario).records
+    finished = [r for r in records.requests if r.outcome == "finished"]
+    if len(finished) == len(records.requests):
+        gaps = itl_samples(records)
+        assert gaps.count == sum(r.num_output_tokens - 1 for r in finished)
+        assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in finished) / 1e6)
+
+
+@given(crowded())
+@examples(60)
+def test_what_is_saved_is_loaded_again_whole(scenario: Scenario):
+    traced = run(scenario)
+    saved: dict[int, int] = {}
+    for command in (c for e in traced.journal if e.call == "next_step" for c in e.returned[1]):
+        if isinstance(command, SaveKv):
+            assert command.request_id not in saved
+            saved[command.request_id] = len(command.pages)
+        elif isinstance(command, LoadKv):
+            assert saved.pop(command.request_id) == len(command.pages)
+        elif isinstance(command, Retracted) and scenario.decode.retraction_backup is None:
+            saved.clear()
+    assert not saved
+
+
+def test_the_loop_stands_still_while_kv_is_copied():
+    """Two requests outgrow 10 pages of 4: the shorter one makes way, then comes back."""
+    specs = [request(0, 8, 20), request(1, 8, 24)]
+    free = small(*specs, decode__pool_tokens=40, decode__admission__reserved_tokens=0)
+    slow = free.model_copy(
+        update={
+            "decode": free.decode.model_copy(update={"retraction_backup": BackupSettings.model_validate(SLOW)}),
+        }
+    )
+    quick, copied = run(free), run(slow)
+    saves = [c for e in copied.journal if e.call == "next_step" for c in e.returned[1] if isinstance(c, SaveKv)]
+    assert len(saves) == quick.result.summary()["pdsim"]["retractions"] == 1
+    num_bytes = len(saves[0].pages) * PAGE_BYTES
+    copies_ns = num_bytes + num_bytes + 2 * num_bytes  # out at 1 GB/s, into memory pinned at 1 GB/s, back at half
+    assert sum(step.copying_ns for step in copied.records.steps) == copies_ns
+    assert copied.result.summary()["pdsim"]["retraction_copies_s"] == pytest.approx(copies_ns / 1e9)
+    last = max(r.end_ns for r in copied.records.requests) - max(r.end_ns for r in quick.records.requests)
+    assert last == copies_ns
+
+
+def test_memory_that_was_pinned_before_is_used_again():
+    costs = HostCopies(
+        page_bytes=10, num_planes=4, copy_ns=3, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=0.5e9
+    )
+    memory = HostMemory(costs)
+    assert memory.save_ns(0, 100) == 1000 + 2000
+    assert memory.load_ns(0) == 1000
+    assert memory.save_ns(1, 100) == 1000
+    assert memory.save_ns(2, 1) == 12 + 20
+
+
+@given(st.integers(1, 12), st.integers(1, 400))
+@examples(40)
+def test_queue_and_transfers_are_looked_at_in_every_nth_step(interval: int, arrival_ms: int):
+    """One request runs; another comes. It is admitted, and merged, after a whole number of intervals."""
+    specs = [request(0, 4, 200), request(1, 4, 5, arrival_ns=arrival_ms * 1_000_000)]
+    first, second = run(small(*specs, decode__polling_interval=interval)).records.requests
+    if second.admitted_ns < first.streamed_ns:
+        return
+    for time_ns in (second.admitted_ns, second.streamed_ns):
+        assert time_ns <= first.streamed_ns or (time_ns - first.streamed_ns) % (10_000_000 * interval) == 0

@@ -1,0 +1,53 @@
+"""Captured batch sizes, and what decode steps take that run in them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.graphs import GraphReplay, captured_batches
+from pdsim.cost.model import DecodeLine
+from pdsim.cost.verification import Verification
+from pdsim.scenario.build import build
+from tests.support import request, small
+
+MODEL = AffineModel(Affine(decode_base_ns=1000, decode_per_request_ns=10, decode_per_context_token_ns=2))
+
+
+def test_sizes_are_sglangs():
+    assert captured_batches(32, 4096) == [1, 2, 4, 8, 12, 16, 24, 32]
+    assert captured_batches(560, 4096)[-6:] == [464, 480, 496, 512, 544, 560]
+    assert captured_batches(256, 20) == [1, 2, 4, 8, 12, 16, 20]
+    drafting = captured_batches(80, 4096, speculative=True)
+    assert drafting == [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), 72, 80]
+
+
+@given(st.integers(1, 700), st.integers(1, 600), st.integers(1, 600), st.booleans())
+def test_a_step_takes_what_the_next_captured_size_takes(batch: int, largest: int, running: int, speculative: bool):
+    sizes = captured_batches(largest, running, speculative=speculative)
+    replay, launch = GraphReplay(MODEL, sizes, launch_ns=5000), DecodeLine.of_ns(5000, 0, 0).base
+    padded = [size for size in sizes if size >= batch]
+    if padded:
+        assert replay.decode_line(batch) == MODEL.decode_line(padded[0])
+    else:
+        line = MODEL.decode_line(batch)
+        assert replay.decode_line(batch) == line._replace(base=max(line.base, launch))
+
+
+def test_drafted_tokens_pass_the_matrices_as_requests_do():
+    verifying = Verification(target=MODEL, draft_tokens=4, draft_ns=300, draft_per_request_ns=5)
+    assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300 + 5 * 3, 2, 0)
+
+
+def test_a_cluster_pads_requests_then_counts_their_drafts():
+    lines = {"use": "affine", "decode_base": "1 ms", "decode_per_request": "10 us"}
+    scenario = small(
+        request(0, 10, 10),
+        cost={"prefill": lines, "decode": lines, "graphs": {"sizes": [8, 4]}},
+        decode__speculative={"draft_tokens": 3, "accept_length": 2},
+    )
+    assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_000_000 + 10_000 * 8 * 3, 0, 0)
+
+
+def test_without_graphs_a_step_is_as_large_as_its_batch():
+    costs = build(small(request(0, 10, 10))).costs
+    assert not isinstance(costs["decode-0"], GraphReplay)
