@@ -1,4 +1,4 @@
-"""How decode steps run, beyond one token for each request: speculation and CUDA graphs."""
+"""Settings of decode steps beyond one token for each request: speculation, CUDA graphs, copies of retracted KV."""
 
 from typing import Literal
 
@@ -9,6 +9,7 @@ from pdsim.cost.host_memory import HostCopies
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration
 from pdsim.scenario.section import Section
 from pdsim.system.memory import Layout
+from pdsim.system.model import LatentAttention
 from pdsim.workload.acceptance import Acceptance
 
 
@@ -53,10 +54,11 @@ class BackupSettings(Section):
     """At which the process pins host memory that it has not used before."""
 
     def costs(self, layout: Layout, page_size: int) -> HostCopies:
-        bandwidth = self.bandwidth or layout.gpu.host_bandwidth
+        bandwidth, attention = self.bandwidth or layout.gpu.host_bandwidth, layout.model.attention
+        planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
         return HostCopies(
             page_bytes=layout.kv_token_bytes * page_size,
-            num_planes=2 * layout.model.attention.num_layers,
+            num_planes=planes_per_layer * attention.num_layers,
             copy_ns=self.copy_launch,
             save_bandwidth=bandwidth * self.save_efficiency,
             load_bandwidth=bandwidth * self.load_efficiency,
