@@ -152,9 +152,11 @@ times_ms = st.integers(0, 1500)
 @st.composite
 def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
     """One thing that goes wrong while a small load is served."""
-    instances = [*instance_ids(scenario.prefill, "prefill"), *instance_ids(scenario.decode, "decode")]
+    roles = ["aggregated"] if scenario.aggregated else ["prefill", "decode"]
+    instances = [name for role in roles for name in instance_ids(getattr(scenario, role), role)]
     at = f"{draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))} ns"
-    kind = draw(st.sampled_from(["kill", "kill", "restart", "restart", "link", "abort", "aborts"]))
+    kinds = ["kill", "kill", "restart", "restart", "abort", "aborts", *([] if scenario.aggregated else ["link"])]
+    kind = draw(st.sampled_from(kinds))
     if kind == "kill":
         return Kill(at=at, kill=draw(st.sampled_from(instances)))
     if kind == "restart":
@@ -170,9 +172,9 @@ def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
 
 
 @st.composite
-def fault_schedules(draw: st.DrawFn) -> Scenario:
+def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
     """A random cluster and load, with faults, and timeouts from far too short to long."""
-    scenario = draw(scenarios())
+    scenario = draw(clusters)
     timeouts = st.sampled_from(["20 ms", "150 ms", "1 s", "20 s"])
     health = HealthSettings(
         heartbeat_interval=draw(st.sampled_from(["5 ms", "40 ms", "300 ms"])),

@@ -107,6 +107,9 @@ class ForwardBuilder(Generic[PromptT]):
     def has_work(self) -> bool:
         return self._partial is not None or bool(self._waiting)
 
+    def waits(self, request_id: int) -> bool:
+        return request_id in self._waiting
+
     def enqueue(self, request: PromptT) -> None:
         self._waiting[request.request_id] = request
 

@@ -29,6 +29,11 @@ class NewRequest(NamedTuple):
     prefill_id: str
     decode_id: str
 
+    @property
+    def instance_ids(self) -> tuple[str, ...]:
+        """Decode first; an aggregated one once."""
+        return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
+
 
 class KvGranted(NamedTuple):
     """Decode to prefill: these pages wait for the KV of tokens [num_cached_tokens, prompt end)."""

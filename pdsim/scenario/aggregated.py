@@ -8,6 +8,7 @@ from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.router import RoleRouter
 from pdsim.cost.model import CostModel
 from pdsim.cost.two_phases import TwoPhases
+from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import AggregatedSettings, Scenario
 from pdsim.scenario.sizing import chunk_tokens, instance_ids, kv_cache, layout_of, max_running, pool_tokens
 from pdsim.scenario.yaml_file import ConfigError
@@ -50,7 +51,7 @@ def build_aggregated_instances(scenario: Scenario, settings: AggregatedSettings)
         AggregatedInstance(
             instance_id,
             cache=kv_cache(scenario, settings),
-            limits=_limits(settings),
+            limits=_limits(settings, scenario.health),
             policy=deepcopy(settings.policy),
             preemption_policy=deepcopy(settings.preemption),
         )
@@ -78,7 +79,7 @@ def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[s
     }
 
 
-def _limits(settings: AggregatedSettings) -> AggregatedLimits:
+def _limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return AggregatedLimits(
         max_running_requests=settings.max_running_requests,
@@ -86,4 +87,5 @@ def _limits(settings: AggregatedSettings) -> AggregatedLimits:
         max_prefill_tokens=settings.max_prefill_tokens,
         schedule_conservativeness=settings.schedule_conservativeness,
         overlap=settings.overlap,
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )

@@ -125,14 +125,15 @@ def restarted(scenario: Scenario, instance_id: str) -> Any:
 
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
+    health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     if scenario.aggregated is not None:
-        return scenario.model_copy(update={"aggregated": resolve_aggregated(scenario, scenario.aggregated)})
+        aggregated = resolve_aggregated(scenario, scenario.aggregated)
+        return scenario.model_copy(update={"aggregated": aggregated, "health": health})
     return scenario.model_copy(
         update={
             "prefill": _resolve_prefill(scenario, layout_of(scenario, "prefill")),
             "decode": _resolve_decode(scenario, layout_of(scenario, "decode")),
-            "network": scenario.network,
-            "health": HealthSettings() if scenario.faults and scenario.health is None else scenario.health,
+            "health": health,
         }
     )
 
@@ -195,7 +196,10 @@ def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Se
 
 
 def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
-    """It tells the router, the instances of the other role and, of prefill, the receivers."""
+    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    if scenario.aggregated is not None:
+        ids = instance_ids(scenario.aggregated, "aggregated")
+        return HealthMonitor({i: [Router.instance_id] for i in ids}, max_failures=health.heartbeat_failures)
     prefill, decode = scenario.pair
     prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
     receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
@@ -205,6 +209,11 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
 
 
 def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRouter:
+    router = _plain_router(scenario)
+    return router if scenario.health is None else RetryingRouter(router, scenario.health.retry_limits(scenario.seed))
+
+
+def _plain_router(scenario: Scenario) -> Router | AggregatedRouter:
     if scenario.aggregated is not None:
         return build_aggregated_router(scenario, scenario.aggregated)
     prefill, decode = scenario.pair
@@ -218,12 +227,10 @@ def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRout
             memory_tokens=settings.memory_tokens,
         )
 
-    router = Router(
+    return Router(
         prefill=role(instance_ids(prefill, "prefill"), settings.prefill),
         decode=role(instance_ids(decode, "decode"), settings.decode),
     )
-    health = scenario.health
-    return router if health is None else RetryingRouter(router, health.retry_limits(scenario.seed))
 
 
 def _costs(scenario: Scenario) -> dict[str, CostModel]:
@@ -312,12 +319,11 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
 
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
     if scenario.aggregated is not None:
-        if scenario.faults or scenario.health:
-            raise ConfigError("faults and health need prefill and decode instances; an aggregated cluster has none")
-        return
-    prefill, decode = scenario.pair
-    ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
-    links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
+        ids, links = instance_ids(scenario.aggregated, "aggregated"), []
+    else:
+        prefill, decode = scenario.pair
+        ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
+        links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
     check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
 
 

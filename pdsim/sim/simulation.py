@@ -317,19 +317,14 @@ class Simulation:
                 self._front_end.on_retry(request_id)
         self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
 
-    @property
-    def _interconnect(self) -> Transfers:
-        """Only clusters that have one have faults."""
-        assert self._transfers is not None
-        return self._transfers
-
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
 
     def kill(self, instance_id: str) -> None:
         """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
         self._actors[instance_id].kill()
-        self._interconnect.kill(instance_id)
+        if self._transfers is not None:
+            self._transfers.kill(instance_id)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
             self._dead[name] = restarted(self._cluster.scenario, name)
@@ -342,7 +337,8 @@ class Simulation:
     def restart(self, instance_id: str) -> None:
         """With nothing in its memory."""
         self._lives[instance_id] += 1
-        self._interconnect.revive(instance_id)
+        if self._transfers is not None:
+            self._transfers.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
                 self._agents[name] = self._recorded(self._dead.pop(name))
@@ -350,10 +346,12 @@ class Simulation:
         self._actors[instance_id].start()
 
     def slow_link(self, instance_id: str, factor: float) -> None:
-        self._interconnect.slow(instance_id, factor)
+        assert self._transfers is not None, "an aggregated cluster has no links"
+        self._transfers.slow(instance_id, factor)
 
     def unslow_link(self, instance_id: str, factor: float) -> None:
-        self._interconnect.unslow(instance_id, factor)
+        assert self._transfers is not None, "an aggregated cluster has no links"
+        self._transfers.unslow(instance_id, factor)
 
     def abort(self, request_id: int) -> None:
         """A client that waits for this request gives it up; the front end may still hold it."""

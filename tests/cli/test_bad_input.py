@@ -131,8 +131,11 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("faults=[{at: 1 s, kill: aggregated-0}]", "need prefill and decode instances; an aggregated cluster has none"),
-        ("health={}", "faults and health need prefill and decode instances"),
+        ("faults=[{at: 1 s, kill: prefill-0}]", "no instance 'prefill-0'; there are aggregated-0"),
+        (
+            "faults=[{at: 1 s, link: aggregated-0, bandwidth_factor: 0}]",
+            "faults.0.link: an aggregated cluster sends no KV; it has no links",
+        ),
         ("aggregated.radix=1", "line 3: unknown field 'aggregated.radix' (did you mean 'radix_cache'?); here are inst"),
         ("aggregated.tp=5", "aggregated: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
         ("aggregated.chunked_prefill_tokens=2", "aggregated: chunked_prefill_tokens 2 is less than a page of 4 tokens"),
