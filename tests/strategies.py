@@ -92,6 +92,16 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 @st.composite
+def optimistic_scenarios(draw: st.DrawFn) -> Scenario:
+    """Prompts are begun before decode has granted pages, or granted pages when they are computed."""
+    scenario = draw(scenarios())
+    allocation, attempts = draw(st.sampled_from([("prefill_complete", None), ("early", 1), ("early", 3)]))
+    prefill = scenario.pair.prefill.model_copy(update={"optimistic_attempts": attempts, "layer_groups": 0})
+    decode = scenario.pair.decode.model_copy(update={"allocation": allocation})
+    return scenario.model_copy(update={"prefill": prefill, "decode": decode})
+
+
+@st.composite
 def crowds(draw: st.DrawFn) -> list[RequestSpec]:
     """Short prompts with long outputs, one after another: each finds room, and together they outgrow a tight pool."""
     lengths = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(15, 40)), min_size=4, max_size=10))

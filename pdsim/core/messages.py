@@ -43,6 +43,12 @@ class KvGranted(NamedTuple):
     pages: tuple[int, ...]
 
 
+class PromptComputed(NamedTuple):
+    """Prefill to decode: all KV of this prompt is there, and waits on prefill for pages to be granted."""
+
+    request_id: int
+
+
 class KvArrived(NamedTuple):
     """Transport to decode: all KV is in place, and so is the first token."""
 
@@ -209,6 +215,7 @@ Message = (
     Arrival
     | NewRequest
     | KvGranted
+    | PromptComputed
     | KvArrived
     | KvSent
     | TransferUnit

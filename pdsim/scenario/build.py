@@ -271,8 +271,26 @@ def _resolve_prefill(scenario: Scenario, layout: Layout) -> PrefillSettings:
         "pool_tokens": pool,
         "max_running_requests": max_running(settings, layout, pool, fraction),
         "chunked_prefill_tokens": chunk,
+        "optimistic_attempts": _optimistic_attempts(*scenario.pair),
     }
     return settings.model_copy(update=update)
+
+
+def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
+    is_late = decode.allocation == "prefill_complete"
+    attempts = int(is_late) if prefill.optimistic_attempts is None else prefill.optimistic_attempts
+    if is_late and not attempts:
+        raise ConfigError(
+            "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
+            "only: at least 1, or leave it out"
+        )
+    if attempts and prefill.layer_groups:
+        why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
+        raise ConfigError(
+            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
+            "0, or allocation early without attempts"
+        )
+    return attempts
 
 
 def _resolve_decode(scenario: Scenario, layout: Layout) -> DecodeSettings:
@@ -335,6 +353,7 @@ def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) ->
         max_prefill_tokens=settings.max_prefill_tokens,
         overlap=settings.overlap,
         bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
+        optimistic_attempts=settings.optimistic_attempts or 0,
     )
 
 
@@ -345,4 +364,5 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         extra_slots=settings.extra_slots or 0,
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
         release_timeout_ns=None if health is None else health.release_timeout,
+        grants_computed_only=settings.allocation == "prefill_complete",
     )

@@ -80,6 +80,11 @@ class PrefillSettings(ComputingSettings):
     layer_groups: int = Field(default=0, ge=0)
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
+    optimistic_attempts: int | None = Field(default=None, ge=0)
+    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
+
+    None: 0, or 1 where decode.allocation is prefill_complete.
+    """
 
 
 class DecodeSettings(ServerSettings):
@@ -89,6 +94,8 @@ class DecodeSettings(ServerSettings):
     """--disaggregation-decode-enable-radix-cache"""
     extra_slots: int | None = Field(default=None, ge=0)
     """None: 0, or twice max_running_requests where that is given and at most 32."""
+    allocation: Literal["early", "prefill_complete"] = "early"
+    """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
 

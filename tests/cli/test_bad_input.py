@@ -125,6 +125,15 @@ def test_a_wrong_field(capsys, scenario, change, says):
     assert says in message(capsys, "run", scenario, "--set", change)
 
 
+def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenario):
+    says = message(capsys, "run", scenario, "--set", "prefill.optimistic_attempts=1", "--set", "prefill.layer_groups=2")
+    assert "prefill.layer_groups: 2, but prefill.optimistic_attempts computes prompts before it is known where" in says
+    late = ("--set", "decode.allocation=prefill_complete", "--set", "prefill.optimistic_attempts=0")
+    assert "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete" in message(
+        capsys, "run", scenario, *late
+    )
+
+
 AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggregated: {gpu: h100}\n")
 
 

@@ -12,10 +12,11 @@ from pdsim.core.journal import decisions, digest, from_lines, replay, to_line
 from pdsim.scenario.build import resolve, restarted, state_machines
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
-from tests.strategies import aggregated_scenarios, fault_schedules, scenarios
+from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
 from tests.support import examples, run
 
-schedules = st.one_of(fault_schedules(scenarios()), fault_schedules(aggregated_scenarios()))
+early = st.one_of(fault_schedules(scenarios()), fault_schedules(aggregated_scenarios()))
+schedules = st.one_of(early, fault_schedules(optimistic_scenarios()))
 
 
 @given(schedules)
@@ -58,7 +59,7 @@ def test_the_same_faults_give_the_same_journal(scenario: Scenario):
     assert digest(run(scenario).journal) == digest(run(scenario).journal)
 
 
-@given(schedules)
+@given(early)
 @examples(30)
 def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
     for r in run(scenario).records.requests:
@@ -70,7 +71,7 @@ def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
             assert len(passed) == len(times) - 2 * r.is_aggregated  # it admits and sends nothing
 
 
-@given(st.one_of(scenarios(), aggregated_scenarios()))
+@given(st.one_of(scenarios(), aggregated_scenarios(), optimistic_scenarios()))
 @examples(30)
 def test_watching_changes_nothing_where_nothing_goes_wrong(scenario: Scenario):
     watched = run(scenario.model_copy(update={"health": HealthSettings(waiting_timeout="1 h", transfer_timeout="1 h")}))
