@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import KvCache
@@ -37,6 +38,7 @@ from pdsim.core.messages import (
     PeerDown,
     PeerUp,
     PromptComputed,
+    RankSaw,
     Retracted,
     Send,
     Step,
@@ -108,6 +110,7 @@ class DecodeInstance:
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
+        self._agreement = RankAgreement()
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
@@ -151,6 +154,9 @@ class DecodeInstance:
                 return self._on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
+            case RankSaw():
+                agreed = self._agreement.see(message)
+                return [] if agreed is None else self.on_message(agreed, now_ns)
             case PromptComputed():
                 return self._on_computed(message.request_id)
             case CellScattered():
@@ -201,7 +207,8 @@ class DecodeInstance:
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
         held = [*self.holding(), *self.queued, *self._retracted.values(), *self._uncomputed.values()]
-        return [*(request.request_id for request in held), *(cell.request_id for cell in self._scattered)]
+        scattered = [cell.request_id for cell in self._scattered]
+        return [*(request.request_id for request in held), *scattered, *self._agreement.held]
 
     def levels(self) -> Levels:
         return Levels(

@@ -62,6 +62,14 @@ class KvSent(NamedTuple):
     request_id: int
 
 
+class RankSaw(NamedTuple):
+    """One tensor-parallel rank to all ranks of its instance: it has seen this, which counts when all have."""
+
+    rank: int
+    num_ranks: int
+    seen: KvArrived | KvSent
+
+
 class UnitSent(NamedTuple):
     """Transport to sender: the bytes of this unit are in place on the other side."""
 
@@ -218,6 +226,7 @@ Message = (
     | PromptComputed
     | KvArrived
     | KvSent
+    | RankSaw
     | TransferUnit
     | UnitSent
     | LayersComputed

@@ -17,6 +17,7 @@ computed one at the end of a chunk, parked ones when nothing else moves. What wa
 
 from dataclasses import dataclass, field
 
+from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
@@ -34,6 +35,7 @@ from pdsim.core.messages import (
     PrefillDone,
     PrefillStep,
     PromptComputed,
+    RankSaw,
     Send,
     Step,
     StepResult,
@@ -154,6 +156,7 @@ class PrefillInstance:
         self._down: set[str] = set()
         """Decode instances."""
         self._sent: list[int] = []
+        self._agreement = RankAgreement()
         self._planner = planner
         self._num_steps = 0
         self._blocked_by = ""
@@ -178,6 +181,9 @@ class PrefillInstance:
                     return self._ungranted.add(message.request_id, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
+            case RankSaw():
+                if (agreed := self._agreement.see(message)) is not None:
+                    return self.on_message(agreed, now_ns)
             case Abort():
                 if any(message.request_id in some for some in (self._builder.begun, self.sending, self._optimistic)):
                     return self._give_up(message.request_id)
@@ -252,7 +258,8 @@ class PrefillInstance:
         """All that are here, in whatever state."""
         queued = [*self.bootstrapping, *self._early_grants, *(request.request_id for request in self.granted)]
         waiting = [request.request_id for request in self._builder.waiting]
-        return [*queued, *waiting, *self._builder.begun, *self.sending, *self._set_aside]
+        held = [*self._builder.begun, *self.sending, *self._set_aside]
+        return [*queued, *waiting, *held, *self._agreement.held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""

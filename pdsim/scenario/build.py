@@ -57,6 +57,8 @@ class Interconnect:
     staging: StagingCost | None
     layer_groups: int
     """In which the KV of a forward is sent; 0: when it is done."""
+    num_ranks: Mapping[str, int]
+    """Tensor-parallel, of each instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +245,11 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostCosts]:
-    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host.costs())
+    """A prefill loop agrees on what has been sent while it launches a forward."""
+    costs, ranks = scenario.cost.host.costs(), scenario.network.ranks
+    if ranks is not None and layout_of(scenario, "prefill").tp > 1:
+        costs = replace(costs, launch_ns=costs.launch_ns + ranks.agreement)
+    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), costs)
 
 
 def _interconnect(scenario: Scenario) -> Interconnect:
@@ -258,6 +264,7 @@ def _interconnect(scenario: Scenario) -> Interconnect:
         topology=wiring.topology(scenario.network, transport, sides, wire),
         staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
         layer_groups=scenario.pair.prefill.layer_groups,
+        num_ranks={i: layout.tp for ids, layout in sides.values() for i in ids},
     )
 
 

@@ -139,6 +139,15 @@ class StagingSettings(Section):
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
 
 
+class RankSettings(Section):
+    """Tensor-parallel ranks see the end of a transfer each for itself, and agree on it once per turn of their loop."""
+
+    agreement: Duration = 490_000
+    """Of one agreement: gloo's all-reduce of 32 states among 4 processes of a host with 16 cores."""
+    skew: Duration = 0
+    """Ranks see the end of one transfer up to so much apart; drawn uniformly."""
+
+
 class NetworkSettings(Section):
     """What lies between instances."""
 
@@ -156,6 +165,8 @@ class NetworkSettings(Section):
     """Of each descriptor; None: the engine's."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
+    ranks: RankSettings | None = None
+    """None: all ranks see the same at the same time, and agree in no time or in what a step was measured to take."""
     deduplicate_kv_heads: bool = False
     """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)

@@ -22,6 +22,7 @@ from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
+from pdsim.sim.ranks import Ranks
 from pdsim.sim.recorder import Recorder
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
@@ -84,6 +85,16 @@ class Simulation:
             self._transfers = Transfers(
                 self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
             )
+        ranks = cluster.scenario.network.ranks
+        self._ranks: Ranks | None = None
+        if ranks is not None and cluster.interconnect is not None:
+            self._ranks = Ranks(
+                self._timeline,
+                cluster.interconnect.num_ranks,
+                agreement_ns=ranks.agreement,
+                skew_ns=ranks.skew,
+                streams=Streams(cluster.scenario.seed),
+            )
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         health = cluster.scenario.health
         self._faults: FaultInjector | None = None
@@ -130,6 +141,8 @@ class Simulation:
 
     def _actor(self, instance: Any) -> Actor:
         instance_id, interconnect = instance.instance_id, self._cluster.interconnect
+        ranks = self._cluster.scenario.network.ranks
+        agrees = ranks is not None and interconnect is not None and interconnect.num_ranks[instance_id] > 1
         return Actor(
             self._timeline,
             self._order[instance_id],
@@ -139,6 +152,7 @@ class Simulation:
             outputs=self._outputs,
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
+            agreement_ns=ranks.agreement if ranks is not None and agrees else 0,
             layer_groups=0 if interconnect is None else interconnect.layer_groups,
             on_layers=None if self._transfers is None else self._transfers.on_layers,
             on_choice=self._on_levels,
@@ -219,7 +233,10 @@ class Simulation:
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command
         if (actor := self._actors.get(to)) is not None:
-            actor.post(message)
+            if self._ranks is None:
+                actor.post(message)
+            else:
+                self._ranks.post(actor, to, message)
         elif to == self._router.instance_id:
             self._tell_router(message)
         else:
