@@ -5,6 +5,8 @@ out of their queues in the same turn of the loop, which pull request 22234 check
 one rank is that of all.
 """
 
+from collections import Counter
+
 from pdsim.core.messages import KvArrived, KvSent, RankSaw
 
 
@@ -12,7 +14,8 @@ class RankAgreement:
     """Of one instance."""
 
     def __init__(self) -> None:
-        self._ranks: dict[KvArrived | KvSent, set[int]] = {}
+        self._ranks: dict[KvArrived | KvSent, Counter[int]] = {}
+        """How often each rank has seen it, since all had: a sender may say twice that nothing is under way."""
 
     @property
     def held(self) -> list[int]:
@@ -21,9 +24,11 @@ class RankAgreement:
 
     def see(self, saw: RankSaw) -> KvArrived | KvSent | None:
         """What was seen, as the last rank sees it."""
-        ranks = self._ranks.setdefault(saw.seen, set())
-        ranks.add(saw.rank)
+        ranks = self._ranks.setdefault(saw.seen, Counter())
+        ranks[saw.rank] += 1
         if len(ranks) < saw.num_ranks:
             return None
-        del self._ranks[saw.seen]
+        self._ranks[saw.seen] = ranks - Counter(range(saw.num_ranks))
+        if not self._ranks[saw.seen]:
+            del self._ranks[saw.seen]
         return saw.seen
