@@ -74,6 +74,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         decode__tp=decode_tp,
         prefill__layer_groups=draw(st.sampled_from([0, 1, 5, 28])) if prefill_tp == decode_tp else 0,
         network__staging=draw(st.sampled_from([None, staging])),
+        network__ranks=draw(st.sampled_from([None, None, {"agreement": "300 us", "skew": "7 ms"}])),
         page_size=page,
         prefill__instances=draw(st.integers(1, 3)),
         prefill__pool_tokens=prefill_pool,
@@ -90,6 +91,16 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         cost=draw(st.sampled_from(COSTS)),
         **policies,
     )
+
+
+@st.composite
+def optimistic_scenarios(draw: st.DrawFn) -> Scenario:
+    """Prompts are begun before decode has granted pages, or granted pages when they are computed."""
+    scenario = draw(scenarios())
+    allocation, attempts = draw(st.sampled_from([("prefill_complete", None), ("early", 1), ("early", 3)]))
+    prefill = scenario.pair.prefill.model_copy(update={"optimistic_attempts": attempts, "layer_groups": 0})
+    decode = scenario.pair.decode.model_copy(update={"allocation": allocation})
+    return scenario.model_copy(update={"prefill": prefill, "decode": decode})
 
 
 @st.composite
@@ -170,9 +181,11 @@ times_ms = st.integers(0, 1500)
 @st.composite
 def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
     """One thing that goes wrong while a small load is served."""
-    instances = [*instance_ids(scenario.prefill, "prefill"), *instance_ids(scenario.decode, "decode")]
+    roles = ["aggregated"] if scenario.aggregated else ["prefill", "decode"]
+    instances = [name for role in roles for name in instance_ids(getattr(scenario, role), role)]
     at = f"{draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))} ns"
-    kind = draw(st.sampled_from(["kill", "kill", "restart", "restart", "link", "abort", "aborts"]))
+    kinds = ["kill", "kill", "restart", "restart", "abort", "aborts", *([] if scenario.aggregated else ["link"])]
+    kind = draw(st.sampled_from(kinds))
     if kind == "kill":
         return Kill(at=at, kill=draw(st.sampled_from(instances)))
     if kind == "restart":
@@ -188,9 +201,9 @@ def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
 
 
 @st.composite
-def fault_schedules(draw: st.DrawFn) -> Scenario:
+def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
     """A random cluster and load, with faults, and timeouts from far too short to long."""
-    scenario = draw(scenarios())
+    scenario = draw(clusters)
     timeouts = st.sampled_from(["20 ms", "150 ms", "1 s", "20 s"])
     health = HealthSettings(
         heartbeat_interval=draw(st.sampled_from(["5 ms", "40 ms", "300 ms"])),

@@ -4,7 +4,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,12 @@ class FinishedRun:
 
     def limit_json(self) -> dict[str, str]:
         limit = self.limit()
-        return {**asdict(limit), "relief": limit.relief}
+        return {
+            "resource": limit.resource,
+            "where": limit.where,
+            "evidence": limit.evidence,
+            "relief": limit.relief,
+        }
 
 
 def run_scenario(

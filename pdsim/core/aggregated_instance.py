@@ -5,6 +5,7 @@ begun     one or more chunks; at most one prompt lacks some     next_step -> Pre
 running   one token per step                                    next_step -> DecodeStep, on_step_done
 gone      prompt and output are cached                          -> Finished
 
+A request that is given up (Cancel, or none of it begun in time) goes at once: no step is under way between two calls.
 Prompts come first: only when none can be begun or gone on with does the batch decode. A retracted request goes to the
 end of the queue, and its prompt with the outputs it had is computed again.
 """
@@ -12,10 +13,12 @@ end of the queue, and its prompt with the outputs it had is computed again.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
+    Cancel,
     Command,
     DecodeStep,
     Failed,
@@ -28,6 +31,7 @@ from pdsim.core.messages import (
     Retracted,
     Step,
     Wait,
+    Woken,
 )
 from pdsim.core.new_token_ratio import NewTokenRatio
 from pdsim.core.running_batch import RunningBatch, RunningRequest
@@ -57,6 +61,8 @@ class AggregatedLimits:
     the choice: it waits for one step more. A driver that does choose so early must switch this off."""
     speculation: Speculation | None = None
     """None: each decode step gives each request one token."""
+    waiting_timeout_ns: int | None = None
+    """From a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
 
 
 @dataclass(slots=True)
@@ -105,6 +111,7 @@ class AggregatedInstance:
         """Until their KV is there again."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
+        self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns)
         self._num_prefill_steps = 0
         self._blocked_by = ""
         """What the first prompt lacked that could not be begun: none is tried again before a request leaves the batch
@@ -143,8 +150,18 @@ class AggregatedInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        if not isinstance(message, NewRequest):
-            raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
+        match message:
+            case NewRequest():
+                return self._on_new_request(message, now_ns)
+            case Cancel():
+                self._give_up(message.request_id)
+            case Woken():
+                pass
+            case _:
+                raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
+        return []
+
+    def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
         num_tokens, capacity = len(message.prompt), self.cache.pool.num_pages * self.page_size
         room = capacity - self._whole_pages(num_tokens) - self.page_size - 1
         if room < 1:
@@ -155,11 +172,13 @@ class AggregatedInstance:
             message.request_id, message.arrival_ns, message.prompt, num_tokens, max_output_tokens
         )
         self._arrived.append(request)
-        return []
+        return self._unbegun.add(request.request_id, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         self.now_ns = now_ns
         commands: list[Command] = []
+        if self.limits.waiting_timeout_ns is not None:
+            self._expire(commands)
         if not self.limits.overlap:
             self._look_at_arrived()
         step = self._choose(commands)
@@ -260,6 +279,31 @@ class AggregatedInstance:
                 commands.append(Failed(request.request_id, reason))
         if lacked:
             self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
+
+    # Giving up.
+
+    def _give_up(self, request_id: int) -> None:
+        """What was computed of it stays in the prefix cache. Unknown if it was lost with an earlier life."""
+        if request := self._builder.begun.pop(request_id, None):
+            self._builder.stop(request)
+            self.cache.drop(request.lease)
+            self._blocked_by = ""
+        elif self.batch.has(request_id):
+            self.batch.remove(request_id)
+            self._blocked_by = ""
+        elif not self._builder.withdraw(request_id):
+            self._arrived = [request for request in self._arrived if request.request_id != request_id]
+        self._retracted.pop(request_id, None)
+
+    def _expire(self, commands: list[Command]) -> None:
+        for request_id in self._unbegun.expired(self.now_ns, commands, self._is_unbegun):
+            self._give_up(request_id)
+            commands.append(Failed(request_id, f"{self.instance_id} did not begin it in time", retryable=True))
+
+    def _is_unbegun(self, request_id: int) -> bool:
+        """A retracted request was begun before: its client has tokens of it."""
+        waits = self._builder.waits(request_id) and request_id not in self._retracted
+        return waits or any(request.request_id == request_id for request in self._arrived)
 
     # What becomes of a prompt.
 

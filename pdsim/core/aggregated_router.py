@@ -13,16 +13,28 @@ class AggregatedRouter:
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, Arrival):
-            return [self._route(message, now_ns)]
+            new = self.route(message, now_ns)
+            return [Send(to, new) for to in new.instance_ids]
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
-        new = self._routed.pop(message.request_id)
-        self.instances.release(new.prefill_id, len(new.prompt))
+        self.leave(message.request_id)
         return []
 
-    def _route(self, arrival: Arrival, now_ns: int) -> Send:
+    @property
+    def roles(self) -> dict[str, RoleRouter]:
+        return {"aggregated": self.instances}
+
+    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> NewRequest:
         """One instance stands for both of a pair."""
         request_id, prompt, max_output_tokens = arrival
-        to = self.instances.pick(prompt, now_ns)
+        to = self.instances.pick(prompt, now_ns, avoid[0])
         self._routed[request_id] = new = NewRequest(request_id, now_ns, prompt, max_output_tokens, to, to)
-        return Send(to, new)
+        return new
+
+    def lose(self, instance_id: str) -> tuple[list[int], list[NewRequest]]:
+        """Nobody waits for an answer of prefill; all that an instance had is lost with it."""
+        return [], [new for new in self._routed.values() if new.decode_id == instance_id]
+
+    def leave(self, request_id: int) -> None:
+        if new := self._routed.pop(request_id, None):
+            self.instances.release(new.prefill_id, len(new.prompt))

@@ -1,5 +1,7 @@
 """Life of a request in a decode instance.
 
+uncomputed    NewRequest came, and pages are granted to computed       on_message(PromptComputed)
+              prompts only (allocation: prefill_complete)
 queued        NewRequest came                                          next_step: matched, locked, granted pages
 transferring  pages reserved, KV on its way                            on_message(KvArrived), seen by the next next_step
 ready         KV complete                                              next_step -> FirstToken; the prompt is cached
@@ -15,6 +17,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.kv_cache import KvCache
@@ -35,6 +38,8 @@ from pdsim.core.messages import (
     NewRequest,
     PeerDown,
     PeerUp,
+    PromptComputed,
+    RankSaw,
     Result,
     Retracted,
     SaveKv,
@@ -72,6 +77,8 @@ class DecodeLimits:
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     speculation: Speculation | None = None
     """None: each step gives each request one token."""
+    grants_computed_only: bool = False
+    """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +107,9 @@ class DecodeInstance:
         self.page_size = cache.page_size
         self.now_ns = 0
         self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation)
+        self._uncomputed: dict[int, DecodeRequest] = {}
+        self._computed_early: set[int] = set()
+        """Before their NewRequest came."""
         self.queued: deque[DecodeRequest] = deque()
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
@@ -109,6 +119,7 @@ class DecodeInstance:
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
+        self._agreement = RankAgreement()
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
@@ -156,6 +167,11 @@ class DecodeInstance:
                 return self._on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
+            case RankSaw():
+                agreed = self._agreement.see(message)
+                return [] if agreed is None else self.on_message(agreed, now_ns)
+            case PromptComputed():
+                return self._on_computed(message.request_id)
             case CellScattered():
                 self._scattered.append(message)
                 return [] if message.completes is None else self._on_arrived(message.completes)
@@ -203,8 +219,9 @@ class DecodeInstance:
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        held = [*self.holding(), *self.queued, *self._retracted.values()]
-        return [*(request.request_id for request in held), *(cell.request_id for cell in self._scattered)]
+        held = [*self.holding(), *self.queued, *self._retracted.values(), *self._uncomputed.values()]
+        scattered = [cell.request_id for cell in self._scattered]
+        return [*(request.request_id for request in held), *scattered, *self._agreement.held]
 
     def levels(self) -> Levels:
         return Levels(
@@ -223,6 +240,7 @@ class DecodeInstance:
             f"{where}: request {r.request_id} ({r.num_prompt_tokens} tokens) waits for admission, {have}"
             for r in self.queued
         ]
+        lines += [f"{where}: request {i} waits for prefill to compute it" for i in self._uncomputed]
         lines += [f"{where}: request {i} waits for its KV" for i in self.transferring if i not in self._arrived]
         lines += [f"{where}: request {i} is retracted and waits for pages, {have}" for i in self._retracted]
         return lines + [f"{where}: request {r.request_id} waits for a place in the batch" for r in self.ready]
@@ -259,16 +277,27 @@ class DecodeInstance:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             self._refused[message.request_id] = reason
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
-        self.queued.append(
-            DecodeRequest(
-                message.request_id,
-                message.arrival_ns,
-                message.prompt,
-                num_tokens,
-                message.max_output_tokens,
-                prefill_id=message.prefill_id,
-            )
+        request = DecodeRequest(
+            message.request_id,
+            message.arrival_ns,
+            message.prompt,
+            num_tokens,
+            message.max_output_tokens,
+            prefill_id=message.prefill_id,
         )
+        if self.limits.grants_computed_only and request.request_id not in self._computed_early:
+            self._uncomputed[request.request_id] = request
+        else:
+            self._computed_early.discard(request.request_id)
+            self.queued.append(request)
+        return []
+
+    def _on_computed(self, request_id: int) -> list[Command]:
+        """Nothing new where pages are granted early."""
+        if request := self._uncomputed.pop(request_id, None):
+            self.queued.append(request)
+        elif self.limits.grants_computed_only and request_id not in self._refused:
+            self._computed_early.add(request_id)
         return []
 
     def _on_abort(self, message: Abort) -> list[Command]:
@@ -285,8 +314,9 @@ class DecodeInstance:
 
     def _dequeue(self, request_id: int) -> DecodeRequest | None:
         request = next((r for r in self.queued if r.request_id == request_id), None)
-        if request is not None:
-            self.queued.remove(request)
+        if request is None:
+            return self._uncomputed.pop(request_id, None)
+        self.queued.remove(request)
         return request
 
     def _admit(self, commands: list[Command]) -> int:
@@ -369,10 +399,10 @@ class DecodeInstance:
         if not down.has_restarted:
             self._down.add(down.instance_id)
         reason = f"{down.instance_id} was lost"
-        queued = [r for r in self.queued if r.prefill_id == down.instance_id]
+        queued = [r for r in (*self.queued, *self._uncomputed.values()) if r.prefill_id == down.instance_id]
         commands: list[Command] = [Failed(r.request_id, reason, retryable=True) for r in queued]
         for request in queued:
-            self.queued.remove(request)
+            self._dequeue(request.request_id)
         for request in self._due_from(down.instance_id):
             commands += self._fail(request, reason, now_ns)
         return commands if down.has_restarted else commands + self._releases.on_writer_dead(down.instance_id)

@@ -82,7 +82,6 @@ class ForwardBuilder(Generic[PromptT]):
         self.begun: dict[int, PromptT] = {}
         self._waiting: OrderedDict[int, PromptT] = OrderedDict()
         self._partial: PromptT | None = None
-        """Of those begun, the one with tokens that no forward has yet."""
         self._cache = cache
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
@@ -107,8 +106,18 @@ class ForwardBuilder(Generic[PromptT]):
     def has_work(self) -> bool:
         return self._partial is not None or bool(self._waiting)
 
-    def enqueue(self, request: PromptT) -> None:
+    def waits(self, request_id: int) -> bool:
+        return request_id in self._waiting
+
+    @property
+    def partial(self) -> PromptT | None:
+        """Of those begun, the one with tokens that no forward has yet."""
+        return self._partial
+
+    def enqueue(self, request: PromptT, *, first: bool = False) -> None:
         self._waiting[request.request_id] = request
+        if first:
+            self._waiting.move_to_end(request.request_id, last=False)
 
     def fill(self, now_ns: int, room: Room | None) -> Forward:
         """The next forward: what goes on, and what the policy picks of those that wait. No room: what goes on."""

@@ -52,14 +52,12 @@ def check_all_idle(machines: Iterable[Any]) -> None:
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
         elif isinstance(machine, RetryingRouter):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
-            _check_loads(machine.router.prefill, machine.router.decode)
-        elif isinstance(machine, Router):
-            _check_loads(machine.prefill, machine.decode)
-        elif isinstance(machine, AggregatedRouter):
-            _check_loads(machine.instances)
+            _check_loads(machine.router.roles.values())
+        elif isinstance(machine, Router | AggregatedRouter):
+            _check_loads(machine.roles.values())
 
 
-def _check_loads(*roles: RoleRouter) -> None:
+def _check_loads(roles: Iterable[RoleRouter]) -> None:
     for load in (load for role in roles for load in role.loads):
         _require(load.num_requests == load.num_tokens == 0, "LEAK-6", "load of an instance", load, roles)
 

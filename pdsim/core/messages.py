@@ -29,6 +29,11 @@ class NewRequest(NamedTuple):
     prefill_id: str
     decode_id: str
 
+    @property
+    def instance_ids(self) -> tuple[str, ...]:
+        """Decode first; an aggregated one once."""
+        return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
+
 
 class KvGranted(NamedTuple):
     """Decode to prefill: these pages wait for the KV of tokens [num_cached_tokens, prompt end)."""
@@ -36,6 +41,12 @@ class KvGranted(NamedTuple):
     request_id: int
     num_cached_tokens: int
     pages: tuple[int, ...]
+
+
+class PromptComputed(NamedTuple):
+    """Prefill to decode: all KV of this prompt is there, and waits on prefill for pages to be granted."""
+
+    request_id: int
 
 
 class KvArrived(NamedTuple):
@@ -49,6 +60,14 @@ class KvSent(NamedTuple):
     """Transport to prefill: no page of this request is read any more."""
 
     request_id: int
+
+
+class RankSaw(NamedTuple):
+    """One tensor-parallel rank to all ranks of its instance: it has seen this, which counts when all have."""
+
+    rank: int
+    num_ranks: int
+    seen: KvArrived | KvSent
 
 
 class UnitSent(NamedTuple):
@@ -221,8 +240,10 @@ Message = (
     Arrival
     | NewRequest
     | KvGranted
+    | PromptComputed
     | KvArrived
     | KvSent
+    | RankSaw
     | TransferUnit
     | UnitSent
     | LayersComputed

@@ -1,20 +1,25 @@
 """Life of a request in a prefill instance.
 
-bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted)
+bootstrapping  NewRequest came; decode has not granted pages yet      on_message(KvGranted), or optimistic: at once
 granted        decode waits for its KV                                next_step, when a slot for its first token is free
 waiting        the policy picks it                                    next_step -> PrefillStep
 begun          one or more chunks; at most one prompt lacks some      next_step, on_step_done -> TransferUnit per chunk
+parked         computed before decode has granted pages               -> PromptComputed, on_message(KvGranted)
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
 
 A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
 nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
+
+Optimistic prompts are begun before decode has granted them pages. They give way to prompts that have theirs: a partly
+computed one at the end of a chunk, parked ones when nothing else moves. What was computed of them stays cached.
 """
 
 from dataclasses import dataclass, field
 
+from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.forward_builder import ForwardBuilder, Room
+from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.messages import (
@@ -29,6 +34,8 @@ from pdsim.core.messages import (
     PeerUp,
     PrefillDone,
     PrefillStep,
+    PromptComputed,
+    RankSaw,
     Result,
     Send,
     Step,
@@ -39,7 +46,7 @@ from pdsim.core.messages import (
 )
 from pdsim.core.names import sender_of
 from pdsim.core.send_planner import SendPlanner
-from pdsim.core.transfer_plan import SendCursor
+from pdsim.core.transfer_plan import UNGRANTED, SendCursor
 from pdsim.policy.protocols import PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -60,6 +67,8 @@ class PrefillLimits:
     """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
     bootstrap_timeout_ns: int | None = None
     """From a request's arrival here until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    optimistic_attempts: int = 0
+    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
 
     @property
     def max_first_tokens(self) -> int:
@@ -74,12 +83,21 @@ class PrefillRequest:
     prompt: TokenSequence
     num_prompt_tokens: int
     decode_id: str
-    cursor: SendCursor
+    cursor: SendCursor = UNGRANTED
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
     given_up: bool = False
+    gives_way: bool = False
+    """As soon as no forward computes it."""
+    num_attempts: int = 1
+    ends_with_first_token: bool = False
+    """Known of a parked one."""
+
+    @property
+    def is_granted(self) -> bool:
+        return self.cursor is not UNGRANTED
 
     @property
     def is_in_forward(self) -> bool:
@@ -127,6 +145,10 @@ class PrefillInstance:
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
         )
+        self._optimistic: dict[int, PrefillRequest] = {}
+        """Not granted, in whatever state."""
+        self._set_aside: dict[int, PrefillRequest] = {}
+        """Of these, the ones that wait for their grant with nothing in hand."""
         self._early_grants: dict[int, KvGranted] = {}
         self._refused: set[int] = set()
         """Requests that one side will not serve: what still comes of them is ignored."""
@@ -134,6 +156,7 @@ class PrefillInstance:
         self._down: set[str] = set()
         """Decode instances."""
         self._sent: list[int] = []
+        self._agreement = RankAgreement()
         self._planner = planner
         self._num_steps = 0
         self._blocked_by = ""
@@ -151,13 +174,18 @@ class PrefillInstance:
             case KvGranted():
                 if message.request_id in self.bootstrapping:
                     return self._grant(message)
+                if message.request_id in self._optimistic:
+                    return self._grant_late(message, now_ns)
                 if message.request_id not in self._refused:
                     self._early_grants[message.request_id] = message
                     return self._ungranted.add(message.request_id, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
+            case RankSaw():
+                if (agreed := self._agreement.see(message)) is not None:
+                    return self.on_message(agreed, now_ns)
             case Abort():
-                if message.request_id in self._builder.begun or message.request_id in self.sending:
+                if any(message.request_id in some for some in (self._builder.begun, self.sending, self._optimistic)):
                     return self._give_up(message.request_id)
                 if self.bootstrapping.pop(message.request_id, None) is None:
                     self._refused.add(message.request_id)
@@ -178,12 +206,15 @@ class PrefillInstance:
         if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)
         self._blocked_by = ""
+        if self._optimistic:
+            self._stop_optimistic_chunks()
         if self.granted:
             self._enqueue_granted()
-        if not self._builder.has_work:
-            return _WAIT, commands
-        num_slots = self.limits.max_running_requests - len(self._builder.begun) - len(self.sending)
-        chunks, hold_until_ns, blocked_by = self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0))
+        chunks, hold_until_ns, blocked_by = self._fill(now_ns)
+        while not chunks and blocked_by and (parked := self._in_the_way()) is not None:
+            self._give_way(self.sending.pop(parked), again=False)
+            self._enqueue_granted()
+            chunks, hold_until_ns, blocked_by = self._fill(now_ns)
         self._blocked_by = blocked_by or self._blocked_by
         if not chunks:
             return (_WAIT if hold_until_ns is None else Wait(hold_until_ns)), commands
@@ -191,8 +222,15 @@ class PrefillInstance:
         step = PrefillStep(self._num_steps, tuple(chunks))
         for chunk in chunks:
             request = self._builder.begun[chunk.request_id]
-            commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)
+            if request.is_granted:
+                commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)
         return step, commands
+
+    def _fill(self, now_ns: int) -> Forward:
+        if not self._builder.has_work:
+            return Forward([], blocked_by=self._blocked_by)
+        num_slots = self.limits.max_running_requests - len(self._builder.begun) - len(self.sending)
+        return self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0))
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         assert isinstance(step, PrefillStep)
@@ -203,16 +241,25 @@ class PrefillInstance:
             if request.given_up:
                 commands += self._stop_sending(request)
                 continue
+            if request.gives_way:
+                self._builder.begun.pop(request.request_id)
+                self._give_way(request, again=True)
+                continue
             if chunk.is_last:
                 self.sending[chunk.request_id] = request
-            commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
+            if request.is_granted:
+                commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
+            elif chunk.is_last:
+                request.ends_with_first_token = chunk.request_id in ended
+                commands.append(Send(request.decode_id, PromptComputed(request.request_id)))
         return commands
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
         queued = [*self.bootstrapping, *self._early_grants, *(request.request_id for request in self.granted)]
         waiting = [request.request_id for request in self._builder.waiting]
-        return [*queued, *waiting, *self._builder.begun, *self.sending]
+        held = [*self._builder.begun, *self.sending, *self._set_aside]
+        return [*queued, *waiting, *held, *self._agreement.held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
@@ -232,12 +279,15 @@ class PrefillInstance:
 
     def waiting_for(self) -> list[str]:
         where = self.instance_id
-        lines = [f"{where}: request {i} waits for decode to grant pages" for i in self.bootstrapping]
+        parked = [i for i in self.sending if i in self._optimistic]
+        ungranted = [*self.bootstrapping, *self._set_aside, *parked]
+        lines = [f"{where}: request {i} waits for decode to grant pages" for i in ungranted]
         lines += [f"{where}: request {r.request_id} waits for a first-token slot" for r in self.granted]
         for r in self._builder.waiting:
             have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
             lines.append(f"{where}: request {r.request_id} ({r.num_prompt_tokens} tokens) waits for its turn, {have}")
-        return lines + [f"{where}: request {i} waits for its transfer to end" for i in self.sending]
+        sending = [i for i in self.sending if i not in self._optimistic]
+        return lines + [f"{where}: request {i} waits for its transfer to end" for i in sending]
 
     # Arriving and leaving.
 
@@ -253,21 +303,43 @@ class PrefillInstance:
         self.bootstrapping[message.request_id] = message
         if early := self._early_grants.pop(message.request_id, None):
             return self._grant(early)
+        if self.limits.optimistic_attempts:
+            request = self._request(self.bootstrapping.pop(message.request_id))
+            self._optimistic[request.request_id] = request
+            self.granted.append(request)
         return self._ungranted.add(message.request_id, now_ns)
+
+    def _request(self, new: NewRequest, cursor: SendCursor = UNGRANTED) -> PrefillRequest:
+        return PrefillRequest(new.request_id, new.arrival_ns, new.prompt, len(new.prompt), new.decode_id, cursor)
 
     def _grant(self, grant: KvGranted) -> list[Command]:
         new = self.bootstrapping.pop(grant.request_id)
         cursor = self._planner.cursor(grant)
         if cursor is None:
-            reason = f"its KV does not fit the staging ring of {new.decode_id}"
-            return [Send(new.decode_id, Abort(new.request_id, reason))]
-        self.granted.append(
-            PrefillRequest(new.request_id, new.arrival_ns, new.prompt, len(new.prompt), new.decode_id, cursor)
-        )
+            return [self._oversized(new.request_id, new.decode_id)]
+        self.granted.append(self._request(new, cursor))
         return []
 
+    def _oversized(self, request_id: int, decode_id: str) -> Command:
+        return Send(decode_id, Abort(request_id, f"its KV does not fit the staging ring of {decode_id}"))
+
+    def _grant_late(self, grant: KvGranted, now_ns: int) -> list[Command]:
+        """Of a prompt that may be begun already, or computed."""
+        request = self._optimistic.pop(grant.request_id)
+        cursor = self._planner.cursor(grant)
+        if cursor is None:
+            return [self._oversized(request.request_id, request.decode_id), *self._give_up(request.request_id)]
+        request.cursor = cursor
+        if self._set_aside.pop(request.request_id, None):
+            self.granted.append(request)
+        is_begun = request.num_scheduled_tokens and not request.gives_way
+        commands = self._planner.ask_staging(request) if is_begun else []
+        if request.request_id in self.sending:
+            commands += self._planner.after_chunk(request, True, request.ends_with_first_token, now_ns)
+        return commands
+
     def _enqueue_granted(self) -> None:
-        """In order of arrival, as many as there are slots for their first tokens."""
+        """In order of arrival, optimistic ones too, as many as there are slots for their first tokens."""
         held = len(self._builder.waiting) + len(self._builder.begun) + len(self.sending)
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
@@ -287,12 +359,45 @@ class PrefillInstance:
         self._sent = []
         return commands
 
+    # Giving way to prompts that decode has granted pages.
+
+    def _stop_optimistic_chunks(self) -> None:
+        partial = self._builder.partial
+        if partial is None or partial.is_granted or not self._granted_wait():
+            return
+        self._builder.stop(partial)
+        if partial.is_in_forward:
+            partial.gives_way = True
+        else:
+            self._builder.begun.pop(partial.request_id)
+            self._give_way(partial, again=True)
+
+    def _in_the_way(self) -> int | None:
+        """The youngest of the parked, if nothing moves before one of them goes: SGLang would wait for a timeout."""
+        all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= self._optimistic.keys()
+        return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
+
+    def _granted_wait(self) -> bool:
+        return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
+
+    def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
+        """again: it may be begun anew, while attempts are left, before its grant."""
+        self.cache.drop(request.lease)
+        request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
+        request.gives_way = False
+        if request.is_granted or (again and request.num_attempts < self.limits.optimistic_attempts):
+            request.num_attempts += 1
+            self._builder.enqueue(request, first=True)
+        else:
+            self._set_aside[request.request_id] = request
+
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[Command]:
         """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
         self._refused.add(request_id)
         self._early_grants.pop(request_id, None)
+        self._optimistic.pop(request_id, None)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
             self._builder.stop(request)
@@ -305,7 +410,7 @@ class PrefillInstance:
             return new.decode_id
         if request := self._builder.withdraw(request_id):
             return request.decode_id
-        if request := self.sending.get(request_id):
+        if request := self.sending.get(request_id) or self._set_aside.pop(request_id, None):
             return request.decode_id
         for i, request in enumerate(self.granted):
             if request.request_id == request_id:
@@ -326,7 +431,7 @@ class PrefillInstance:
     def _on_decode_down(self, down: PeerDown) -> list[Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
-        held = [*self.granted, *self._builder.waiting, *self._builder.begun.values(), *self.sending.values()]
+        held = [*self.granted, *self._builder.waiting, *self.holding(), *self._set_aside.values()]
         lost = [new.request_id for new in self.bootstrapping.values() if new.decode_id == down.instance_id]
         lost += [request.request_id for request in held if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
@@ -336,10 +441,12 @@ class PrefillInstance:
         for request_id in self._ungranted.expired(now_ns, commands, self._is_ungranted):
             self._refused.add(request_id)
             self._early_grants.pop(request_id, None)
-            if new := self.bootstrapping.pop(request_id, None):
-                reason = f"{new.decode_id} granted no pages in time"
-                commands.append(Send(new.decode_id, Abort(request_id, reason, retryable=True)))
+            if found := self.bootstrapping.pop(request_id, None) or self._optimistic.get(request_id):
+                reason = f"{found.decode_id} granted no pages in time"
+                commands.append(Send(found.decode_id, Abort(request_id, reason, retryable=True)))
+            if request_id in self._optimistic:
+                commands += self._give_up(request_id)
         return commands
 
     def _is_ungranted(self, request_id: int) -> bool:
-        return request_id in self.bootstrapping or request_id in self._early_grants
+        return any(request_id in some for some in (self.bootstrapping, self._early_grants, self._optimistic))

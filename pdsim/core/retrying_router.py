@@ -9,8 +9,10 @@ A request whose first token was streamed is not tried again: the client has part
 by HTTP status, which it has passed on by then).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 from pdsim.core.attempts import attempt_id, request_of
 from pdsim.core.messages import (
@@ -29,7 +31,7 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.router import Router
+from pdsim.core.router import RoleRouter, Router
 from pdsim.policy.draws import Draws
 
 _FINE = 1 << 30
@@ -48,6 +50,17 @@ class RetryLimits:
     seed: int = 0
 
 
+class PlainRouter(Protocol):
+    """A router that knows nothing of faults: of pairs, or of aggregated instances."""
+
+    @property
+    def roles(self) -> Mapping[str, RoleRouter]: ...
+    def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
+    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str]) -> NewRequest: ...
+    def lose(self, instance_id: str) -> tuple[list[int], list[NewRequest]]: ...
+    def leave(self, request_id: int) -> None: ...
+
+
 @dataclass(slots=True)
 class _Request:
     arrival: Arrival
@@ -62,7 +75,7 @@ class _Request:
 class RetryingRouter:
     instance_id = Router.instance_id
 
-    def __init__(self, router: Router, limits: RetryLimits) -> None:
+    def __init__(self, router: PlainRouter, limits: RetryLimits) -> None:
         self.router = router
         self._limits = limits
         self.live: dict[int, _Request] = {}
@@ -89,8 +102,8 @@ class RetryingRouter:
             case PeerDown():
                 return self._on_down(message, now_ns)
             case PeerUp():
-                self.router.prefill.mark_up(message.instance_id)
-                self.router.decode.mark_up(message.instance_id)
+                for instances in self.router.roles.values():
+                    instances.mark_up(message.instance_id)
                 return []
             case _:
                 raise TypeError(f"a router does not take {message}")
@@ -102,14 +115,14 @@ class RetryingRouter:
         return request if under_way else None
 
     def _try(self, request: _Request, now_ns: int) -> list[Command]:
-        for role, instances in (("prefill", self.router.prefill), ("decode", self.router.decode)):
+        for role, instances in self.router.roles.items():
             if instances.all_down:
                 return self._try_later(request, f"no {role} instance is up", now_ns)
         attempt = attempt_id(request.arrival.request_id, request.num_retries)
-        commands = self.router.route(request.arrival._replace(request_id=attempt), now_ns, request.avoid)
-        request.routed = self.router.at_decode[attempt]
-        request.avoid = request.routed.prefill_id, request.routed.decode_id
-        return commands
+        new = self.router.route(request.arrival._replace(request_id=attempt), now_ns, request.avoid)
+        request.routed = new
+        request.avoid = new.prefill_id, new.decode_id
+        return [Send(to, new) for to in new.instance_ids]
 
     def _try_due(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
@@ -166,23 +179,21 @@ class RetryingRouter:
         return [*commands, Failed(*cancel)]
 
     def _give_up(self, attempt: NewRequest, reason: str) -> list[Command]:
-        self.router.leave_prefill(attempt.request_id)
-        self.router.leave_decode(attempt.request_id)
+        self.router.leave(attempt.request_id)
         cancel = Cancel(attempt.request_id, reason)
-        return [Send(attempt.decode_id, cancel), Send(attempt.prefill_id, cancel)]
+        return [Send(to, cancel) for to in attempt.instance_ids]
 
     def _on_down(self, down: PeerDown, now_ns: int) -> list[Command]:
-        """Decode instances say what they lost with a prefill instance; nobody but the router says so for decode."""
         instance_id = down.instance_id
-        for instances in (self.router.prefill, self.router.decode):
+        for instances in self.router.roles.values():
             instances.mark_down(instance_id)
             if down.has_restarted:
                 instances.mark_up(instance_id)
         commands: list[Command] = []
-        for attempt in [new for new in self.router.at_prefill.values() if new.prefill_id == instance_id]:
-            self.router.leave_prefill(attempt.request_id)
-            commands += self._on_prefill_done(attempt.request_id)  # its connection breaks: nothing to wait for
-        for attempt in [new for new in self.router.at_decode.values() if new.decode_id == instance_id]:
+        unanswered, lost = self.router.lose(instance_id)
+        for request_id in unanswered:
+            commands += self._on_prefill_done(request_id)  # its connection breaks: nothing to wait for
+        for attempt in lost:
             reason = f"{instance_id} was lost"
             commands += self._give_up(attempt, reason)
             if request := self._of(attempt.request_id):

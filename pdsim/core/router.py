@@ -123,7 +123,8 @@ class Router:
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, Arrival):
-            return self.route(message, now_ns)
+            new = self.route(message, now_ns)
+            return [Send(to, new) for to in new.instance_ids]
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         if not isinstance(message, Finished):
@@ -132,14 +133,32 @@ class Router:
             self.leave_decode(message.request_id)
         return []
 
-    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> list[Command]:
+    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> NewRequest:
         """avoid: a prefill and a decode instance that are taken only if there is no other."""
         request_id, prompt, max_output_tokens = arrival
         prefill_id = self.prefill.pick(prompt, now_ns, avoid[0])
         decode_id = self.decode.pick(prompt, now_ns, avoid[1])
         new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
         self.at_prefill[request_id] = self.at_decode[request_id] = new
-        return [Send(decode_id, new), Send(prefill_id, new)]
+        return new
+
+    @property
+    def roles(self) -> dict[str, RoleRouter]:
+        return {"prefill": self.prefill, "decode": self.decode}
+
+    def lose(self, instance_id: str) -> tuple[list[int], list[NewRequest]]:
+        """Requests whose prefill answer will not come, and requests that are lost with it.
+
+        Decode instances say what they lost with a prefill instance; nobody but the router says so for decode.
+        """
+        unanswered = [new.request_id for new in self.at_prefill.values() if new.prefill_id == instance_id]
+        for request_id in unanswered:
+            self.leave_prefill(request_id)
+        return unanswered, [new for new in self.at_decode.values() if new.decode_id == instance_id]
+
+    def leave(self, request_id: int) -> None:
+        self.leave_prefill(request_id)
+        self.leave_decode(request_id)
 
     def leave_prefill(self, request_id: int) -> None:
         if new := self.at_prefill.pop(request_id, None):

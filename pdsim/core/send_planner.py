@@ -77,16 +77,17 @@ class SendPlanner:
         """What goes out as a chunk is begun: of a prompt's first its cached prefix; the chunk's KV layer by layer."""
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
-            if request.cursor.is_staged:
-                commands += self._ask_staging(request)
+            commands += self.ask_staging(request)
             if chunk.num_context_tokens > request.num_sent_tokens:
                 commands += self._units(request, self._send_until(request), now_ns)
         if self._layer_groups:
             commands += self._layers(request, chunk, step_id, now_ns)
         return commands
 
-    def _ask_staging(self, request: SendingRequest) -> list[Command]:
-        """For a span of the ring for each cell."""
+    def ask_staging(self, request: SendingRequest) -> list[Command]:
+        """For a span of the ring for each cell, if it goes through the ring."""
+        if not request.cursor.is_staged:
+            return []
         page_bytes = self._wire.page_bytes * self._wire.num_writers
         cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
         ask = AskStaging(request.request_id, self._prefill_id, cells)

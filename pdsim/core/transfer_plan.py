@@ -87,3 +87,7 @@ class SendCursor:
         source = tuple(table[first:stop])
         assert len(source) == len(target)
         return Piece(source, target, cell)
+
+
+UNGRANTED = SendCursor(0, (), 1)
+"""Of a request that decode has granted no pages. Never moved."""

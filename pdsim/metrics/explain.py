@@ -18,9 +18,29 @@ STAGES: dict[str, tuple[str, str, str]] = {
 }
 """By SGLang's names: from, to, and what happens. They follow each other without a gap."""
 
+_WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
+
+COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
+    "front_end": STAGES["front_end"],
+    "prefill_waiting": _WAITING,
+    "prefill_forward": STAGES["prefill_forward"],
+    "decode_bootstrap": ("prefill_end_ns", "admitted_ns", STAGES["decode_bootstrap"][2]),
+    "prefill_transfer_kv_cache": ("admitted_ns", "transfer_end_ns", STAGES["prefill_transfer_kv_cache"][2]),
+    "decode_transferred": STAGES["decode_transferred"],
+    "response": STAGES["response"],
+    "decode_forward": STAGES["decode_forward"],
+}
+"""Of a request that was computed before decode granted it pages."""
+
+HIDDEN_BOOTSTRAP_STAGES = {
+    **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
+    "prefill_waiting": _WAITING,
+}
+"""Of a request that was granted pages while it was computed: it never waited for them."""
+
 AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "front_end": STAGES["front_end"],
-    "prefill_waiting": ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2]),
+    "prefill_waiting": _WAITING,
     "prefill_forward": ("prefill_start_ns", "streamed_ns", STAGES["prefill_forward"][2]),
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
@@ -41,7 +61,13 @@ class StageTimes:
 
 
 def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
-    return AGGREGATED_STAGES if request.is_aggregated else STAGES
+    """Of a finished request."""
+    if request.is_aggregated:
+        return AGGREGATED_STAGES
+    granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0
+    if granted_ns <= start_ns:
+        return STAGES
+    return COMPUTED_FIRST_STAGES if granted_ns > end_ns else HIDDEN_BOOTSTRAP_STAGES
 
 
 def stage_ms(request: RequestRecord) -> dict[str, float]:
@@ -52,7 +78,8 @@ def stage_ms(request: RequestRecord) -> dict[str, float]:
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     """Of one cluster's requests: all are disaggregated or all aggregated."""
     done = [stage_ms(r) for r in requests if r.outcome == "finished"]
-    times = {stage: Samples(row[stage] for row in done) for stage in (done[0] if done else STAGES)}
+    stages = [stage for stage in STAGES if not done or any(stage in row for row in done)]
+    times = {stage: Samples(row.get(stage, 0.0) for row in done) for stage in stages}
     total = sum(samples.mean() for samples in times.values()) or 1.0
     return [
         StageTimes(

@@ -7,7 +7,7 @@ a closed loop could send more, and an open one has been served.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from pdsim.metrics.explain import StageTimes, stage_times
@@ -40,6 +40,18 @@ RELIEF = {
 }
 """Resources, and the fields of a scenario that give more of each."""
 
+AGGREGATED_RELIEF = {
+    "prefill compute": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
+    "prefill slots": "aggregated.max_running_requests",
+    "prefill KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
+    "decode KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
+    "decode batch cap": "aggregated.max_running_requests",
+    "decode steps": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
+    "client concurrency": RELIEF["client concurrency"],
+    "load": RELIEF["load"],
+}
+"""Where the same instances decode: what can limit them, and the fields that they have."""
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -48,10 +60,11 @@ class Limit:
     where: str
     evidence: str
     """One sentence."""
+    is_aggregated: bool = False
 
     @property
     def relief(self) -> str:
-        return RELIEF[self.resource]
+        return (AGGREGATED_RELIEF if self.is_aggregated else RELIEF)[self.resource]
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,11 @@ _EVERYWHERE = ("front_end", "decode_bootstrap", *_ON_DECODE, "response")
 
 def limiting_resource(records: RunRecords, max_concurrency: int | None = None) -> Limit:
     """Needs recorded levels. max_concurrency: of a closed loop."""
+    limit = _limit(records, max_concurrency)
+    return replace(limit, is_aggregated=any(request.is_aggregated for request in records.requests))
+
+
+def _limit(records: RunRecords, max_concurrency: int | None) -> Limit:
     instances, paths = instance_usage(records), path_usage(records)
     if not instances:
         return Limit("load", "", "nothing ran")

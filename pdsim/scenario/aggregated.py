@@ -10,6 +10,7 @@ from pdsim.cost.model import CostModel
 from pdsim.cost.two_phases import TwoPhases
 from pdsim.scenario.costs import decode_cost
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
+from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import AggregatedSettings, Scenario
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of
 from pdsim.scenario.yaml_file import ConfigError
@@ -40,7 +41,7 @@ def build_aggregated_instances(scenario: Scenario, settings: AggregatedSettings)
         AggregatedInstance(
             instance_id,
             cache=kv_cache(scenario, settings),
-            limits=_limits(settings),
+            limits=_limits(settings, scenario.health),
             policy=deepcopy(settings.policy),
             preemption_policy=deepcopy(settings.preemption),
         )
@@ -68,7 +69,7 @@ def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[s
     }
 
 
-def _limits(settings: AggregatedSettings) -> AggregatedLimits:
+def _limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:
     assert settings.max_running_requests is not None, "the scenario is not resolved"
     return AggregatedLimits(
         max_running_requests=settings.max_running_requests,
@@ -77,4 +78,5 @@ def _limits(settings: AggregatedSettings) -> AggregatedLimits:
         schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
         overlap=settings.overlap,
         speculation=speculation(settings.speculative),
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )

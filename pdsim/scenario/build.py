@@ -57,6 +57,8 @@ class Interconnect:
     staging: StagingCost | None
     layer_groups: int
     """In which the KV of a forward is sent; 0: when it is done."""
+    num_ranks: Mapping[str, int]
+    """Tensor-parallel, of each instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +129,22 @@ def restarted(scenario: Scenario, instance_id: str) -> Any:
 
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
+    health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     if (aggregated := scenario.aggregated) is not None:
-        update = resolved_computing(scenario, aggregated, "aggregated")
-        front_end = scenario.front_end.model_copy(update={"waits_for_prefill": False})
-        return scenario.model_copy(update={"aggregated": aggregated.model_copy(update=update), "front_end": front_end})
-    prefill, decode = scenario.pair
-    return scenario.model_copy(
-        update={
-            "prefill": prefill.model_copy(update=resolved_computing(scenario, prefill, "prefill")),
-            "decode": decode.model_copy(update=_resolved_decode(scenario, decode)),
-            "health": HealthSettings() if scenario.faults and scenario.health is None else scenario.health,
+        update: dict[str, Any] = {
+            "aggregated": aggregated.model_copy(update=resolved_computing(scenario, aggregated, "aggregated")),
+            "front_end": scenario.front_end.model_copy(update={"waits_for_prefill": False}),
         }
-    )
+        return scenario.model_copy(update={**update, "health": health})
+    prefill, decode = scenario.pair
+    computing = resolved_computing(scenario, prefill, "prefill")
+    update = {
+        "prefill": prefill.model_copy(
+            update={**computing, "optimistic_attempts": _optimistic_attempts(prefill, decode)}
+        ),
+        "decode": decode.model_copy(update=_resolved_decode(scenario, decode)),
+    }
+    return scenario.model_copy(update={**update, "health": health})
 
 
 def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]:
@@ -199,7 +205,10 @@ def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Se
 
 
 def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
-    """It tells the router, the instances of the other role and, of prefill, the receivers."""
+    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    if scenario.aggregated is not None:
+        ids = instance_ids(scenario.aggregated, "aggregated")
+        return HealthMonitor({i: [Router.instance_id] for i in ids}, max_failures=health.heartbeat_failures)
     prefill, decode = scenario.pair
     prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
     receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
@@ -209,6 +218,11 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
 
 
 def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRouter:
+    router = _plain_router(scenario)
+    return router if scenario.health is None else RetryingRouter(router, scenario.health.retry_limits(scenario.seed))
+
+
+def _plain_router(scenario: Scenario) -> Router | AggregatedRouter:
     if scenario.aggregated is not None:
         return build_aggregated_router(scenario, scenario.aggregated)
     prefill, decode = scenario.pair
@@ -222,12 +236,10 @@ def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRout
             memory_tokens=settings.memory_tokens,
         )
 
-    router = Router(
+    return Router(
         prefill=role(instance_ids(prefill, "prefill"), settings.prefill),
         decode=role(instance_ids(decode, "decode"), settings.decode),
     )
-    health = scenario.health
-    return router if health is None else RetryingRouter(router, health.retry_limits(scenario.seed))
 
 
 def _costs(scenario: Scenario) -> dict[str, CostModel]:
@@ -240,7 +252,11 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
-    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host)
+    """A prefill loop agrees on what has been sent while it launches a forward."""
+    host, ranks = scenario.cost.host, scenario.network.ranks
+    if ranks is not None and layout_of(scenario, "prefill").tp > 1:
+        host = host.model_copy(update={"launch": host.launch + ranks.agreement})
+    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), host)
 
 
 def _host_copies(scenario: Scenario) -> HostCopies | None:
@@ -260,7 +276,25 @@ def _interconnect(scenario: Scenario) -> Interconnect:
         topology=wiring.topology(scenario.network, transport, sides, wire),
         staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
         layer_groups=scenario.pair.prefill.layer_groups,
+        num_ranks={i: layout.tp for ids, layout in sides.values() for i in ids},
     )
+
+
+def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
+    is_late = decode.allocation == "prefill_complete"
+    attempts = int(is_late) if prefill.optimistic_attempts is None else prefill.optimistic_attempts
+    if is_late and not attempts:
+        raise ConfigError(
+            "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
+            "only: at least 1, or leave it out"
+        )
+    if attempts and prefill.layer_groups:
+        why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
+        raise ConfigError(
+            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
+            "0, or allocation early without attempts"
+        )
+    return attempts
 
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
@@ -302,12 +336,11 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
 
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
     if scenario.aggregated is not None:
-        if scenario.faults or scenario.health:
-            raise ConfigError("faults and health need prefill and decode instances; an aggregated cluster has none")
-        return
-    prefill, decode = scenario.pair
-    ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
-    links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
+        ids, links = instance_ids(scenario.aggregated, "aggregated"), []
+    else:
+        prefill, decode = scenario.pair
+        ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
+        links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
     check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
 
 
@@ -319,6 +352,7 @@ def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) ->
         max_prefill_tokens=settings.max_prefill_tokens,
         overlap=settings.overlap,
         bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
+        optimistic_attempts=settings.optimistic_attempts or 0,
     )
 
 
@@ -332,4 +366,5 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         polling_interval_steps=settings.polling_interval,
         saves_retracted=settings.retraction_backup is not None,
         speculation=speculation(settings.speculative),
+        grants_computed_only=settings.allocation == "prefill_complete",
     )

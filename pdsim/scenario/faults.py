@@ -91,7 +91,10 @@ class HealthSettings(Section):
     bootstrap_timeout: Duration = Field(default=300_000_000_000, gt=0)
     """From a request's arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     waiting_timeout: Duration = Field(default=300_000_000_000, gt=0)
-    """From the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    """From the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
+
+    Aggregated: from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT, which SGLang does not set).
+    """
     release_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Decode keeps the pages of a failed request so long for a sender that does not say that it has stopped."""
     transfer_timeout: Duration = Field(default=30_000_000_000, gt=0)
@@ -118,6 +121,8 @@ def check_faults(faults: Sequence[Fault], *, instances: Sequence[str], links: Se
     for i, fault in enumerate(faults):
         if isinstance(fault, Kill) and fault.kill not in instances:
             raise ConfigError(_missing(f"faults.{i}.kill: no instance", fault.kill, instances))
+        if isinstance(fault, SlowLink) and not links:
+            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
         if isinstance(fault, SlowLink) and fault.link not in links:
             raise ConfigError(_missing(f"faults.{i}.link: no link of", fault.link, links))
         if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:

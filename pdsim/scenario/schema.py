@@ -84,6 +84,11 @@ class PrefillSettings(ComputingSettings):
     layer_groups: int = Field(default=0, ge=0)
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
+    optimistic_attempts: int | None = Field(default=None, ge=0)
+    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
+
+    None: 0, or 1 where decode.allocation is prefill_complete.
+    """
 
 
 class DecodeSettings(ServerSettings):
@@ -95,6 +100,8 @@ class DecodeSettings(ServerSettings):
     """None: 0, or twice max_running_requests where that is given and at most 32."""
     polling_interval: int = Field(default=1, ge=1)
     """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
+    allocation: Literal["early", "prefill_complete"] = "early"
+    """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     retraction_backup: BackupSettings | None = None
@@ -144,6 +151,15 @@ class StagingSettings(Section):
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
 
 
+class RankSettings(Section):
+    """Tensor-parallel ranks see the end of a transfer each for itself, and agree on it once per turn of their loop."""
+
+    agreement: Duration = 490_000
+    """Of one agreement: gloo's all-reduce of 32 states among 4 processes of a host with 16 cores."""
+    skew: Duration = 0
+    """Ranks see the end of one transfer up to so much apart; drawn uniformly."""
+
+
 class NetworkSettings(Section):
     """What lies between instances."""
 
@@ -161,6 +177,8 @@ class NetworkSettings(Section):
     """Of each descriptor; None: the engine's."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
+    ranks: RankSettings | None = None
+    """None: all ranks see the same at the same time, and agree in no time or in what a step was measured to take."""
     deduplicate_kv_heads: bool = False
     """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)

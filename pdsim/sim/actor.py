@@ -23,7 +23,7 @@ from pdsim.core.messages import (
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host_memory import HostMemory
-from pdsim.cost.model import CostModel
+from pdsim.cost.model import FRACTION_BITS, CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
@@ -49,6 +49,7 @@ class Actor:
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None],
+        agreement_ns: int,
         layer_groups: int,
         on_layers: Callable[[str, LayersComputed], None] | None,
         on_choice: Callable[[Instance], None] | None,
@@ -59,6 +60,8 @@ class Actor:
         self._timeline = timeline
         self._cost = cost
         self._on_step = on_step
+        self._agreement = agreement_ns << FRACTION_BITS
+        """Of its ranks, in each decode step during which KV is on its way."""
         self._layer_groups = layer_groups
         self._on_layers = on_layers
         self._on_choice = on_choice
@@ -270,7 +273,10 @@ class Actor:
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._start_ns = self._timeline.now_ns + self._copying_ns
-        self._clock.begin(self._cost.decode_line(step.num_requests), step)
+        line = self._cost.decode_line(step.num_requests)
+        if self._agreement and self.instance.levels().num_transferring:
+            line = line._replace(base=line.base + self._agreement)
+        self._clock.begin(line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
         self._run(step, 1 if self._single_steps or self._inbox else num_steps)
 

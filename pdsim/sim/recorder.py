@@ -140,9 +140,11 @@ class Recorder:
                 record.prefill_start_ns = row.start_ns
                 record.num_prefill_cached_tokens = chunk.num_context_tokens
             if chunk.is_last:
-                record.prefill_end_ns = record.prefill_end_ns or end_ns
                 if record.is_aggregated:
+                    record.prefill_end_ns = record.prefill_end_ns or end_ns
                     self._on_prefill_token(chunk.request_id, end_ns)
+                else:
+                    record.prefill_end_ns = end_ns  # a prompt that gave way is computed again
 
     def _on_prefill_token(self, request_id: int, now_ns: int) -> None:
         last_ns = self._last_token_ns.get(request_id)

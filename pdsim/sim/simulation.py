@@ -24,6 +24,7 @@ from pdsim.sim.client import ClientDriver
 from pdsim.sim.executor import Executor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
+from pdsim.sim.ranks import Ranks
 from pdsim.sim.recorder import Recorder
 from pdsim.sim.speculative_executor import SpeculativeExecutor
 from pdsim.sim.timeline import Timeline
@@ -88,6 +89,16 @@ class Simulation:
             self._transfers = Transfers(
                 self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
             )
+        ranks = cluster.scenario.network.ranks
+        self._ranks: Ranks | None = None
+        if ranks is not None and cluster.interconnect is not None:
+            self._ranks = Ranks(
+                self._timeline,
+                cluster.interconnect.num_ranks,
+                agreement_ns=ranks.agreement,
+                skew_ns=ranks.skew,
+                streams=Streams(cluster.scenario.seed),
+            )
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         health = cluster.scenario.health
         self._faults: FaultInjector | None = None
@@ -134,6 +145,8 @@ class Simulation:
 
     def _actor(self, instance: Any) -> Actor:
         instance_id, interconnect = instance.instance_id, self._cluster.interconnect
+        ranks = self._cluster.scenario.network.ranks
+        agrees = ranks is not None and interconnect is not None and interconnect.num_ranks[instance_id] > 1
         return Actor(
             self._timeline,
             self._order[instance_id],
@@ -144,6 +157,7 @@ class Simulation:
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
+            agreement_ns=ranks.agreement if ranks is not None and agrees else 0,
             layer_groups=0 if interconnect is None else interconnect.layer_groups,
             on_layers=None if self._transfers is None else self._transfers.on_layers,
             on_choice=self._on_levels,
@@ -238,7 +252,10 @@ class Simulation:
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command
         if (actor := self._actors.get(to)) is not None:
-            actor.post(message)
+            if self._ranks is None:
+                actor.post(message)
+            else:
+                self._ranks.post(actor, to, message)
         elif to == self._router.instance_id:
             self._tell_router(message)
         else:
@@ -336,19 +353,14 @@ class Simulation:
                 self._front_end.on_retry(request_id)
         self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
 
-    @property
-    def _interconnect(self) -> Transfers:
-        """Only clusters that have one have faults."""
-        assert self._transfers is not None
-        return self._transfers
-
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
 
     def kill(self, instance_id: str) -> None:
         """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
         self._actors[instance_id].kill()
-        self._interconnect.kill(instance_id)
+        if self._transfers is not None:
+            self._transfers.kill(instance_id)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
             self._dead[name] = restarted(self._cluster.scenario, name)
@@ -361,7 +373,8 @@ class Simulation:
     def restart(self, instance_id: str) -> None:
         """With nothing in its memory."""
         self._lives[instance_id] += 1
-        self._interconnect.revive(instance_id)
+        if self._transfers is not None:
+            self._transfers.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
                 self._agents[name] = self._recorded(self._dead.pop(name))
@@ -369,10 +382,12 @@ class Simulation:
         self._actors[instance_id].start()
 
     def slow_link(self, instance_id: str, factor: float) -> None:
-        self._interconnect.slow(instance_id, factor)
+        assert self._transfers is not None, "an aggregated cluster has no links"
+        self._transfers.slow(instance_id, factor)
 
     def unslow_link(self, instance_id: str, factor: float) -> None:
-        self._interconnect.unslow(instance_id, factor)
+        assert self._transfers is not None, "an aggregated cluster has no links"
+        self._transfers.unslow(instance_id, factor)
 
     def abort(self, request_id: int) -> None:
         """A client that waits for this request gives it up; the front end may still hold it."""

@@ -125,14 +125,26 @@ def test_a_wrong_field(capsys, scenario, change, says):
     assert says in message(capsys, "run", scenario, "--set", change)
 
 
+def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenario):
+    says = message(capsys, "run", scenario, "--set", "prefill.optimistic_attempts=1", "--set", "prefill.layer_groups=2")
+    assert "prefill.layer_groups: 2, but prefill.optimistic_attempts computes prompts before it is known where" in says
+    late = ("--set", "decode.allocation=prefill_complete", "--set", "prefill.optimistic_attempts=0")
+    assert "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete" in message(
+        capsys, "run", scenario, *late
+    )
+
+
 AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggregated: {gpu: h100}\n")
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("faults=[{at: 1 s, kill: aggregated-0}]", "need prefill and decode instances; an aggregated cluster has none"),
-        ("health={}", "faults and health need prefill and decode instances"),
+        ("faults=[{at: 1 s, kill: prefill-0}]", "no instance 'prefill-0'; there are aggregated-0"),
+        (
+            "faults=[{at: 1 s, link: aggregated-0, bandwidth_factor: 0}]",
+            "faults.0.link: an aggregated cluster sends no KV; it has no links",
+        ),
         ("aggregated.radix=1", "line 3: unknown field 'aggregated.radix' (did you mean 'radix_cache'?); here are inst"),
         ("aggregated.tp=5", "aggregated: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
         ("aggregated.chunked_prefill_tokens=2", "aggregated: chunked_prefill_tokens 2 is less than a page of 4 tokens"),

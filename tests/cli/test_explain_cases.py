@@ -2,10 +2,21 @@
 
 import json
 import re
+from typing import get_type_hints
 
 import pytest
 
 from pdsim.cli import main
+from pdsim.metrics.limits import AGGREGATED_RELIEF
+from pdsim.metrics.limits import RELIEF as RELIEF_FIELDS
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    DecodeSettings,
+    NetworkSettings,
+    PrefillSettings,
+    StagingSettings,
+)
+from pdsim.workload.clients import ClosedLoop
 
 SCENARIO = """\
 name: case
@@ -158,6 +169,39 @@ def test_a_scarce_resource_is_named_under_an_open_load_as_well(pdsim):
     for case in ("prefill compute", "link", "decode KV", "decode batch cap"):
         limit = pdsim("explain", *CASES[case], "client={use: open_loop, arrivals: {use: poisson, rate: 40/s}}")["limit"]
         assert limit["resource"] == case
+
+
+SECTIONS = {
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+    "aggregated": AggregatedSettings,
+    "network": NetworkSettings,
+    "staging": StagingSettings,
+    "client": ClosedLoop,
+}
+
+
+@pytest.mark.parametrize("relief", sorted({*RELIEF_FIELDS.values(), *AGGREGATED_RELIEF.values()}))
+def test_relief_names_fields_that_a_scenario_has(relief):
+    for section, field in re.findall(r"(\w+)\.(\w+)(?![.\w])", relief):
+        assert field in get_type_hints(SECTIONS[section])
+
+
+AGGREGATED = {
+    "decode KV": ["aggregated.pool_tokens=2000"],
+    "decode batch cap": ["aggregated.max_running_requests=8"],
+    "prefill compute": ["cost.prefill.prefill_per_token=1 ms"],
+    "client concurrency": ["client.concurrency=2"],
+}
+
+
+@pytest.mark.parametrize("case", AGGREGATED)
+def test_the_limit_of_an_aggregated_cluster_names_its_own_fields(pdsim, case):
+    aggregated = "aggregated={gpu: h100, pool_tokens: 200000, max_running_requests: 256}"
+    limit = pdsim("explain", "prefill=null", "decode=null", aggregated, *AGGREGATED[case])["limit"]
+    assert limit["resource"] == case, limit
+    assert re.findall(r"[a-z]+(?=\.)", limit["relief"])
+    assert set(re.findall(r"[a-z]+(?=\.)", limit["relief"])) <= {"aggregated", "client"}
 
 
 def test_compare_names_the_limits_too(tmp_path, capsys):

@@ -2,22 +2,26 @@
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
 from pdsim.core.journal import decisions, from_lines, replay, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.receiver import Receiver
+from pdsim.metrics.explain import stage_ms
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
-from tests.strategies import scenarios
+from tests.strategies import optimistic_scenarios, scenarios
 from tests.support import Traced, examples, run
+
+clusters = st.one_of(scenarios(), optimistic_scenarios())
 
 
 def finished(traced: Traced):
     return [r for r in traced.records.requests if r.outcome == "finished"]
 
 
-@given(scenarios())
+@given(clusters)
 @examples(120)
 def test_every_request_ends_and_nothing_is_left_behind(scenario: Scenario):
     traced = run(scenario, checked=True)
@@ -50,7 +54,20 @@ def test_stages_follow_each_other(scenario: Scenario):
         assert r.admitted_ns < r.transfer_start_ns < r.transfer_end_ns
 
 
-@given(scenarios())
+@given(optimistic_scenarios())
+@examples(60)
+def test_optimistic_stages_follow_each_other_and_are_the_latency(scenario: Scenario):
+    for r in finished(run(scenario)):
+        assert r.routed_ns <= r.prefill_start_ns <= r.prefill_end_ns <= r.transfer_end_ns <= r.first_token_ns
+        assert r.routed_ns <= r.admitted_ns < r.transfer_start_ns
+        if scenario.decode.allocation == "prefill_complete":
+            assert r.admitted_ns > r.prefill_end_ns
+        stages = stage_ms(r)
+        assert min(stages.values()) >= 0
+        assert sum(stages.values()) == pytest.approx((r.end_ns - r.arrival_ns) / 1e6)
+
+
+@given(clusters)
 @examples(60)
 def test_what_is_sent_is_what_decode_lacks(scenario: Scenario):
     traced = run(scenario)
@@ -82,7 +99,7 @@ def test_each_prompt_token_is_computed_once_or_cached(scenario: Scenario):
         assert reached == r.num_prompt_tokens
 
 
-@given(scenarios())
+@given(clusters)
 @examples(60)
 def test_each_output_token_takes_one_decode_step(scenario: Scenario):
     traced = run(scenario)
@@ -91,7 +108,7 @@ def test_each_output_token_takes_one_decode_step(scenario: Scenario):
     assert tokens == sum(r.num_output_tokens - 1 for r in traced.records.requests)
 
 
-@given(scenarios())
+@given(clusters)
 @examples(150)
 def test_many_steps_at_once_are_single_steps(scenario: Scenario):
     many, single = run(scenario), run(scenario, single_steps=True)
@@ -104,7 +121,7 @@ def test_many_steps_at_once_are_single_steps(scenario: Scenario):
         assert a[field] == pytest.approx(b[field], abs=2e-6)
 
 
-@given(scenarios())
+@given(clusters)
 @examples(60)
 def test_a_journal_replays_to_the_same_decisions(scenario: Scenario):
     traced = run(scenario)
@@ -112,7 +129,7 @@ def test_a_journal_replays_to_the_same_decisions(scenario: Scenario):
     assert replay(from_lines(written), state_machines(resolve(scenario))) == len(traced.journal)
 
 
-@given(scenarios())
+@given(clusters)
 @examples(40)
 def test_work_is_conserved(scenario: Scenario):
     """An instance waits only if nothing can start: no batch, and the head of its queue lacks pages or slots."""

@@ -4,7 +4,7 @@ import pytest
 
 from pdsim.core.journal import KILLED
 from pdsim.core.messages import NewRequest, PeerDown
-from tests.support import MILLISECOND, request, run, small
+from tests.support import MILLISECOND, request, run, small, small_aggregated
 
 SECOND = 1000 * MILLISECOND
 TOKEN_BYTES = 114_688
@@ -214,3 +214,55 @@ def test_decode_that_grants_nothing_fails_the_request_in_time():
     assert (second.outcome, second.reason) == ("failed", "decode-0 granted no pages in time")
     at_prefill_ns, message_ns = MILLISECOND, MILLISECOND
     assert second.end_ns >= at_prefill_ns + 300 * SECOND + message_ns
+
+
+def test_an_aggregated_instance_dies_and_the_other_serves_its_request():
+    """It dies in the forward; the router hears of it at 10 s, and 50 ms on the prompt is computed from its start."""
+    load = request(0, 60, 5)
+    scenario = small_aggregated(
+        load,
+        aggregated__instances=2,
+        faults=[{"at": "30 ms", "kill": "aggregated-0"}],
+        health={"backoff_jitter": 0},
+    )
+    (record,) = run(scenario, checked=True).records.requests
+    assert (record.outcome, record.num_retries, record.prefill_id) == ("finished", 1, "aggregated-1")
+    assert record.routed_ns == 10 * SECOND + (1 + 50) * MILLISECOND
+    assert record.end_ns - record.routed_ns == run(small_aggregated(load)).records.requests[0].end_ns
+
+
+def test_an_aggregated_instance_dies_after_the_first_token_and_the_request_fails():
+    scenario = small_aggregated(request(0, 8, 100), faults=[{"at": "500 ms", "kill": "aggregated-0"}])
+    (record,) = run(scenario).records.requests
+    assert (record.outcome, record.reason, record.num_retries) == ("failed", "aggregated-0 was lost", 0)
+    assert record.end_ns == 10 * SECOND + MILLISECOND
+
+
+def test_a_restarted_aggregated_instance_serves_with_an_empty_cache():
+    first = request(0, 60, 2)
+    load = first, request(1, first.prompt, 2, arrival_ns=60 * SECOND)
+    restart = {"faults": [{"at": "1 s", "kill": "aggregated-0", "restart_after": "1 s"}]}
+    runs = [run(small_aggregated(*load, **changes), checked=True) for changes in ({}, restart)]
+    assert [traced.records.requests[1].num_prefill_cached_tokens for traced in runs] == [56, 0]
+
+
+def test_a_prompt_that_an_aggregated_instance_does_not_begin_fails_in_time():
+    """The first takes all slots until 108 + 990 ms; the second is given up a second after it came."""
+    scenario = small_aggregated(
+        request(0, 108, 200),
+        request(1, 8, 2),
+        aggregated__max_running_requests=1,
+        health={"waiting_timeout": "1 s", "max_retries": 0},
+    )
+    first, second = run(scenario, checked=True).records.requests
+    assert first.outcome == "finished"
+    assert (second.outcome, second.reason) == ("failed", "aggregated-0 did not begin it in time")
+    at_instance_ns = MILLISECOND
+    assert 0 <= second.end_ns - at_instance_ns - SECOND < 11 * MILLISECOND  # the step under way ends first
+
+
+def test_a_client_gives_up_what_an_aggregated_instance_decodes():
+    scenario = small_aggregated(request(0, 8, 200), request(1, 8, 4), faults=[{"at": "500 ms", "abort": 0}])
+    first, second = run(scenario, checked=True).records.requests
+    assert (first.outcome, first.end_ns, first.reason) == ("failed", 500 * MILLISECOND, "aborted by the client")
+    assert second.outcome == "finished"

@@ -20,6 +20,7 @@ from pdsim.core.messages import (
     PeerDown,
     PeerUp,
     PrefillDone,
+    PromptComputed,
     Retracted,
     Send,
     StepResult,
@@ -425,3 +426,37 @@ def test_an_old_answer_does_not_stop_what_runs():
     d.on_message(KvArrived(0, first_token_ends=False), 0)
     assert d.on_message(Abort(0, "late"), 0) == []
     assert isinstance(d.next_step(0)[0], DecodeStep)
+
+
+def test_pages_are_granted_to_computed_prompts_only_and_in_that_order():
+    d = instance(grants_computed_only=True)
+    arrive(d, 1, 8)
+    arrive(d, 2, 8)
+    assert granted(d.next_step(0)[1]) == []
+    assert d.waiting_for() == [f"decode-0: request {i} waits for prefill to compute it" for i in (1, 2)]
+    d.on_message(PromptComputed(2), 0)
+    assert granted(d.next_step(0)[1]) == [(2, 0, 2)]
+    d.on_message(PromptComputed(1), 0)
+    assert granted(d.next_step(0)[1]) == [(1, 0, 2)]
+
+
+def test_a_prompt_may_be_computed_before_its_request_comes():
+    d = instance(grants_computed_only=True)
+    d.on_message(PromptComputed(1), 0)
+    arrive(d, 1, 8)
+    assert granted(d.next_step(0)[1]) == [(1, 0, 2)]
+
+
+def test_where_pages_are_granted_early_it_means_nothing_that_a_prompt_is_computed():
+    d = instance()
+    arrive(d, 1, 8)
+    d.on_message(PromptComputed(1), 0)
+    assert granted(d.next_step(0)[1]) == [(1, 0, 2)]
+
+
+def test_a_prompt_that_is_not_computed_is_given_up():
+    for message in (Abort(1, "no"), Cancel(1, "no"), PeerDown("prefill-0")):
+        d = instance(grants_computed_only=True)
+        arrive(d, 1, 8)
+        d.on_message(message, 0)
+        assert d.requests() == []

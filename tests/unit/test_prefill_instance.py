@@ -16,6 +16,7 @@ from pdsim.core.messages import (
     PeerUp,
     PrefillDone,
     PrefillStep,
+    PromptComputed,
     Send,
     StepResult,
     StopSending,
@@ -383,3 +384,79 @@ def test_a_grant_whose_request_never_comes_is_forgotten():
     assert p.requests() == [1]
     assert p.next_step(100) == (Wait(), [])
     assert p.requests() == []
+
+
+def optimistic(attempts=1, **limits) -> PrefillInstance:
+    return instance(optimistic_attempts=attempts, **limits)
+
+
+def grant(p: PrefillInstance, i: int, num_pages: int):
+    return p.on_message(KvGranted(i, 0, tuple(range(100, 100 + num_pages))), 0)
+
+
+def test_an_optimistic_prompt_is_parked_and_sent_when_it_is_granted():
+    p = optimistic()
+    arrive(p, 1, 8, grant=False)
+    step, commands = p.next_step(0)
+    assert (chunks(step), commands) == ([(1, 0, 8)], [])
+    assert p.on_step_done(step, StepResult(ended=((1, Spans.of(2, 1)),)), 0) == [Send("decode-0", PromptComputed(1))]
+    assert p.cache.levels()[0] == 2
+    (unit,) = grant(p, 1, 2)
+    assert (len(unit.source_pages), unit.is_last, unit.first_token_ends) == (2, True, True)
+    p.on_message(KvSent(1), 0)
+    assert p.next_step(0)[1] == [PrefillDone(1)]
+    assert p.requests() == []
+
+
+def test_what_was_computed_before_the_grant_goes_with_the_next_chunk():
+    p = optimistic()
+    arrive(p, 1, 30, grant=False)
+    assert forward(p) == ([(1, 0, 16)], [])
+    grant(p, 1, 8)
+    (unit,) = forward(p)[1]
+    assert (len(unit.source_pages), unit.is_last) == (8, True)
+
+
+def test_a_partly_computed_optimistic_prompt_gives_way_to_a_granted_one():
+    p = optimistic(attempts=1, chunked_prefill_tokens=16)
+    arrive(p, 1, 40, grant=False)
+    assert forward(p)[0] == [(1, 0, 16)]
+    arrive(p, 2, 8)
+    assert forward(p)[0] == [(2, 0, 8)]
+    assert isinstance(forward(p)[0], Wait)  # its attempts are used up
+    grant(p, 1, 10)
+    assert forward(p)[0] == [(1, 16, 16)]
+
+
+def test_an_optimistic_prompt_with_attempts_left_is_begun_again():
+    p = optimistic(attempts=2, chunked_prefill_tokens=16)
+    arrive(p, 1, 40, grant=False)
+    forward(p)
+    arrive(p, 2, 8)
+    assert forward(p)[0] == [(1, 16, 16)]
+
+
+def test_parked_prompts_give_way_when_nothing_else_moves():
+    """The only slot is held by a prompt whose pages on decode may be those that the other was granted."""
+    p = optimistic(max_running_requests=1)
+    arrive(p, 1, 8, grant=False)
+    forward(p)
+    assert isinstance(forward(p)[0], Wait)
+    arrive(p, 2, 8)
+    assert forward(p)[0] == [(2, 0, 8)]
+    p.on_message(KvSent(2), 0)
+    grant(p, 1, 2)
+    assert forward(p)[0] == [(1, 4, 4)]
+
+
+def test_an_optimistic_prompt_that_is_never_granted_fails_in_time():
+    p = optimistic(bootstrap_timeout_ns=10)
+    arrive(p, 1, 8, grant=False)
+    forward(p)
+    abort = Send("decode-0", Abort(1, "decode-0 granted no pages in time", retryable=True))
+    stop = Tell("prefill-0.sender", StopSending(1, "decode-0"))
+    assert p.next_step(10) == (Wait(), [abort, stop])
+    p.on_message(KvSent(1), 10)
+    p.next_step(10)
+    assert p.requests() == []
+    assert grant(p, 1, 2) == []
