@@ -45,8 +45,8 @@ class RequestRecord:
 
     @property
     def is_aggregated(self) -> bool:
-        """One instance did it all."""
-        return self.prefill_id == self.decode_id
+        """One instance did it all. Not known before it is routed."""
+        return self.prefill_id == self.decode_id != ""
 
 
 class StepRecord(NamedTuple):

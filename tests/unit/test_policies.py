@@ -212,7 +212,7 @@ def test_the_router_forgets_what_is_done():
     prefill, decode = router(LeastLoaded(), 1), router(LeastLoaded(), 1)
     r = Router(prefill=prefill, decode=decode)
     for i in range(3):
-        assert [c.to for c in r.on_message(Arrival(i, Spans.of(i, 10), 5), 0)] == ["i0", "i0"]
+        assert {c.to for c in r.on_message(Arrival(i, Spans.of(i, 10), 5), 0)} == {"i0"}  # both roles name it so
     r.on_message(PrefillDone(0), 1)
     r.on_message(Finished(0), 2)
     r.on_message(PrefillDone(1), 3)
