@@ -116,7 +116,7 @@ class Recorder:
     def on_retracted(self, request_id: int, now_ns: int) -> None:
         record = self._requests[request_id]
         record.num_retractions += 1
-        last_ns = self._decoded_until_ns[record.decode_id] if record.is_aggregated else now_ns
+        last_ns = self._decoded_until_ns.get(record.decode_id, now_ns) if record.is_aggregated else now_ns
         self._last_token_ns.setdefault(request_id, last_ns)
 
     def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:

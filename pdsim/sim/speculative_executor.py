@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from pdsim.core.messages import DecodeStep, Verified
+from pdsim.core.messages import DecodeStep, PrefillStep, StepResult, Verified
 from pdsim.core.sequence import Spans
 from pdsim.sim.executor import Executor
 
@@ -38,6 +38,15 @@ class SpeculativeExecutor(Executor):
         for request_id, _ in ended:
             del self._lacks[request_id], self._streams[request_id]
         return Verified(tuple(gained), tuple(ended))
+
+    def prefill(self, step: PrefillStep) -> StepResult:
+        """Its first token counts at once: it may be retracted before a decode step, which lacks room for its drafts."""
+        result = super().prefill(step)
+        ended = {request_id for request_id, _ in result.ended}
+        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
+            if request_id not in ended:
+                self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
+        return result
 
     def _set_aside(self, request_id: int) -> None:
         lacks = self._lacks.pop(request_id, None)

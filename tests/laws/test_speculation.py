@@ -5,7 +5,7 @@ from math import ceil
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
@@ -16,7 +16,7 @@ from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.acceptance import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
-from tests.support import examples, request, run, small
+from tests.support import examples, request, run, small, small_aggregated
 
 SPECULATIVE = {"draft_tokens": 4, "accept_length": 2, "draws": "even"}
 
@@ -42,10 +42,10 @@ def test_a_step_gives_each_request_from_one_token_to_all_that_were_drafted(scena
         if isinstance(result, Verified):
             assert all(1 <= n <= scenario.speculative.draft_tokens for n in result.num_tokens)
     finished = [r for r in traced.records.requests if r.outcome == "finished"]
-    if len(finished) == len(traced.records.requests):
-        by_prompts = sum(1 + (r.num_retractions if r.is_aggregated else 0) for r in finished)
-        decoded = sum(step.num_tokens for step in traced.records.steps if step.kind == "decode")
-        assert decoded + by_prompts == sum(r.num_output_tokens for r in finished)
+    assume(len(finished) == len(traced.records.requests))
+    by_prompts = sum(1 + (r.num_retractions if r.is_aggregated else 0) for r in finished)
+    decoded = sum(step.num_tokens for step in traced.records.steps if step.kind == "decode")
+    assert decoded + by_prompts == sum(r.num_output_tokens for r in finished)
 
 
 @given(speculative_scenarios())
@@ -53,6 +53,7 @@ def test_a_step_gives_each_request_from_one_token_to_all_that_were_drafted(scena
 def test_speculative_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenario):
     records = run(scenario).records
     finished = [r for r in records.requests if r.outcome == "finished"]
+    assume(len(finished) == len(records.requests))
     gaps = itl_samples(records)
     assert gaps.count == sum(r.num_output_tokens - 1 for r in finished)
     assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in finished) / 1e6)
@@ -65,6 +66,23 @@ def test_a_speculative_journal_replays_and_does_not_depend_on_how_steps_are_run(
     assert decisions(many.journal) == decisions(single.journal)
     written = [to_line(entry) for entry in many.journal]
     assert replay(from_lines(written), state_machines(resolve(scenario))) == len(many.journal)
+
+
+def test_a_request_that_is_retracted_before_its_first_step_makes_no_token_more():
+    """Requests fill the pool with prompts; there is no page for the drafts of all of them."""
+    specs = [request(i, 4, 8) for i in range(6)]
+    scenario = small_aggregated(
+        *specs,
+        page_size=1,
+        aggregated__pool_tokens=40,
+        aggregated__schedule_conservativeness=0.01,
+        aggregated__radix_cache=False,
+        aggregated__speculative={"draft_tokens": 4, "accept_length": 1, "draws": "even"},
+    )
+    records = run(scenario).records
+    assert any(r.num_retractions for r in records.requests)
+    decoded = sum(step.num_tokens for step in records.steps if step.kind == "decode")
+    assert decoded + sum(1 + r.num_retractions for r in records.requests) == 6 * 8
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=8))
