@@ -90,7 +90,7 @@ def test_each_prompt_token_is_computed_once_or_cached(scenario: Scenario):
         if entry.call == "next_step" and isinstance(entry.returned[0], PrefillStep):
             for chunk in entry.returned[0].chunks:
                 computed.setdefault(chunk.request_id, []).append((chunk.num_context_tokens, chunk.num_tokens))
-    for r in traced.records.requests:
+    for r in finished(traced):
         reached = r.num_prefill_cached_tokens
         for context, num_tokens in computed[r.request_id]:
             assert context == reached
