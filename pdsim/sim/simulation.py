@@ -1,6 +1,5 @@
 """Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from pdsim.sim.actor import Actor
 from pdsim.sim.client import ClientDriver
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
+from pdsim.sim.garbage import garbage_kept
 from pdsim.sim.recorder import Recorder
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
@@ -146,19 +146,13 @@ class Simulation:
         )
 
     def run(self) -> RunResult:
-        """Collecting garbage in between finds none: everything that is made is kept or freed at once."""
         for actor in self._actors.values():
             actor.start()
         self._client.start()
         if self._faults is not None:
             self._faults.start()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_kept():
             self._timeline.run_all()
-        finally:
-            if was_enabled:
-                gc.enable()
         return self.result()
 
     def result(self) -> RunResult:
