@@ -1,6 +1,5 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
-import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
+from pdsim.sim.garbage import garbage_kept
 from pdsim.sim.simulation import Observation, Simulation
 
 
@@ -41,6 +41,7 @@ class FinishedRun:
         }
 
 
+@garbage_kept()
 def run_scenario(
     path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False
 ) -> FinishedRun:
@@ -61,7 +62,7 @@ def run_scenario(
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
     if out is not None:
-        with saying(f"writing {out} ...", quiet=quiet), garbage_kept():
+        with saying(f"writing {out} ...", quiet=quiet):
             write_records(out, summary, result.records)
             write_scenario(scenario, out)
             write_timeline(out / "timeline.json.gz", result.records)
@@ -136,18 +137,6 @@ def saying(what: str, *, quiet: bool) -> Iterator[None]:
         yield
     finally:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """While much is made that stays: looking for garbage in it would take a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _write_overview(out: Path, records: RunRecords) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import Arrival, Command, Finished, Message, NewRequest, Outcome, PrefillDone, Send
+from pdsim.core.messages import Arrival, Command, Failed, Finished, Message, NewRequest, PrefillDone, Send
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -122,15 +122,19 @@ class Router:
         self.at_decode: dict[int, NewRequest] = {}
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        if isinstance(message, Arrival):
-            new = self.route(message, now_ns)
-            return [Send(to, new) for to in new.instance_ids]
-        if not isinstance(message, Outcome):
-            raise TypeError(f"a router does not take {message}")
-        if not isinstance(message, Finished):
-            self.leave_prefill(message.request_id)
-        if not isinstance(message, PrefillDone):
-            self.leave_decode(message.request_id)
+        match message:
+            case Arrival():
+                new = self.route(message, now_ns)
+                return [Send(to, new) for to in new.instance_ids]
+            case PrefillDone():
+                self.leave_prefill(message.request_id)
+            case Finished():
+                self.leave_decode(message.request_id)
+            case Failed():
+                self.leave_prefill(message.request_id)
+                self.leave_decode(message.request_id)
+            case _:
+                raise TypeError(f"a router does not take {message}")
         return []
 
     def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> NewRequest:

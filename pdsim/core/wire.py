@@ -11,7 +11,6 @@ latent KV        every rank holds all of it: one writer per decode rank     whol
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import sub
 from typing import NamedTuple
 
 
@@ -63,5 +62,8 @@ class Load(NamedTuple):
 
 def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
     """Longest stretches in which the page ids of both sides rise by one."""
-    steps = zip(map(sub, source[1:], source), map(sub, target[1:], target), strict=True)
-    return len(source) - list(steps).count((1, 1))
+    count = 1 if source else 0
+    for before, after, target_before, target_after in zip(source, source[1:], target, target[1:], strict=False):
+        if after - before != 1 or target_after - target_before != 1:
+            count += 1
+    return count

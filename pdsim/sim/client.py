@@ -54,8 +54,8 @@ class ClientDriver:
     def _schedule_next(self) -> None:
         if self._first_turns:
             at_ns = self._first_turns[0].arrival_ns if self._times is None else next(self._times)
-            self._timeline.after(at_ns - self._timeline.now_ns, lambda _: self._on_time())
+            self._timeline.after(at_ns - self._timeline.now_ns, self._on_time)
 
-    def _on_time(self) -> None:
+    def _on_time(self, _: None) -> None:
         self._send(self._first_turns.popleft())
         self._schedule_next()

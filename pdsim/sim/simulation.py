@@ -1,6 +1,5 @@
 """Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from pdsim.sim.client import ClientDriver
 from pdsim.sim.executor import Executor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
+from pdsim.sim.garbage import garbage_kept
 from pdsim.sim.ranks import Ranks
 from pdsim.sim.recorder import Recorder
 from pdsim.sim.speculative_executor import SpeculativeExecutor
@@ -179,19 +179,13 @@ class Simulation:
         )
 
     def run(self) -> RunResult:
-        """Collecting garbage in between finds none: everything that is made is kept or freed at once."""
         for actor in self._actors.values():
             actor.start()
         self._client.start()
         if self._faults is not None:
             self._faults.start()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_kept():
             self._timeline.run_all()
-        finally:
-            if was_enabled:
-                gc.enable()
         return self.result()
 
     def result(self) -> RunResult:
