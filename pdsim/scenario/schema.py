@@ -292,14 +292,14 @@ class Scenario(Section):
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
 
-    def benchmark_fields(self) -> dict[str, Any]:
+    def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""
         closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
         arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
         trace_rate = "inf" if closed else "trace"
         return {
             "tag": self.name,
-            "backend": "pdsim",
+            "backend": backend,
             "dataset_name": type(self.workload).__name__,
             "request_rate": getattr(arrivals, "rate_per_s", trace_rate),
             "max_concurrency": closed,

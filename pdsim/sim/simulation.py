@@ -14,17 +14,17 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host import HostCosts
+from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.actor import Actor
-from pdsim.sim.client import ClientDriver
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
-from pdsim.sim.recorder import Recorder
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
+from pdsim.workload.client_driver import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
@@ -41,7 +41,7 @@ class RunResult:
 
     def summary(self) -> dict[str, Any]:
         extra = {"events": self.num_events, "stalled": bool(self.stall)}
-        return {**self.scenario.benchmark_fields(), **summarize(self.records, extra=extra)}
+        return {**self.scenario.benchmark_fields("pdsim"), **summarize(self.records, extra=extra)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ class Simulation:
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
-        self._recorder.on_arrival(spec, self._timeline.now_ns)
+        self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
         if self._faults is not None:
             self._live.add(spec.request_id)
             self._faults.on_sent(spec.request_id)
