@@ -1,0 +1,1 @@
+"""Runs the scheduler of pdsim on real processes, models and transfers."""
