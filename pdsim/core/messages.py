@@ -248,12 +248,13 @@ class StartTransfer(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Copy a cell from the ring into its pages. Bytes are those of one writer."""
+    """Copy a cell from the ring, where it begins at this offset, into its pages. Bytes are those of one writer."""
 
     decode_id: str
     request_id: int
     cell: int
     num_bytes: int
+    staging_offset_bytes: int
 
 
 class WakeAt(NamedTuple):
