@@ -73,7 +73,7 @@ class Broken(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A leader to its followers: do this, as I do. What to do is the payload."""
+    """A leader to its followers: do this, as I do. What to do is the payload (tasks.py)."""
 
     ticket: int
 
@@ -82,6 +82,7 @@ class Done(NamedTuple):
     """A follower to its leader."""
 
     ticket: int
+    result: Any
     error: str | None
 
 
