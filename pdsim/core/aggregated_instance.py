@@ -21,6 +21,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    FlushCache,
     Message,
     NewRequest,
     PrefillStep,
@@ -136,6 +137,9 @@ class AggregatedInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        if isinstance(message, FlushCache):
+            self.cache.flush()
+            return []
         if not isinstance(message, NewRequest):
             raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
         num_tokens, capacity = len(message.prompt), self.cache.pool.num_pages * self.page_size

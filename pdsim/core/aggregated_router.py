@@ -1,6 +1,6 @@
 """Chooses an aggregated instance for each request."""
 
-from pdsim.core.messages import Arrival, Command, Message, NewRequest, Outcome, Send
+from pdsim.core.messages import Arrival, Command, FlushCache, Message, NewRequest, Outcome, Send
 from pdsim.core.router import RoleRouter
 
 
@@ -14,6 +14,8 @@ class AggregatedRouter:
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, Arrival):
             return [self._route(message, now_ns)]
+        if isinstance(message, FlushCache):
+            return self.instances.forget()
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         new = self._routed.pop(message.request_id)

@@ -27,6 +27,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    FlushCache,
     FreeCells,
     KvArrived,
     KvGranted,
@@ -154,6 +155,9 @@ class DecodeInstance:
                 return self._on_prefill_down(message, now_ns)
             case PeerUp():
                 self._down.discard(message.instance_id)
+                return []
+            case FlushCache():
+                self.cache.flush()
                 return []
             case Woken():
                 return []

@@ -168,6 +168,10 @@ class Woken(NamedTuple):
     """It is the time of a WakeAt, or later."""
 
 
+class FlushCache(NamedTuple):
+    """Client to router, router to every instance: forget what is cached and nobody uses."""
+
+
 class FirstToken(NamedTuple):
     """The first token is streamed, by decode if there is one."""
 
@@ -223,6 +227,7 @@ Message = (
     | PeerDown
     | PeerUp
     | Woken
+    | FlushCache
     | FirstToken
     | Outcome
 )

@@ -21,6 +21,7 @@ from pdsim.core.messages import (
     Abort,
     Cancel,
     Command,
+    FlushCache,
     KvGranted,
     KvSent,
     Message,
@@ -167,6 +168,8 @@ class PrefillInstance:
                 return self._on_decode_down(message)
             case PeerUp():
                 self._down.discard(message.instance_id)
+            case FlushCache():
+                self.cache.flush()
             case Woken():
                 pass
             case _:

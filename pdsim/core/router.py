@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import Arrival, Command, Finished, Message, NewRequest, Outcome, PrefillDone, Send
+from pdsim.core.messages import Arrival, Command, Finished, FlushCache, Message, NewRequest, Outcome, PrefillDone, Send
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -85,6 +85,11 @@ class RoleRouter:
             if self._remembered:
                 self._remembered[instance_id] = self._new_memory()
 
+    def forget(self) -> list[Command]:
+        """What was in the caches; and have them forget it."""
+        self._remembered = {}
+        return [Send(instance_id, FlushCache()) for instance_id in self._loads]
+
     def mark_up(self, instance_id: str) -> None:
         self._down.discard(instance_id)
 
@@ -124,6 +129,8 @@ class Router:
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if isinstance(message, Arrival):
             return self.route(message, now_ns)
+        if isinstance(message, FlushCache):
+            return [*self.prefill.forget(), *self.decode.forget()]
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         if not isinstance(message, Finished):
