@@ -1,1 +1,1 @@
-"""Runs the scheduler of pdsim on real processes, models and transfers."""
+"""The real driver: the scheduler of pdsim.core on torch models, real KV caches and real transfers."""
