@@ -5,10 +5,13 @@ from typing import Literal
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
+KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
+"""fp32 is for CPUs."""
+
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPE_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "fp4": 0.5}
+DTYPE_BYTES: dict[KvDtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True)
