@@ -1,18 +1,16 @@
 """What a rank is made of: model and cache, and what moves its KV."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pdreal.endpoints import decode_mover, prefill_mover
-from pdreal.model.config import ModelConfig, from_catalog, from_checkpoint
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
+from pdreal.model_choice import model_config
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
-from pdreal.options import Options
 from pdreal.paged_kv import PagedKv
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
@@ -68,11 +66,6 @@ def build_parts(spec: RankSpec) -> Parts:
         return Parts(runner, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
     return Parts(runner, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
-
-
-def model_config(options: Options, name: str) -> ModelConfig:
-    """Of a checkpoint if there is one; of the catalog, with random weights. Raises ModelError."""
-    return from_catalog(name) if options.weights.startswith("seed:") else from_checkpoint(Path(options.weights))
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:
