@@ -88,6 +88,28 @@ class RecurrentState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretch of rotary position embeddings: config.json's rope_scaling of type llama3."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaArchitecture:
+    """What it takes beyond the sizes to run a model of the Llama family, Qwen3 among it, for real. Costs ignore it."""
+
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False
+    """Query and key heads are normalised before they are rotated, as Qwen3 does."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model. Field meanings follow its config.json; `sources` says where each number comes from."""
 
@@ -104,6 +126,7 @@ class ModelSpec:
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None
     state: RecurrentState | None = None
+    llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 
     @property
