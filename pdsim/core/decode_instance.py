@@ -12,7 +12,7 @@ keeps its pages as long as somebody may still write into them: releases.py.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines
@@ -35,6 +35,7 @@ from pdsim.core.messages import (
     NewRequest,
     PeerDown,
     PeerUp,
+    Resumed,
     Retracted,
     Send,
     Step,
@@ -188,6 +189,19 @@ class DecodeInstance:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
 
+    def page_table(self, request_id: int) -> Sequence[int]:
+        """Pages of a request's KV, in order. KeyError if it has none.
+
+        Of a retracted request those that it gave back: its KV lies there until a command that follows Retracted is
+        carried out, or the next step begun.
+        """
+        if self.batch.has(request_id):
+            return self.batch.page_table(request_id)
+        if request_id in self._retracted:
+            return self._retracted[request_id].last_table
+        ready = {request.request_id: request for request in self.ready}
+        return (self.transferring.get(request_id) or ready[request_id]).lease.table
+
     def holding(self) -> list[Releasing]:
         """Requests that hold pages."""
         return [*self.active, *self._releases.held]
@@ -223,7 +237,7 @@ class DecodeInstance:
     def _take_in(self, commands: list[Command]) -> int:
         """Returns after how many steps, if nothing else happens, to try again."""
         if self._retracted:
-            ask_again_steps = self._resume()
+            ask_again_steps = self._resume(commands)
             if self._retracted:
                 if not self.batch.num_requests and not self.ready:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
@@ -303,7 +317,7 @@ class DecodeInstance:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
         return _FOREVER
 
-    def _resume(self) -> int:
+    def _resume(self, commands: list[Command]) -> int:
         """Retracted requests come back first, whole: they are not matched against the prefix cache again."""
         num_slots = self.limits.max_running_requests + self.limits.extra_slots
         while self._retracted and self.num_active < num_slots:
@@ -319,6 +333,7 @@ class DecodeInstance:
             self.cache.grow(request.lease, num_pages)
             del self._retracted[request.request_id]
             self.ready.append(request)
+            commands.append(Resumed(request.request_id))
         return _FOREVER
 
     def _check_admitted(self, request: DecodeRequest, num_new_pages: int) -> None:

@@ -184,6 +184,12 @@ class Retracted(NamedTuple):
     request_id: int
 
 
+class Resumed(NamedTuple):
+    """A retracted request has pages again: its KV comes back from host memory before the next step."""
+
+    request_id: int
+
+
 class PrefillDone(NamedTuple):
     """Prefill has seen its transfer end and holds nothing of the request any more."""
 
@@ -269,7 +275,7 @@ class WakeAt(NamedTuple):
     time_ns: int
 
 
-Command = Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | Outcome
+Command = Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | Resumed | Outcome
 
 
 class PrefillChunk(NamedTuple):

@@ -11,6 +11,7 @@ A request that is given up (Cancel, Abort, PeerDown of its decode instance, a gr
 nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.deadlines import Deadlines
@@ -210,6 +211,10 @@ class PrefillInstance:
                 self.sending[chunk.request_id] = request
             commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
         return commands
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        """Pages of a prompt that is begun or being sent, in order. KeyError if it has none."""
+        return (self._builder.begun.get(request_id) or self.sending[request_id]).page_table
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""

@@ -6,7 +6,7 @@ joined, and its phase, which says in which steps it opens a new page:
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -29,6 +29,8 @@ class RunningRequest:
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
     lease: Lease = field(default_factory=lambda: NO_LEASE)
+    last_table: Sequence[int] = ()
+    """Its pages when it was retracted."""
     joined_at_step: int = 0
     join_number: int = 0
 
@@ -67,6 +69,9 @@ class RunningBatch(Generic[Request]):
 
     def has(self, request_id: int) -> bool:
         return request_id in self._requests
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        return self._requests[request_id].lease.table
 
     # Coming and going.
 
@@ -142,6 +147,7 @@ class RunningBatch(Generic[Request]):
     def remove(self, request_id: int) -> Request:
         """It leaves without an end, and without its pages."""
         request = self._leave(request_id)
+        request.last_table = request.lease.table
         self._cache.drop(request.lease)
         if request_id in self._joined:
             self._joined.remove(request_id)

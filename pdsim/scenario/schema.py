@@ -28,7 +28,7 @@ from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.profile import cost_by_role
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
-from pdsim.system.model import Dtype, StateDtype
+from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
@@ -40,7 +40,7 @@ class ModelSettings(Section):
     """In the catalog."""
     weight_dtype: Dtype | None = None
     """None: the catalog's."""
-    kv_dtype: Dtype = "bf16"
+    kv_dtype: KvDtype = "bf16"
     state_dtype: StateDtype = "fp32"
     """Of linear-attention layers (--mamba-ssm-dtype)."""
 

@@ -117,6 +117,7 @@ class Simulation:
             m.WakeAt: self._wake_at,
             m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
+            m.Resumed: lambda _: None,  # copies to host memory and back take no time here
             m.PrefillDone: self._prefill_done,
             m.Finished: self._ended,
             m.Failed: self._ended,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
-from pdsim.cli.runner import saying
+from pdsim.cli.progress import saying
 from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
 

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pdreal.transports.protocol import Addresses, TransferError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
 
 class SharedMemoryTransport:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """Raises UnavailableError for a GPU."""
+        if device.type != "cpu":
+            raise UnavailableError(f"shared memory is memory of the host, not of {device}")
         self._allocated: list[tuple[int, int, int]] = []
         """Address, bytes and file descriptor of each."""
         self._peers: dict[str, _Peer] = {}
