@@ -138,6 +138,10 @@ class Launcher:
         if request_id in self._requests:
             self._end(m.Failed(request_id, reason))
 
+    def flush_cache(self) -> None:
+        """Have every instance forget what is cached and nobody uses."""
+        self._tell_router(m.FlushCache())
+
     def load(self) -> dict[str, Levels]:
         """How full each instance was when it was last asked, at most about a second ago; not of those that are down."""
         return dict(self._levels)

@@ -33,6 +33,7 @@ class ScriptedCluster:
         self.under_way: dict[int, asyncio.Task] = {}
         self.aborted: list[int] = []
         self.num_flushed = 0
+        self.failure: str | None = None
 
     def submit(self, prompt_ids: list[int], sampling: Sampling) -> Request:
         request = Request(len(self.under_way) + 1000, TokenIds(prompt_ids), sampling)
@@ -52,11 +53,12 @@ class ScriptedCluster:
             "decode-0": Levels(8, 0, 0, num_queued=3, num_transferring=4, num_ready=5, num_running=6, **NOTHING),
         }
 
-    def flush_cache(self) -> bool:
-        if self.under_way:
-            return False
+    def flush_cache(self) -> None:
         self.num_flushed += 1
-        return True
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self.under_way)
 
     async def _run(self, request: Request, prompt: list[int], sampling: Sampling) -> None:
         fate = next((SCRIPT[token] for token in prompt if token in SCRIPT), "")

@@ -310,6 +310,7 @@ def test_flush_cache_only_while_idle():
             await asyncio.sleep(0.01)
         async with client.post("/flush_cache") as response:
             assert response.status == 400
+            assert "1 requests are under way" in await response.text()
         waiting.cancel()
         await emptied(cluster)
         async with client.post("/flush_cache?timeout=5") as response:
@@ -325,6 +326,9 @@ def test_models_health_and_metrics():
             assert (await response.json())["data"][0]["id"] == "tiny"
         async with client.get("/health") as response:
             assert response.status == 200
+        cluster.failure = "prefill-0 was lost"
+        async with client.get("/health") as response:
+            assert response.status == 503
         await post(client, "/v1/completions", {"prompt": HELLO, "max_tokens": 3})
         async with client.get("/metrics") as response:
             lines = (await response.text()).splitlines()

@@ -52,7 +52,7 @@ def application(service: Service) -> web.Application:
     app.router.add_post("/v1/chat/completions", _generates(service, ChatCompletions()))
     app.router.add_route("*", "/generate", _generates(service, Generate()))
     app.router.add_get("/v1/models", _models(service))
-    app.router.add_get("/health", _health)
+    app.router.add_get("/health", _health(service))
     app.router.add_get("/metrics", _metrics(service))
     app.router.add_route("*", "/flush_cache", _flush_cache(service))
     return app
@@ -140,15 +140,21 @@ def _metrics(service: Service) -> Handler:
 
 def _flush_cache(service: Service) -> Handler:
     async def handle(_: web.Request) -> web.StreamResponse:
-        if not service.cluster.flush_cache():
-            raise RefusedError("the cache is flushed only while no request is under way")
+        if num_live := service.cluster.num_live_requests:
+            raise RefusedError(f"caches are flushed only while nothing runs; {num_live} requests are under way")
+        service.cluster.flush_cache()
         return web.Response(text="flushed\n")
 
     return handle
 
 
-async def _health(_: web.Request) -> web.StreamResponse:
-    return web.Response()
+def _health(service: Service) -> Handler:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        if service.cluster.failure is not None:
+            raise RefusedError(service.cluster.failure, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        return web.Response()
+
+    return handle
 
 
 def _failure(error: RequestFailed) -> RefusedError:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from pdreal.serve.refusal import RefusedError
 from pdsim.scenario.schema import Scenario
-from pdsim.system.catalog import load_model
 
 
 class Room(NamedTuple):
@@ -15,9 +14,9 @@ class Room(NamedTuple):
     page_size: int = 1
 
     @classmethod
-    def of(cls, scenario: Scenario) -> "Room":
-        """Of a resolved scenario. The same bounds that the requests of a workload are held to."""
-        page, context = scenario.page_size, load_model(scenario.model.name).max_context_tokens
+    def of(cls, scenario: Scenario, context: int) -> "Room":
+        """Of a resolved scenario and a model's context. Pools bind as they bind the requests of a workload."""
+        page = scenario.page_size
         if scenario.aggregated is not None:
             room = (scenario.aggregated.pool_tokens or 0) - page - 1
             return cls(min(room, context) - 1, min(room, context), page)

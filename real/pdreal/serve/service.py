@@ -22,8 +22,14 @@ class Cluster(Protocol):
 
     def load(self) -> dict[str, Levels]: ...
 
-    def flush_cache(self) -> bool:
-        """Whether it was: not while requests are under way."""
+    def flush_cache(self) -> None: ...
+
+    @property
+    def num_live_requests(self) -> int: ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the cluster cannot go on, if it cannot."""
         ...
 
 
