@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pdsim.core.attempts import num_retries, request_of
-from pdsim.core.instance import Instance
+from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
@@ -121,8 +121,12 @@ class Recorder:
             record.outcome = "failed"
             record.reason = outcome.reason
 
-    def on_choice(self, instance: Instance, now_ns: int) -> None:
-        self.records.levels.append(LevelRecord(instance.instance_id, now_ns, instance.levels()))
+    def on_output(self, request_id: int, num_tokens: int) -> None:
+        """Where that is known only when it ends. By the client's id."""
+        self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
+
+    def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
+        self.records.levels.append(LevelRecord(instance_id, now_ns, levels))
 
     def _on_prefill(self, step: PrefillStep, row: StepRecord) -> None:
         end_ns = row.start_ns + row.duration_ns

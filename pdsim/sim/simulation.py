@@ -305,7 +305,7 @@ class Simulation:
                     self._commands[type(command)](command)
 
     def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_choice(instance, self._timeline.now_ns)
+        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
 
     # What goes wrong. Nothing of this happens unless the scenario says so.
 

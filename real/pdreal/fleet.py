@@ -18,6 +18,8 @@ from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
 
 _PRELOADED = ["torch", "pdreal.rank"]
+_PATIENCE_S = 5
+"""For a process that was told to exit."""
 
 
 class Fleet:
@@ -71,13 +73,11 @@ class Fleet:
 
     def spawn(self, instance_id: str) -> None:
         """A new life, all ranks of it."""
-        from pdreal.rank import run_rank  # noqa: PLC0415  the child needs it, and imports torch
-
         self.lives[instance_id] += 1
         life, ranks = self.lives[instance_id], range(self.tp(instance_id))
         self._alive[instance_id] = []
         for rank in ranks:
-            process = self._context.Process(target=run_rank, args=(self._spec(instance_id, rank, life),), daemon=True)
+            process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
             process.start()
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
@@ -123,5 +123,7 @@ class Fleet:
         )
 
 
-_PATIENCE_S = 5
-"""For a process that was told to exit."""
+def _live(spec: RankSpec) -> None:
+    from pdreal.rank import run_rank  # noqa: PLC0415  it imports torch, which the launcher does without
+
+    run_rank(spec)

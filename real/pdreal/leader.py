@@ -71,7 +71,7 @@ class Leader:
         self._first_tokens: dict[int, int] = {}
         """Of prompts that are computed and not sent."""
         self._granted: dict[int, m.KvGranted] = {}
-        """Of requests whose KV is on its way here."""
+        """Of requests whose KV is on its way."""
         self._num_saves = 0
         """Retracted requests whose KV is not copied yet."""
         self._held_back: list[m.Command] = []
@@ -108,7 +108,9 @@ class Leader:
                 self._settle()
             case m.NewRequest():
                 self._executor.add(message.request_id, message.prompt, Sampling(*extra))
-                self._prompt_tokens[message.request_id] = len(message.prompt)
+                self._tell(to, message)
+            case m.KvGranted():
+                self._granted[message.request_id] = message
                 self._tell(to, message)
             case m.KvArrived():
                 self._on_arrived(to, message, extra)
@@ -128,8 +130,8 @@ class Leader:
             return
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
-            grant = self._granted.get(arrived.request_id)
-            self._check.compare(arrived.request_id, grant, partial(self._post, message), self._fail)
+            grant = self._granted[arrived.request_id]
+            self._check.compare(grant, self._num_sent_tokens(grant.request_id), partial(self._post, message), self._fail)
         else:
             self._post(message)
 
@@ -278,7 +280,12 @@ class Leader:
         if self._check is None:
             self._tell(sender_id, m.UnitSent(unit))
         else:
-            self._check.on_sent(unit, worker, lambda: self._tell(sender_id, m.UnitSent(unit)), self._fail)
+            num_tokens = self._num_sent_tokens(unit.request_id)
+            self._check.on_sent(unit, worker, num_tokens, lambda: self._tell(sender_id, m.UnitSent(unit)), self._fail)
+
+    def _num_sent_tokens(self, request_id: int) -> int:
+        """Of the prompt: all that decode had not cached."""
+        return self._executor.num_prompt_tokens(request_id) - self._granted[request_id].num_cached_tokens
 
     @property
     def _sender(self) -> Sender:

@@ -64,7 +64,7 @@ def read_records(folder: Path) -> RunRecords:
     return recorder.records
 
 
-_TIMELESS = {"on_step", "on_transfer", "on_retry", "on_levels", "on_output"}
+_TIMELESS = {"on_step", "on_transfer", "on_retry", "on_output"}
 """Their rows carry their times."""
 
 

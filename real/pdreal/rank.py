@@ -6,18 +6,20 @@ import os
 import signal
 import sys
 import traceback
-from functools import partial
 from typing import Any
 
 from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel, process_of
+from pdreal.channel import LAUNCHER, Channel
 from pdreal.envelope import Envelope
 from pdreal.follower import Follower
 from pdreal.hands import Hands
+from pdreal.kv_check import KvDamagedError
 from pdreal.leader import Leader
+from pdreal.model.config import ModelError
 from pdreal.parts import Parts, build_parts
 from pdreal.rank_spec import RankSpec
-from pdreal.transports.protocol import TransferError
+from pdreal.transports.protocol import TransferError, UnavailableError
+from pdsim.scenario.yaml_file import ConfigError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -111,6 +113,6 @@ def _die_with_parent() -> None:
 
 def _explain(error: BaseException) -> str:
     """One line for what is wrong with the machine or the scenario, all of them for a bug."""
-    if isinstance(error, (ValueError, *_known_errors())):
+    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options, RealDtype
-from pdreal.transports.choice import NAMES
 from pdsim.scenario.build import build, resolve
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
@@ -39,8 +38,6 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
-    if scenario.aggregated is None and scenario.network.transport not in NAMES:
-        raise ConfigError(f"network.transport: no engine {scenario.network.transport!r}; there are {', '.join(NAMES)}")
     try:
         model_config(options, scenario.model.name)
     except ModelError as wrong:
