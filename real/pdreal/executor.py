@@ -39,9 +39,9 @@ class Outcome(NamedTuple):
 class _Sequence:
     sampling: Sampling
     num_prompt_tokens: int
-    tokens: array[int]
+    tokens: "array[int]"
     """Prompt and outputs."""
-    page_table: array[int] = field(default_factory=lambda: array("i"))
+    page_table: "array[int]" = field(default_factory=lambda: array("i"))
     """While it runs. An instance only lengthens it then."""
     is_saved: bool = False
 
@@ -89,6 +89,11 @@ class Executor:
         """With Resumed. All ranks do it before the next command is carried out."""
         self._sequences[request_id].is_saved = False
         return RestoreKv(request_id, array("i", self._instance.page_table(request_id)))
+
+    def output(self, request_id: int) -> list[int]:
+        """All tokens made so far."""
+        sequence = self._sequences[request_id]
+        return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
     def forget(self, request_id: int) -> ForgetKv | None:
         """With Finished, Failed or PrefillDone, or when the instance has seen a Cancel; again does no harm.

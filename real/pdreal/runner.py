@@ -73,6 +73,4 @@ class ModelRunner:
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
-        return self.model.best_tokens(
-            self.model.logits(tokens, positions, GatheredDecode(self.kv, batch))
-        ).tolist()
+        return self.model.best_tokens(self.model.logits(tokens, positions, GatheredDecode(self.kv, batch))).tolist()

@@ -33,9 +33,7 @@ LLAMA = ModelConfig(
         intermediate_size=128,
         rms_norm_eps=1e-5,
         rope_theta=5e5,
-        rope_scaling=RopeScaling(
-            factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64
-        ),
+        rope_scaling=RopeScaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64),
     ),
 )
 

@@ -22,7 +22,12 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def norm_rotate(
-    heads: Tensor, num_query_heads: int, norms: tuple[Tensor, Tensor] | None, eps: float, angles: Tensor, positions: Tensor
+    heads: Tensor,
+    num_query_heads: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    angles: Tensor,
+    positions: Tensor,
 ) -> Tensor:
     """Query and key heads [tokens, query heads + key heads, head_dim] normalised, if they are, and rotated.
 

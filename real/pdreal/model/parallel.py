@@ -24,9 +24,7 @@ class TensorParallel:
         """Meet the other ranks at e.g. tcp://127.0.0.1:29500, once in a process; gloo on CPUs, NCCL on GPUs."""
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(
-                backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT
-            )
+            dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
         return cls(rank, size)
 
     def leave(self) -> None:

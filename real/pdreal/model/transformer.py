@@ -34,9 +34,7 @@ class Transformer:
         self.dtype = weights.embedding.dtype
         self._weights = weights
         self._eps = config.llama.rms_norm_eps
-        self._angles = operations.rotary_angles(
-            config.llama, config.head_dim, config.max_context_tokens, self.device
-        )
+        self._angles = operations.rotary_angles(config.llama, config.head_dim, config.max_context_tokens, self.device)
 
     @classmethod
     def load(
