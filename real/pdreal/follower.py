@@ -17,7 +17,7 @@ class Follower:
         self._hands = hands
         self._fail = fail
 
-    def on_message(self, message: Any, extra: Any, payload: Any) -> None:
+    def on_message(self, to: str, message: Any, payload: Any) -> None:
         if not isinstance(message, notices.Task):
             raise TypeError(f"a follower does not take {message}")
         self._begin(message.ticket, payload)
