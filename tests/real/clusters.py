@@ -58,11 +58,11 @@ def expected_outputs(scenario: Scenario) -> dict[int, list[int]]:
 
 
 def _expected(spec: RequestSpec) -> list[int]:
-    return list(_continuation(tuple(Tokens(_model().config.vocab_size).ids(spec.prompt).ids()), len(spec.output)))
+    return list(continuation(tuple(Tokens(_model().config.vocab_size).ids(spec.prompt).ids()), len(spec.output)))
 
 
 @cache
-def _continuation(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+def continuation(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     from pdreal.model.reference import generate
 
     return tuple(generate(_model(), prompt, num_tokens))
