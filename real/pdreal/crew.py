@@ -28,12 +28,11 @@ class Crew:
 
     def compute(
         self,
-        work: Any,
+        task: Compute,
         on_done: Callable[[Any, BaseException | None], None],
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
         """Told to all; the leader's result is everybody's. A follower that fails brings the instance down."""
-        task = Compute(work)
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
         self._hands.begin(task, on_done, on_layers)

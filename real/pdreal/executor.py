@@ -79,6 +79,12 @@ class Executor:
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
 
+    def num_prompt_tokens(self, request_id: int) -> int:
+        return self._sequences[request_id].num_prompt_tokens
+
+    def last_token(self, request_id: int) -> int:
+        return self._sequences[request_id].tokens[-1]
+
     def retract(self, request_id: int) -> SaveKv:
         """In a decode instance, with Retracted. All ranks do it before the next command is carried out."""
         sequence = self._sequences[request_id]

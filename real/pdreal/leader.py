@@ -82,7 +82,7 @@ class Leader:
             m.WakeAt: self._wake_at,
             m.FirstToken: self._on_first_token,
             m.Retracted: self._on_retracted,
-            m.Resumed: lambda command: self._crew.compute(self._executor.resume(command.request_id), self._on_copied),
+            m.Resumed: self._on_resumed,
             m.PrefillDone: self._on_outcome,
             m.Finished: self._on_outcome,
             m.Failed: self._on_outcome,
@@ -182,7 +182,7 @@ class Leader:
     def _begin(self, step: m.Step) -> None:
         batch = self._executor.begin(step)
         on_layers = partial(self._on_layers, step.step_id) if self._layer_groups else None
-        self._crew.compute(batch, partial(self._on_computed, step), on_layers)
+        self._crew.compute(Compute(batch, step.step_id), partial(self._on_computed, step), on_layers)
 
     def _on_layers(self, step_id: int, num_layers: int) -> None:
         """Called by the thread that computes, as so many layers are done."""
@@ -247,6 +247,9 @@ class Leader:
         held, self._held_back = self._held_back, []
         self._carry_out(held)
 
+    def _on_resumed(self, command: m.Resumed) -> None:
+        self._crew.compute(Compute(self._executor.resume(command.request_id)), self._on_copied)
+
     def _on_copied(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
@@ -259,7 +262,7 @@ class Leader:
         self._granted.pop(request_id, None)
         self._first_tokens.pop(request_id, None)
         if (work := self._executor.forget(request_id)) is not None:
-            self._crew.compute(work, self._on_copied)
+            self._crew.compute(Compute(work), self._on_copied)
 
     # Transfers.
 

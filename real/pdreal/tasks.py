@@ -11,10 +11,12 @@ class Compute(NamedTuple):
     """Work of the model, behind the work before it."""
 
     work: Any
+    step_id: int | None = None
+    """Of a step, which units of its layers wait for."""
 
 
 class SendUnit(NamedTuple):
-    """Transfer worker number `worker` moves a unit."""
+    """Transfer worker number `worker` moves a unit, when this rank has computed the layers that it waits for."""
 
     worker: int
     unit: TransferUnit

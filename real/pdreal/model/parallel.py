@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pdreal.model.config import ModelConfig, ModelError
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""By its name since torch 2.13, or before."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 
@@ -69,6 +71,6 @@ class TensorParallel:
             return tokens
         mine = torch.stack((scores, tokens.to(scores.dtype)))  # float32 holds token ids below 2**24 exactly
         everyone = mine.new_empty(self.size * 2, len(tokens))
-        dist.all_gather_into_tensor(everyone, mine)
+        _all_gather(everyone, mine)
         all_scores, all_tokens = everyone.view(self.size, 2, -1).unbind(1)
         return all_tokens.gather(0, all_scores.argmax(0, keepdim=True))[0].to(tokens.dtype)
