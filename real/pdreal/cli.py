@@ -61,7 +61,9 @@ def run(
     fail_if_incomplete(finished, "pdreal")
     problems = [*real.leaks, *([real.failure] if real.failure else [])]
     if problems:
-        print("\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr)
+        print(
+            "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr
+        )
         raise SystemExit(1)
 
 
@@ -94,7 +96,12 @@ def serve(
 
     options = Options(device=device, dtype=dtype, weights=weights, check_kv=check_kv)
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
-    leaks = asyncio.run(serve(served, options, Address(host, port), model_name or served.model.name))
+    name = model_name or served.model.name
+
+    def announce(url: str) -> None:
+        print(f"pdreal: {name} at {url}", flush=True)
+
+    leaks = asyncio.run(serve(served, options, Address(host, port), name, announce=announce))
     if leaks:
         print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
         raise SystemExit(1)

@@ -1,6 +1,7 @@
 """A cluster of one process and no model behind the front end: the next token is a sum of the prompt and its place."""
 
 import asyncio
+from itertools import count
 
 from pdreal.requests import Request
 from pdreal.sampling import Sampling
@@ -8,6 +9,7 @@ from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
 from pdreal.serve.service import Service
 from pdreal.serve.tokenizer import Tokenizer
+
 from pdsim.core.instance import Levels
 from pdsim.core.sequence import TokenIds
 
@@ -30,22 +32,24 @@ class ScriptedCluster:
     """Some tokens in a prompt make trouble: see SCRIPT."""
 
     def __init__(self) -> None:
+        self._ids = count()
         self.under_way: dict[int, asyncio.Task] = {}
-        self.aborted: list[int] = []
+        self.submitted: asyncio.Queue[int] = asyncio.Queue()
+        self.aborted: asyncio.Queue[int] = asyncio.Queue()
         self.num_flushed = 0
         self.failure: str | None = None
 
     def submit(self, prompt_ids: list[int], sampling: Sampling) -> Request:
-        request = Request(len(self.under_way) + 1000, TokenIds(prompt_ids), sampling)
+        request = Request(next(self._ids), TokenIds(prompt_ids), sampling)
         task = asyncio.get_running_loop().create_task(self._run(request, prompt_ids, sampling))
         self.under_way[request.request_id] = task
+        self.submitted.put_nowait(request.request_id)
         task.add_done_callback(lambda _: self.under_way.pop(request.request_id, None))
         return request
 
     def abort(self, request_id: int) -> None:
-        self.aborted.append(request_id)
-        if task := self.under_way.pop(request_id, None):
-            task.cancel()
+        self.under_way.pop(request_id).cancel()
+        self.aborted.put_nowait(request_id)
 
     def load(self) -> dict[str, Levels]:
         return {

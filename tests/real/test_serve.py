@@ -8,6 +8,7 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 
+from pdreal.bootstrap import LaunchError  # noqa: E402
 from pdreal.serve.http import serving  # noqa: E402
 from pdreal.serve.tokenizer import Tokenizer  # noqa: E402
 
@@ -257,7 +258,7 @@ def test_a_request_that_fails_before_its_first_token_has_a_status():
             assert answer["error"]["message"] == "the request failed: decode-0 is down"
             assert answer["error"]["type"] == "server_error"
         assert service.metrics.num_aborted_requests == 2
-        assert not cluster.aborted
+        assert cluster.aborted.empty()
 
     run(scenario)
 
@@ -280,8 +281,7 @@ def test_a_client_that_goes_away_before_the_first_token_aborts_its_request(strea
                 json={"prompt": [1], "stream": stream},
                 timeout=aiohttp.ClientTimeout(total=0.2),
             )
-        await emptied(cluster)
-        assert len(cluster.aborted) == 1
+        assert await cluster.aborted.get() == 0
         assert service.metrics.num_aborted_requests == 1
 
     run(scenario)
@@ -292,30 +292,32 @@ def test_a_client_that_goes_away_in_the_middle_aborts_its_request():
         async with client.post("/v1/completions", json={"prompt": [5], "stream": True}) as response:
             await response.content.readline()
             response.close()
-        await emptied(cluster)
-        assert len(cluster.aborted) == 1
+        assert await cluster.aborted.get() == 0
 
     run(scenario)
-
-
-async def emptied(cluster):
-    while cluster.under_way:
-        await asyncio.sleep(0.01)
 
 
 def test_flush_cache_only_while_idle():
     async def scenario(client, cluster, service):
         waiting = asyncio.create_task(post(client, "/v1/completions", {"prompt": [1]}))
-        while not cluster.under_way:
-            await asyncio.sleep(0.01)
+        await cluster.submitted.get()
         async with client.post("/flush_cache") as response:
             assert response.status == 400
             assert "1 requests are under way" in await response.text()
         waiting.cancel()
-        await emptied(cluster)
+        await cluster.aborted.get()
         async with client.post("/flush_cache?timeout=5") as response:
             assert response.status == 200
         assert cluster.num_flushed == 1
+
+    run(scenario)
+
+
+def test_a_port_that_is_taken_is_named():
+    async def scenario(client, cluster, service):
+        with pytest.raises(LaunchError, match=r"cannot listen at 127\.0\.0\.1:\d+: "):
+            async with serving(service, "127.0.0.1", client._base_url.port):
+                pass
 
     run(scenario)
 

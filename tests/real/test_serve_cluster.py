@@ -13,6 +13,7 @@ from pdreal.real_scenario import served_scenario  # noqa: E402
 from pdreal.serve.http import serving  # noqa: E402
 from pdreal.serve.server import service_of  # noqa: E402
 from pdreal.serve.tokenizer import Tokenizer  # noqa: E402
+
 from tests.real import clusters  # noqa: E402
 
 TOKENIZER = Tokenizer(512)

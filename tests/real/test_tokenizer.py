@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from pdreal.serve.tokenizer import Tokenizer
 from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer
 

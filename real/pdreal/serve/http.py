@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from pdreal.bootstrap import LaunchError
 from pdreal.requests import RequestFailed
 from pdreal.serve.fields import Fields
 from pdreal.serve.gauges import gauges
@@ -60,13 +61,16 @@ def application(service: Service) -> web.Application:
 
 @asynccontextmanager
 async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
-    """Listens while it is entered; gives the URL. Port 0 takes a free one."""
+    """Listens while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
     runner = web.AppRunner(
         application(service), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise LaunchError(f"cannot listen at {host}:{port}: {error.strerror}") from None
         yield f"http://{host}:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pdreal.launcher import Launcher
@@ -20,14 +21,18 @@ class Address(NamedTuple):
     port: int
 
 
-async def serve(scenario: Scenario, options: Options, address: Address, model_name: str) -> list[str]:
-    """scenario: resolved. What did not come back when all had ended: should be nothing. Raises LaunchError, OSError."""
+async def serve(
+    scenario: Scenario, options: Options, address: Address, model_name: str, *, announce: Callable[[str], None]
+) -> list[str]:
+    """What did not come back when all had ended: should be nothing. Raises LaunchError.
+
+    scenario: resolved. announce: called with the URL when it serves.
+    """
     launcher = Launcher(scenario, options)
     await launcher.start()
-    leaks: list[str] = []
     try:
         async with serving(service_of(scenario, options, launcher, model_name), *address) as url:
-            print(f"pdreal: {model_name} at {url}", flush=True)
+            announce(url)
             await _told_to_stop()
     finally:
         leaks = await launcher.stop()

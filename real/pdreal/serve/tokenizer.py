@@ -1,8 +1,8 @@
-"""Text to token ids and back, with no library and no vocabulary file: one token a byte, a name for every other id.
+"""Text to token ids and back, without a library or a vocabulary file: a token a byte, and a name for any other.
 
-Token 65 is `A`. A byte that is no printable ASCII is spelled `<0xC3>`, a token above 255 by its number, `<300>`, and the
-character `<` itself `<0x3C>`. So no two token sequences read the same, whatever a model says:
-encode(decode(tokens)) == tokens. The other way round, text of printable ASCII without `<` comes back as it was.
+Token 65 is `A`. A byte that is no printable ASCII is spelled `<0xC3>`, a token above 255 by its number, `<300>`, and
+`<` itself `<0x3C>`. So no two token sequences read the same, whatever a model says: encode(decode(tokens)) == tokens.
+The other way round, text of printable ASCII without `<` comes back as it was.
 """
 
 import re
