@@ -5,10 +5,13 @@ They are forked from a process that has imported torch and nothing else, so that
 
 import os
 import signal
+import sys
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pdreal.options import Options
@@ -78,7 +81,8 @@ class Fleet:
         self._alive[instance_id] = []
         for rank in ranks:
             process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
-            process.start()
+            with _without_main():
+                process.start()
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
 
@@ -121,6 +125,16 @@ class Fleet:
             device_index=before + rank,
             num_threads=max(1, len(os.sched_getaffinity(0)) // sum(tps)),
         )
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Or the child would run the program that started us: it has all it needs in its arguments."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _live(spec: RankSpec) -> None:

@@ -67,8 +67,8 @@ class Launcher:
         self._settled: dict[str, asyncio.Future[str]] = {}
         self._deaths: dict[str, str] = {}
         """Why an instance said it could not go on."""
-        self._num_restarts: dict[str, int] = {}
-        self._stays_down: set[str] = set()
+        self._restart_s: dict[str, float | None] = {}
+        """When to start again what was killed on purpose, or None for not at all."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.failure: str | None = None
@@ -146,6 +146,10 @@ class Launcher:
         """How full each instance was when it was last asked, at most about a second ago; not of those that are down."""
         return dict(self._levels)
 
+    def memory(self, instance_id: str) -> list[dict[str, Any]]:
+        """What the ranks of an instance have published of theirs."""
+        return self._bootstrap.memories[instance_id]
+
     @property
     def num_live_requests(self) -> int:
         return len(self._requests)
@@ -162,6 +166,8 @@ class Launcher:
             for process in self._fleet.processes(instance_id):
                 self._channel.send(process, Exit())
         for instance_id in self._fleet.instance_ids:
+            if instance_id not in self._up:
+                self._fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
             self._fleet.leave(instance_id)
         self._channel.close()
         if self._logbook is not None:
@@ -171,10 +177,8 @@ class Launcher:
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
         """SIGKILL, for tests of what follows. It stays down if no time is given, and the cluster is watched."""
-        self._stays_down.add(instance_id)
+        self._restart_s[instance_id] = restart_after_s
         self._fleet.kill(instance_id, rank)
-        if restart_after_s is not None:
-            self._timeline.after(round(restart_after_s * 1e9), lambda _: self._restart(instance_id))
 
     # Messages.
 
@@ -312,8 +316,10 @@ class Launcher:
             return
         if self._monitor is None:
             self._give_up(f"{instance_id} was lost: {reason}")
-        elif instance_id not in self._stays_down:
-            delay_s = min(_MAX_RESTART_S, _RESTART_S * 2 ** self._num_restarts.get(instance_id, 0))
+            return
+        backoff_s = min(_MAX_RESTART_S, _RESTART_S * 2 ** (self._fleet.lives[instance_id]))
+        delay_s = self._restart_s.pop(instance_id, backoff_s)
+        if delay_s is not None:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _note_death(self, instance_id: str) -> None:
@@ -335,15 +341,15 @@ class Launcher:
             self._end(m.Failed(request_id, reason))
 
     def _restart(self, instance_id: str) -> None:
-        self._stays_down.discard(instance_id)
-        self._num_restarts[instance_id] = self._num_restarts.get(instance_id, 0) + 1
-        self._spawn_task(self._bring_back(instance_id))
+        if not self._stopping:
+            self._spawn_task(self._bring_back(instance_id))
 
     async def _bring_back(self, instance_id: str) -> None:
         with suppress(LaunchError):  # on_death has been called for it, too
             await self._bootstrap.bring_up([instance_id])
             if self._fleet.is_alive(instance_id):
                 self._up.add(instance_id)
+                self._answers[instance_id] = True
 
     async def _settle(self) -> list[str]:
         """Wait until nothing is left of any request, in instances and here."""

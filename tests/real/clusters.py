@@ -1,10 +1,21 @@
 """Real clusters for tests: processes on this machine, a tiny model, and what one process without a cache would say."""
 
 import asyncio
+import json
+import os
+from collections.abc import Sequence
 from functools import cache
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+
+from pdreal.clients import Clients
+from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.run import RealRun
@@ -12,7 +23,7 @@ from pdreal.run import run as run_real
 from pdreal.tokens import Tokens
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.request_spec import Streams
 
 DEFAULT: dict[str, Any] = {
     "model": "tiny-qwen3",
@@ -26,7 +37,7 @@ DEFAULT: dict[str, Any] = {
         "num_prefixes": 3,
         "prefix_tokens": 40,
         "input_tokens": {"use": "uniform", "low": 3, "high": 90},
-        "output_tokens": {"use": "uniform", "low": 1, "high": 16},
+        "output_tokens": {"use": "uniform", "low": 1, "high": 10},
     },
     "client": {"use": "closed_loop", "concurrency": 6},
 }
@@ -51,21 +62,80 @@ def run(scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True) 
     return asyncio.run(run_real(resolved, requests, options, logs=logs)), resolved
 
 
-def expected_outputs(scenario: Scenario) -> dict[int, list[int]]:
-    """Of requests that stand alone: no turn of a session."""
-    specs = scenario.workload.requests(Streams(scenario.seed))
-    return {spec.request_id: _expected(spec) for spec in specs}
+def run_killing(scenario: Scenario, instance_id: str, rank: int, *, logs: Path) -> tuple[RealRun, Scenario]:
+    """One rank of an instance is killed as soon as requests are under way."""
+    resolved, requests = real_scenario(scenario, Options())
+
+    async def play() -> RealRun:
+        clients = Clients(resolved, requests, Options(), progress=lambda _: None)
+        launcher = Launcher(resolved, Options(), folder=logs, on_end=clients.on_end)
+        await launcher.start()
+        launcher.timeline.after(100_000_000, lambda _: launcher.kill(instance_id, rank=rank))
+        await clients.serve(launcher)
+        return RealRun(clients.outputs, await launcher.stop(), launcher.failure)
+
+    return asyncio.run(play()), resolved
 
 
-def _expected(spec: RequestSpec) -> list[int]:
-    return list(continuation(tuple(Tokens(_model().config.vocab_size).ids(spec.prompt).ids()), len(spec.output)))
+def run_scribbling(scenario: Scenario) -> str:
+    """Write into the memory of the first decode rank while it serves, until that is found out: what is said then."""
+    options = Options(check_kv=True)
+    resolved, requests = real_scenario(scenario, options)
+
+    async def play() -> str:
+        clients = Clients(resolved, requests, options, progress=lambda _: None)
+        launcher = Launcher(resolved, options, on_end=clients.on_end)
+        await launcher.start()
+        peer = json.loads(launcher.memory("decode-0")[0]["address"])
+        (_, num_bytes, file), *_ = peer["regions"]
+        with Path(f"/proc/{peer['pid']}/fd/{file}").open("r+b") as opened, mmap(opened.fileno(), num_bytes) as memory:
+            serving = asyncio.create_task(clients.serve(launcher))
+            while launcher.failure is None and not serving.done():
+                memory[:] = os.urandom(1) * num_bytes
+                await asyncio.sleep(0.001)
+        await serving
+        await launcher.stop()
+        return launcher.failure or "nothing"
+
+    return asyncio.run(play())
 
 
-@cache
-def continuation(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    from pdreal.model.reference import generate
+def skip_without(transport: str) -> None:
+    """Skips the test with the reason that the engine gives."""
+    import torch
+    from pdreal.transports.choice import open_transport
+    from pdreal.transports.protocol import UnavailableError
 
-    return tuple(generate(_model(), prompt, num_tokens))
+    try:
+        open_transport(transport, torch.device("cpu")).close()
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+
+
+def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int]:
+    """Requests, no turns of sessions among them, that did not get all the tokens that the model makes of their prompt.
+
+    Each token must be the greedy choice behind the prompt and the tokens before it, on one process without a cache.
+    """
+    specs = {spec.request_id: spec for spec in scenario.workload.requests(Streams(scenario.seed))}
+    prompts = Tokens(_model().config.vocab_size)
+    return [
+        i
+        for i, tokens in outputs.items()
+        if len(tokens) != len(specs[i].output) or not is_greedy(prompts.ids(specs[i].prompt).ids(), tokens)
+    ]
+
+
+def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
+    import torch
+    from pdreal.model.attention import WholeSequence
+
+    model = _model()
+    sequence = torch.tensor([*prompt, *output[:-1]])
+    rows = torch.arange(len(prompt) - 1, len(sequence))
+    with torch.inference_mode():
+        logits = model.logits(sequence, torch.arange(len(sequence)), WholeSequence(), rows)
+        return bool(model.best_tokens(logits).tolist() == output)
 
 
 @cache

@@ -50,7 +50,7 @@ async def complete(url):
         prompt = TOKENIZER.encode(TEXT)
         for sent in (TEXT, prompt):
             answer = await client.completions.create(model="tiny", prompt=sent, max_tokens=9)
-            assert answer.choices[0].text == TOKENIZER.decode(clusters.continuation(tuple(prompt), 9))
+            assert clusters.is_greedy(prompt, TOKENIZER.encode(answer.choices[0].text))
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
 
 
@@ -66,7 +66,7 @@ async def stream(url):
         )
         events = [part async for part in parts]
     text = "".join(event.choices[0].delta.content for event in events if event.choices)
-    assert text == TOKENIZER.decode(clusters.continuation(tuple(prompt), 12))
+    assert clusters.is_greedy(prompt, TOKENIZER.encode(text))
     assert events[-1].usage.completion_tokens == 12
 
 
