@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-peers clean
+.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-peers clients clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -64,12 +64,15 @@ bench: .venv/demo ## time the simulator
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/speed.py
 
+clients: .venv/dev ## run public HTTP clients against pdreal serve, each in its own environment
+	@real/clients/run.sh
+
 bench-peers: .venv/demo ## time other simulators on the same load
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/peers.py
 
-clean: ## remove .venv, .bench, caches and the demo's results
-	@rm -rf .venv .bench build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean: ## remove .venv, .bench, .clients, caches and the demo's results
+	@rm -rf .venv .bench .clients build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	@find bench experiments pdsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):

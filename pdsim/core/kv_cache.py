@@ -103,6 +103,11 @@ class KvCache:
             self.prefix_cache.unlock(lease.node)
         lease.node, lease.table, lease.num_shared = None, [], 0
 
+    def flush(self) -> None:
+        """Forget what is cached and no lease holds."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.evict(self.prefix_cache.num_evictable_pages)
+
     def add_reader(self, lease: Lease) -> None:
         """The request joins a batch: from now on each decode step reads its KV."""
         if self.prefix_cache is not None and lease.node is not None:

@@ -5,7 +5,7 @@ joined, and its phase, which says in which steps it opens a new page:
   it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
@@ -69,6 +69,9 @@ class RunningBatch(Generic[Request]):
 
     def has(self, request_id: int) -> bool:
         return request_id in self._requests
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        return self._requests[request_id].lease.table
 
     # Coming and going.
 

@@ -14,21 +14,21 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
+from pdsim.garbage import garbage_kept
+from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
-from pdsim.sim.client import ClientDriver
 from pdsim.sim.executor import Executor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
-from pdsim.sim.garbage import garbage_kept
 from pdsim.sim.ranks import Ranks
-from pdsim.sim.recorder import Recorder
 from pdsim.sim.speculative_executor import SpeculativeExecutor
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
+from pdsim.workload.client_driver import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
@@ -46,7 +46,10 @@ class RunResult:
     def summary(self) -> dict[str, Any]:
         extra = {"events": self.num_events, "stalled": bool(self.stall)}
         speculative = self.scenario.speculative is not None
-        return {**self.scenario.benchmark_fields(), **summarize(self.records, speculative=speculative, extra=extra)}
+        return {
+            **self.scenario.benchmark_fields("pdsim"),
+            **summarize(self.records, speculative=speculative, extra=extra),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +216,7 @@ class Simulation:
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
-        self._recorder.on_arrival(spec, self._timeline.now_ns)
+        self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
         if self._faults is not None:
             self._live.add(spec.request_id)
             self._faults.on_sent(spec.request_id)
@@ -334,7 +337,7 @@ class Simulation:
                     self._commands[type(command)](command)
 
     def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_choice(instance, self._timeline.now_ns)
+        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
 
     # What goes wrong. Nothing of this happens unless the scenario says so.
 

@@ -2,10 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from pdsim.sim.timeline import Timeline
 from pdsim.workload.clients import Client, ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
+
+
+class Timeline(Protocol):
+    """Simulated time, or the real one."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
+        """Call back once, with anything."""
+        ...
 
 
 class ClientDriver:
