@@ -1,0 +1,23 @@
+"""Tests of what runs for real: they need torch, and are skipped without it. `-m "not real"` leaves them out."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.real)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Matrices are tiny, and threads of several tests at once would wait for each other."""
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
