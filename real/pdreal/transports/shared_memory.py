@@ -4,7 +4,6 @@ Memory is an anonymous file (memfd) that peers open through /proc: it has no nam
 A process descriptor (pidfd) of the peer tells whether it lives. Linux only.
 """
 
-import ctypes
 import json
 import mmap
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.raw import copy_ranges
 from pdreal.transports.regions import Regions
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -54,8 +54,7 @@ class SharedMemoryTransport:
         peer = self._peers[address]
         targets = peer.regions.translate(remote, lengths)
         peer.check_alive()
-        for target, source, length in zip(targets.tolist(), local.tolist(), lengths.tolist(), strict=True):
-            ctypes.memmove(target, source, length)
+        copy_ranges(local, targets, lengths)
         peer.check_alive()
 
     def close(self) -> None:
