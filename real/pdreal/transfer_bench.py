@@ -67,8 +67,8 @@ class Provenance:
     cores: int
     load: float
     """Of the last minute, before the measurement."""
-    torch: str
-    python: str
+    torch_version: str
+    python_version: str
     command: str
     date: str
 
@@ -82,8 +82,8 @@ class Provenance:
             engine=_engine_version(transport),
             cores=os.cpu_count() or 1,
             load=os.getloadavg()[0],
-            torch=torch.__version__,
-            python=platform.python_version(),
+            torch_version=torch.__version__,
+            python_version=platform.python_version(),
             command=shlex.join(["python", "-m", "pdreal.transfer_bench", *sys.argv[1:]]),
             date=dt.datetime.now(dt.UTC).date().isoformat(),
         )

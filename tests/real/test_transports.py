@@ -57,7 +57,9 @@ def test_the_benchmark_writes_rows_with_their_provenance(tmp_path, capsys):
     shapes = [("4096", "1"), ("4096", "4"), ("8192", "1"), ("8192", "4")]
     assert [(row["payload_bytes"], row["num_descriptors"]) for row in rows] == 2 * shapes
     assert {row["transport"] for row in rows} == {"copy", "shared-memory"}
-    assert all(float(row["time_us"]) >= float(row["min_us"]) > 0 and row["date"] and row["python"] for row in rows)
+    assert all(
+        float(row["time_us"]) >= float(row["min_us"]) > 0 and row["date"] and row["python_version"] for row in rows
+    )
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
