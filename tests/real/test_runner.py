@@ -84,6 +84,12 @@ def test_groups_of_layers_are_told_of_when_their_kv_is_there(num_groups):
     assert len(told) == min(num_groups, num_layers)
 
 
+def test_without_groups_nothing_is_told():
+    told = []
+    runner().prefill(whole((tokens(1, 8), [5, 3])), told.append)
+    assert told == []
+
+
 def test_kv_that_was_saved_comes_back_into_other_pages():
     prompt = tokens(4, 30)
     r = runner()
