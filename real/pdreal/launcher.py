@@ -124,7 +124,8 @@ class Launcher:
         expected = sampling.max_tokens if sampling.stop_after_tokens is None else sampling.stop_after_tokens
         self._note("on_arrival", request_id, len(prompt), expected)
         if self.failure is not None:
-            self._end(m.Failed(request_id, self.failure))
+            failed = m.Failed(request_id, self.failure)
+            asyncio.get_running_loop().call_soon(self._end, failed)  # a closed loop sends the next one as this one ends
         else:
             self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens))
         return request

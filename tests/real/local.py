@@ -7,6 +7,7 @@ from random import Random
 from pdreal.executor import Executor
 from pdreal.runner import ModelRunner
 from pdreal.sampling import Sampling
+
 from pdsim.core import messages as m
 from pdsim.core.invariants import check, check_idle
 from pdsim.core.loop import instance_loop
@@ -55,7 +56,7 @@ class Worker:
 
 @dataclass
 class Local:
-    """Serves prompts until all have ended; `outputs` are what the executors report."""
+    """Serves prompts until all have ended; outputs and reasons of failure are by request."""
 
     scenario: object
     sampling: Sampling
@@ -80,11 +81,10 @@ class Local:
         workers = [*self.workers.values()]
         while idle < 2:
             order = rng.sample(workers, len(workers))
-            idle = 0 if any([worker.turn() for worker in order]) else idle + 1
+            idle = 0 if sum(worker.turn() for worker in order) else idle + 1
         assert len(self.outputs) + len(self.failed) == len(prompts), [w.instance.waiting_for() for w in workers]
         for worker in workers:
             check_idle(worker.instance)
-        return [self.outputs[i] for i in range(len(prompts))]
 
     def _carry_out(self, worker, commands):
         for command in commands:
