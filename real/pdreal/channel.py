@@ -70,7 +70,7 @@ class Channel:
                 payload = pickle.loads(frames[1]) if len(frames) > 1 else None  # noqa: S301  from our own processes
                 on_message(decode(frames[0]), payload)
 
-        loop.add_reader(self._incoming.getsockopt(zmq.FD), drain)
+        loop.add_reader(int(self._incoming.getsockopt(zmq.FD)), drain)
         loop.call_soon(drain)
 
     def close(self) -> None:

@@ -60,7 +60,9 @@ def run(
     fail_if_incomplete(finished, "pdreal")
     problems = [*real.leaks, *([real.failure] if real.failure else [])]
     if problems:
-        print("\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr)
+        print(
+            "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr
+        )
         raise SystemExit(1)
 
 

@@ -79,6 +79,14 @@ class Executor:
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._sequences)
+
+    def others_than(self, request_ids: Collection[int]) -> list[int]:
+        """Requests that were given up without an outcome."""
+        return [request_id for request_id in self._sequences if request_id not in request_ids]
+
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
 

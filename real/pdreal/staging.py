@@ -82,7 +82,7 @@ class KernelStaging:
 
     def _stream(self) -> torch.cuda.Stream:
         """From torch's pool: threads that work at a time have different ones."""
-        return torch.cuda.Stream(self._pool.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.Stream(self._pool.device)
 
     def _tokens(self, pages: Sequence[int]) -> tuple[torch.Tensor, int]:
         table = torch.tensor(pages, dtype=torch.int32, device=self._pool.device)

@@ -101,7 +101,7 @@ class KernelDecode:
 
         keys, values = self._kv.layer(layer)
         append(keys, values, self._new_slots, key, value)
-        return paged_decode(
+        attended: Tensor = paged_decode(
             query,
             keys,
             values,
@@ -110,3 +110,4 @@ class KernelDecode:
             page_size=self._kv.page_size,
             workspace=self._workspace,
         )
+        return attended

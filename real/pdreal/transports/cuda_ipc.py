@@ -64,7 +64,7 @@ class CudaIpcTransport:
             raise TransferError(f"CUDA IPC: {wrong}") from None
 
     def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return torch.cuda.Stream(self._device)
 
     def close(self) -> None:
         self._server.close()

@@ -35,7 +35,7 @@ class CudaRuntime:
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise UnavailableError("CUDA IPC needs a CUDA device, and torch finds none")
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         self._runtime = ctypes.CDLL(_loaded("libcudart"))
         self._driver = ctypes.CDLL("libcuda.so.1")
         version = ctypes.c_int()

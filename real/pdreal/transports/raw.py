@@ -23,7 +23,7 @@ class RawCopy:
             from pdreal.transports.cuda_runtime import CudaRuntime  # noqa: PLC0415
 
             self._runtime = CudaRuntime()
-            self._stream = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(source.device)
             target.copy_(source)  # opens the way between the two GPUs
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
