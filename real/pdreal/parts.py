@@ -11,6 +11,7 @@ from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.model_choice import model_config
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
+from pdreal.null_runner import NullRunner
 from pdreal.paged_kv import PagedKv
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
@@ -20,7 +21,7 @@ from pdsim.scenario import wiring
 
 @dataclass(frozen=True)
 class Parts:
-    runner: ModelRunner
+    runner: ModelRunner | NullRunner
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
@@ -61,11 +62,12 @@ def build_parts(spec: RankSpec) -> Parts:
         layer_groups=layer_groups,
     )
     planes = runner.kv.planes
+    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(runner, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
+        return Parts(worker, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return Parts(runner, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
+    return Parts(worker, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:
