@@ -70,8 +70,13 @@ class Channel:
                 payload = pickle.loads(frames[1]) if len(frames) > 1 else None  # noqa: S301  from our own processes
                 on_message(decode(frames[0]), payload)
 
-        loop.add_reader(self._incoming.getsockopt(zmq.FD), drain)
+        loop.add_reader(self.descriptor, drain)
         loop.call_soon(drain)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when there may be news."""
+        return int(self._incoming.getsockopt(zmq.FD))
 
     def close(self) -> None:
         for socket in self._outgoing.values():

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pdreal.launcher import Launcher
-from pdreal.options import Options
 from pdreal.model_choice import model_config
+from pdreal.options import Options
 from pdreal.requests import Request
 from pdreal.sampling import Sampling
 from pdreal.tokens import Tokens
@@ -81,11 +82,11 @@ class Clients:
         timeline = self._launcher.timeline
         for fault in self._scenario.faults:
             if isinstance(fault, Kill):
-                timeline.after(fault.at, lambda _, fault=fault: self._kill(fault))
+                timeline.after(fault.at, partial(self._kill, fault))
             elif isinstance(fault, ClientAbort):
                 self._abort_after(fault.at, fault.abort)
 
-    def _kill(self, fault: Kill) -> None:
+    def _kill(self, fault: Kill, _: None) -> None:
         restart_s = None if fault.restart_after is None else fault.restart_after / 1e9
         self._launcher.kill(fault.kill, restart_after_s=restart_s)
 

@@ -1,4 +1,4 @@
-"""All ranks of one instance at one task: the leader's own hands, and those of its followers over the control channel."""
+"""All ranks of one instance at one task: the leader's own hands, and its followers' over the control channel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Crew:
         self._under_way[ticket] = _UnderWay(1 + len(self._followers), on_done)
         for follower in self._followers:
             self._channel.send(follower, notices.Task(ticket), payload=task)
-        self._hands.begin(task, lambda result, error: self._take(ticket, result, error and describe(error)))
+        self._hands.begin(task, lambda result, error: self._take(ticket, result, describe(error) if error else None))
 
     def on_done(self, done: notices.Done) -> None:
         self._take(done.ticket, done.result, done.error)

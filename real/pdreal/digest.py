@@ -11,7 +11,9 @@ Digests = Mapping[str, int]
 """By KV head of the model, as text, for they cross as JSON."""
 
 
-def digest(planes: Sequence[torch.Tensor], heads: range, pages: Sequence[int], tokens: range, page_size: int) -> Digests:
+def digest(
+    planes: Sequence[torch.Tensor], heads: range, pages: Sequence[int], tokens: range, page_size: int
+) -> Digests:
     """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds."""
     slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
     sums = dict.fromkeys(heads, 0)

@@ -50,9 +50,7 @@ def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSetting
     )
 
 
-def prefill_mover(
-    scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport
-) -> PrefillMover:
+def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> PrefillMover:
     exchange = exchange_of(scenario)
     return PrefillMover(
         exchange,

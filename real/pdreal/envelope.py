@@ -1,4 +1,4 @@
-"""A message on the wire: the core's own in the journal's codec, or a notice; with what the core must not see beside it."""
+"""A message on the wire: the core's own in the journal's codec, or a notice; beside it what the core must not see."""
 
 import json
 from typing import Any, NamedTuple

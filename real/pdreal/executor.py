@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdreal.sampling import Sampling
+from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, Step, StepResult
 from pdsim.core.sequence import TokenIds
 
@@ -79,22 +80,30 @@ class Executor:
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._sequences)
+
+    def others_than(self, request_ids: Collection[int]) -> list[int]:
+        """Requests that were given up without an outcome."""
+        return [request_id for request_id in self._sequences if request_id not in request_ids]
+
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
 
     def last_token(self, request_id: int) -> int:
         return self._sequences[request_id].tokens[-1]
 
-    def retract(self, request_id: int) -> SaveKv:
-        """In a decode instance, with Retracted. All ranks do it before the next command is carried out."""
-        sequence = self._sequences[request_id]
+    def save(self, command: m.SaveKv) -> SaveKv:
+        """All ranks do it before the next command is carried out."""
+        sequence = self._sequences[command.request_id]
         sequence.is_saved = True
-        return SaveKv(request_id, sequence.num_kv_tokens, array("i", self._instance.page_table(request_id)))
+        return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages))
 
-    def resume(self, request_id: int) -> RestoreKv:
-        """With Resumed. All ranks do it before the next command is carried out."""
-        self._sequences[request_id].is_saved = False
-        return RestoreKv(request_id, array("i", self._instance.page_table(request_id)))
+    def load(self, command: m.LoadKv) -> RestoreKv:
+        """All ranks do it before the next command is carried out."""
+        self._sequences[command.request_id].is_saved = False
+        return RestoreKv(command.request_id, array("i", command.pages))
 
     def output(self, request_id: int) -> list[int]:
         """All tokens made so far."""

@@ -1,7 +1,7 @@
 """Where KV lies: the planes of a rank's cache, and which heads each pair of ranks exchanges.
 
-A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset. Plane
-2 * layer holds K, plane 2 * layer + 1 holds V.
+A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
+Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@ instances stream. It decides nothing.
 """
 
 import asyncio
+import logging
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +34,7 @@ from pdsim.core.sequence import TokenIds
 from pdsim.scenario.build import build_monitor, build_router
 from pdsim.scenario.schema import Scenario
 
+_LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _PING_S = 1.0
 """How often levels are asked for, where no heartbeat is."""
@@ -112,9 +113,7 @@ class Launcher:
     def instance_ids(self) -> list[str]:
         return self._fleet.instance_ids
 
-    def submit(
-        self, prompt_ids: list[int] | TokenIds, sampling: Sampling, *, request_id: int | None = None
-    ) -> Request:
+    def submit(self, prompt_ids: list[int] | TokenIds, sampling: Sampling, *, request_id: int | None = None) -> Request:
         """Send a request; iterate over it for its tokens. Without an id of the caller's it gets the next one."""
         if request_id is None:
             request_id = self._num_requests
@@ -124,7 +123,8 @@ class Launcher:
         expected = sampling.max_tokens if sampling.stop_after_tokens is None else sampling.stop_after_tokens
         self._note("on_arrival", request_id, len(prompt), expected)
         if self.failure is not None:
-            self._end(m.Failed(request_id, self.failure))
+            failed = m.Failed(request_id, self.failure)
+            asyncio.get_running_loop().call_soon(self._end, failed)  # a closed loop sends the next one as this one ends
         else:
             self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens))
         return request
@@ -204,7 +204,7 @@ class Launcher:
                     waiting.set_result(message.leak)
             case Broken():
                 self._deaths[process_of(message.process).partition(".rank")[0]] = message.reason
-                print(f"pdreal: {message.process}: {message.reason}", file=sys.stderr)
+                _LOG.error("%s: %s", message.process, message.reason)
             case _:
                 raise TypeError(f"the launcher does not take {message}")
         if self._logbook is not None:

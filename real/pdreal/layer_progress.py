@@ -11,7 +11,10 @@ class LayerProgress:
     def __init__(
         self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
     ) -> None:
-        """on_layers is called with the number of groups that are done; groups are as equal as whole layers allow."""
+        """on_layers is called with the number of groups that are done, never if there are none.
+
+        Groups are as equal as whole layers allow.
+        """
         self._num_layers = num_layers
         self._num_groups = num_groups
         self._on_layers = on_layers
@@ -41,4 +44,5 @@ class LayerProgress:
 
     def _groups_within(self, num_layers: int) -> int:
         """Group g ends with layer num_layers * (g + 1) // num_groups."""
-        return min(self._num_groups, ((num_layers + 1) * self._num_groups - 1) // self._num_layers)
+        num_groups = self._num_groups
+        return min(num_groups, ((num_layers + 1) * num_groups - 1) // self._num_layers) if num_groups else 0

@@ -23,6 +23,7 @@ from pdsim.core.journal import Recorded
 from pdsim.core.loop import instance_loop
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.sender import Sender
+from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import StepRecord
@@ -31,6 +32,7 @@ from pdsim.scenario.build import build_agents, build_instances, restarted
 from pdsim.scenario.sizing import layout_of
 
 _SETTLE_AGAIN_S = 0.02
+_FEW_REQUESTS = 256
 
 
 class Leader:
@@ -57,6 +59,8 @@ class Leader:
         self._loop = instance_loop(
             self._instance, drain=self._drain, carry_out=self._carry_out, now_ns=lambda: self._timeline.now_ns
         )
+        self._look_around_at = _FEW_REQUESTS
+        """With so many requests in the executor some may be left over."""
         self._num_in_flight = 0
         self._waits = False
         self._timer: TimerHandle | None = None
@@ -82,7 +86,8 @@ class Leader:
             m.WakeAt: self._wake_at,
             m.FirstToken: self._on_first_token,
             m.Retracted: self._on_retracted,
-            m.Resumed: self._on_resumed,
+            m.SaveKv: self._save,
+            m.LoadKv: self._load,
             m.PrefillDone: self._on_outcome,
             m.Finished: self._on_outcome,
             m.Failed: self._on_outcome,
@@ -107,6 +112,7 @@ class Leader:
                 self._settle_until_ns = self._timeline.now_ns + message.timeout_ns
                 self._settle()
             case m.NewRequest():
+                assert isinstance(message.prompt, TokenIds)
                 self._executor.add(message.request_id, message.prompt, Sampling(*extra))
                 self._tell(to, message)
             case m.KvGranted():
@@ -131,7 +137,9 @@ class Leader:
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
             grant = self._granted[arrived.request_id]
-            self._check.compare(grant, self._num_sent_tokens(grant.request_id), partial(self._post, message), self._fail)
+            self._check.compare(
+                grant, self._num_sent_tokens(grant.request_id), partial(self._post, message), self._fail
+            )
         else:
             self._post(message)
 
@@ -158,6 +166,8 @@ class Leader:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
         while True:
             asked = self._loop.send(answer)
+            if self._executor.num_requests > self._look_around_at:
+                self._forget_others()
             self._note_levels()
             if isinstance(asked, m.Wait):
                 if not self._num_in_flight:
@@ -171,6 +181,13 @@ class Leader:
             answer = None
         if self._logbook is not None:
             self._logbook.flush()
+
+    def _forget_others(self) -> None:
+        """Requests that ended without an outcome here: cancelled before they were begun, say. All messages are seen."""
+        present = set(self._machines[0].requests())
+        for request_id in self._executor.others_than(present):
+            self._forget(request_id)
+        self._look_around_at = 2 * self._executor.num_requests + _FEW_REQUESTS
 
     def _begin_wait(self, wait: m.Wait) -> None:
         self._waits = True
@@ -215,7 +232,7 @@ class Leader:
             self._held_back.append(command)
             return
         to, message = command
-        extra = None
+        extra: dict[str, Any] | None = None
         if isinstance(message, m.KvArrived):
             extra = {"token": self._first_tokens.pop(message.request_id)}
             if self._check is not None:
@@ -234,10 +251,12 @@ class Leader:
         self._channel.send("router", command, token)
 
     def _on_retracted(self, command: m.Retracted) -> None:
-        """Nobody may hear of pages that it gave back before its KV is copied."""
         self._note("on_retracted", command.request_id)
+
+    def _save(self, command: m.SaveKv) -> None:
+        """Nobody may hear of pages that were given back before their KV is copied."""
         self._num_saves += 1
-        self._crew.begin(Compute(self._executor.retract(command.request_id)), self._on_saved)
+        self._crew.begin(Compute(self._executor.save(command)), self._on_saved)
 
     def _on_saved(self, _: list[Any], error: str | None) -> None:
         if error is not None:
@@ -247,8 +266,8 @@ class Leader:
         held, self._held_back = self._held_back, []
         self._carry_out(held)
 
-    def _on_resumed(self, command: m.Resumed) -> None:
-        self._crew.compute(Compute(self._executor.resume(command.request_id)), self._on_copied)
+    def _load(self, command: m.LoadKv) -> None:
+        self._crew.compute(Compute(self._executor.load(command)), self._on_copied)
 
     def _on_copied(self, _: Any, error: BaseException | None) -> None:
         if error is not None:

@@ -112,7 +112,13 @@ class DecodeMover:
     """Takes in KV for the planes of one decode rank."""
 
     def __init__(
-        self, exchange: Exchange, rank: int, planes: Sequence[torch.Tensor], transport: Transport, *, ring_bytes: int = 0
+        self,
+        exchange: Exchange,
+        rank: int,
+        planes: Sequence[torch.Tensor],
+        transport: Transport,
+        *,
+        ring_bytes: int = 0,
     ) -> None:
         """planes: memory of the transport's allocate."""
         self._exchange = exchange

@@ -47,8 +47,7 @@ class Streamed(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """The launcher to a leader: all requests have ended; say so when nothing of them is left, at the latest after a
-    while."""
+    """The launcher to a leader: all requests have ended. Say when nothing of them is left, or after so long what is."""
 
     timeout_ns: int
 

@@ -16,3 +16,5 @@ class Options:
     """Random by that seed, or the folder of a checkpoint."""
     check_kv: bool = False
     """Compare the KV of every request on both sides as it arrives."""
+    model_answers_at_once: bool = False
+    """With tokens that mean nothing: what is measured then is the harness."""

@@ -50,19 +50,29 @@ class PagedKv:
         return 2 * num_layers * (num_pages + 1) * page_size * num_kv_heads * head_dim * dtype.itemsize
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Of a sequence's tokens [start, stop), in int64 on the CPU."""
-        positions = torch.arange(start, stop)
-        pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int64))
+        """Of a sequence's tokens [start, stop), in int32 on the CPU."""
+        positions = torch.arange(start, stop, dtype=torch.int32)
+        pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Write [tokens, heads, head_dim] to their slots."""
-        self.planes[2 * layer].index_copy_(0, slots, key)
-        self.planes[2 * layer + 1].index_copy_(0, slots, value)
+        keys, values = self.layer(layer)
+        if keys.is_cuda:
+            import pdkernels  # noqa: PLC0415  Triton is needed on GPUs only
+
+            pdkernels.append(keys, values, slots, key, value)
+        else:
+            keys[slots], values[slots] = key, value
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of keys and values, [tokens, heads, head_dim]."""
-        return self.planes[2 * layer][slots], self.planes[2 * layer + 1][slots]
+        keys, values = self.layer(layer)
+        return keys[slots], values[slots]
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Its planes of keys and of values."""
+        return self.planes[2 * layer], self.planes[2 * layer + 1]
 
 
 class SavedKv:
@@ -80,7 +90,7 @@ class SavedKv:
         """Nothing is kept."""
         saved = self._saved.pop(request_id)
         memory = self._kv.memory
-        memory.index_copy_(1, self._slots(page_table, saved.shape[1]), saved.to(memory.device))
+        memory[:, self._slots(page_table, saved.shape[1])] = saved.to(memory.device)
 
     def forget(self, request_id: int) -> None:
         self._saved.pop(request_id, None)

@@ -11,6 +11,7 @@ from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.model_choice import model_config
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
+from pdreal.null_runner import NullRunner
 from pdreal.paged_kv import PagedKv
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
@@ -20,7 +21,7 @@ from pdsim.scenario import wiring
 
 @dataclass(frozen=True)
 class Parts:
-    runner: ModelRunner
+    runner: ModelRunner | NullRunner
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
@@ -40,8 +41,11 @@ def build_parts(spec: RankSpec) -> Parts:
     device = _device(spec)
     model = _model(spec, device)
     num_pages = (spec.settings.pool_tokens or 0) // spec.scenario.page_size
+    max_running = 0 if spec.role == "prefill" else spec.settings.max_running_requests or 0
     if spec.role == "aggregated":
-        runner = ModelRunner(model, num_pages=num_pages, page_size=spec.scenario.page_size)
+        runner = ModelRunner(
+            model, num_pages=num_pages, page_size=spec.scenario.page_size, max_running_requests=max_running
+        )
         return Parts(runner, model.config.end_tokens)
     transport = open_transport(spec.scenario.network.transport, device)
     num_bytes = PagedKv.num_bytes(
@@ -59,13 +63,15 @@ def build_parts(spec: RankSpec) -> Parts:
         page_size=spec.scenario.page_size,
         memory=transport.allocate(num_bytes),
         layer_groups=layer_groups,
+        max_running_requests=max_running,
     )
     planes = runner.kv.planes
+    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(runner, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
+        return Parts(worker, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return Parts(runner, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
+    return Parts(worker, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:

@@ -1,7 +1,8 @@
-"""The process of one rank: its model, its cache, its transfers, and the event loop that a leader or a follower lives on."""
+"""The process of one rank: its model, its cache, its transfers, and a leader or a follower on an event loop."""
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -102,7 +103,7 @@ class Rank:
         try:
             self._parts.connect(instance_id, rank, memory)
         except TransferError as gone:
-            print(f"pdreal: {self._spec.process}: {instance_id}: {gone}", file=sys.stderr)
+            logging.getLogger("pdreal").warning("%s: %s: %s", self._spec.process, instance_id, gone)
 
 
 def _die_with_parent() -> None:

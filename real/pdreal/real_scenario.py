@@ -6,6 +6,7 @@ from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options, RealDtype
 from pdsim.scenario.build import build, resolve
+from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -42,5 +43,12 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         model_config(options, scenario.model.name)
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
+    if scenario.speculative is not None:
+        raise ConfigError("speculative: decoding with drafts runs in simulation only")
+    if scenario.network.ranks is not None:
+        raise ConfigError("network.ranks: the agreement of ranks is modelled in simulation only")
+    decode = scenario.decode
+    if decode is not None and decode.retraction_backup is None:
+        decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
     model = scenario.model.model_copy(update={"kv_dtype": _KV_DTYPES[options.dtype]})
-    return scenario.model_copy(update={"model": model})
+    return scenario.model_copy(update={"model": model, "decode": decode})

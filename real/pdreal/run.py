@@ -39,10 +39,13 @@ def run_scenario(
 ) -> tuple[FinishedRun, RealRun]:
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
-    with TemporaryDirectory(prefix="pdreal-logs-") as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+    with (
+        TemporaryDirectory(prefix="pdreal-logs-") as logs,
+        progress_over(scenario.name, len(requests), quiet=quiet) as advance,
+    ):
         real = asyncio.run(run(scenario, requests, options, logs=Path(logs), progress=advance))
         records = read_records(Path(logs))
-        extra = {"events": 0, "stalled": False, "interrupted": real.interrupted}
+        extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, RestoreKv, SaveKv, Work
+from pdreal.decode_graphs import DecodeGraphs
 from pdreal.layer_progress import LayerProgress
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
@@ -21,9 +22,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Transformer, *, num_pages: int, page_size: int, memory: Tensor | None = None, layer_groups: int = 0
+        self,
+        model: Transformer,
+        *,
+        num_pages: int,
+        page_size: int,
+        memory: Tensor | None = None,
+        layer_groups: int = 0,
+        max_running_requests: int = 0,
     ) -> None:
-        """memory: for the cache, PagedKv.num_bytes of it; layer_groups: of a prefill whose KV is told of one by one."""
+        """A GPU captures its decode steps here, which takes seconds.
+
+        memory: for the cache, PagedKv.num_bytes of it; or of its own
+        layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
+        max_running_requests: of a decode batch; 0 if the instance only prefills
+        """
         self.model = model
         self.kv = PagedKv(
             num_pages=num_pages,
@@ -37,6 +50,9 @@ class ModelRunner:
         )
         self._saved = SavedKv(self.kv)
         self._layer_groups = layer_groups
+        self._graphs: DecodeGraphs | None = None
+        if model.device.type == "cuda" and max_running_requests:
+            self._graphs = DecodeGraphs(model, self.kv, max_running_requests)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Next tokens of a batch, in its order; none of other work, which is done on return."""
@@ -72,5 +88,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
+        """The next token of each sequence."""
+        if self._graphs is not None:
+            return self._graphs.decode(batch)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
-        return self.model.best_tokens(self.model.logits(tokens, positions, GatheredDecode(self.kv, batch))).tolist()
+        attend = GatheredDecode(self.kv, batch)
+        best: list[int] = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
+        return best

@@ -21,6 +21,7 @@ from pdreal.real_scenario import real_scenario
 from pdreal.run import RealRun
 from pdreal.run import run as run_real
 from pdreal.tokens import Tokens
+
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.request_spec import Streams
@@ -88,7 +89,8 @@ def run_scribbling(scenario: Scenario) -> str:
         await launcher.start()
         peer = json.loads(launcher.memory("decode-0")[0]["address"])
         (_, num_bytes, file), *_ = peer["regions"]
-        with Path(f"/proc/{peer['pid']}/fd/{file}").open("r+b") as opened, mmap(opened.fileno(), num_bytes) as memory:
+        opened = os.open(f"/proc/{peer['pid']}/fd/{file}", os.O_RDWR)
+        with mmap(opened, num_bytes) as memory:
             serving = asyncio.create_task(clients.serve(launcher))
             while launcher.failure is None and not serving.done():
                 memory[:] = os.urandom(1) * num_bytes

@@ -1,9 +1,16 @@
 """Tests of what runs for real: they need torch, and are skipped without it. `-m "not real"` leaves them out."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+if find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 HERE = Path(__file__).parent
 
@@ -18,6 +25,4 @@ def pytest_collection_modifyitems(items):
 def one_thread():
     """Matrices are tiny, and threads of several tests at once would wait for each other."""
     if find_spec("torch"):
-        import torch
-
         torch.set_num_threads(1)

@@ -1,13 +1,16 @@
-"""The decode ranks of a test, in a process of their own: does what it is told over a connection."""
+"""The decode ranks of a test, in a process of their own: does what it is told over a connection.
+
+A call is the number of the sides' opening, a method of DecodeSide, and its arguments.
+"""
 
 import sys
 from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
-
 from pdreal.endpoints import decode_mover, exchange_of
 from pdreal.transports.choice import open_transport
+
 from pdsim.scenario.build import resolve
 from pdsim.scenario.loading import parse_scenario
 
@@ -42,14 +45,23 @@ class DecodeSide:
     def digest(self, pages, tokens):
         return {head: value for mover in self.movers for head, value in mover.digest(pages, tokens).items()}
 
+    def close(self):
+        for mover in self.movers:
+            mover.close()
+
 
 def main():
+    sides = {}
     with Client(sys.argv[1], "AF_UNIX") as connection:
-        side = DecodeSide(connection.recv())
-        connection.send(side.describe())
         while True:
-            name, *arguments = connection.recv()
-            connection.send(getattr(side, name)(*arguments))
+            number, name, *arguments = connection.recv()
+            if name == "open":
+                sides[number] = DecodeSide(*arguments)
+                connection.send(sides[number].describe())
+            else:
+                connection.send(getattr(sides[number], name)(*arguments))
+                if name == "close":
+                    del sides[number]
 
 
 if __name__ == "__main__":

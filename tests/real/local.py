@@ -7,6 +7,7 @@ from random import Random
 from pdreal.executor import Executor
 from pdreal.runner import ModelRunner
 from pdreal.sampling import Sampling
+
 from pdsim.core import messages as m
 from pdsim.core.invariants import check, check_idle
 from pdsim.core.loop import instance_loop
@@ -55,7 +56,7 @@ class Worker:
 
 @dataclass
 class Local:
-    """Serves prompts until all have ended; `outputs` are what the executors report."""
+    """Serves prompts until all have ended; outputs and reasons of failure are by request."""
 
     scenario: object
     sampling: Sampling
@@ -80,11 +81,10 @@ class Local:
         workers = [*self.workers.values()]
         while idle < 2:
             order = rng.sample(workers, len(workers))
-            idle = 0 if any([worker.turn() for worker in order]) else idle + 1
+            idle = 0 if sum(worker.turn() for worker in order) else idle + 1
         assert len(self.outputs) + len(self.failed) == len(prompts), [w.instance.waiting_for() for w in workers]
         for worker in workers:
             check_idle(worker.instance)
-        return [self.outputs[i] for i in range(len(prompts))]
 
     def _carry_out(self, worker, commands):
         for command in commands:
@@ -93,13 +93,12 @@ class Local:
                     self.workers[command.to].inbox.append(command.message)
                 case TransferUnit():
                     self._transfer(command)
-                case m.Retracted() if len(self.workers) > 1:
-                    self.num_retractions += 1
-                    worker.runner.run(worker.executor.retract(command.request_id))
                 case m.Retracted():
                     self.num_retractions += 1
-                case m.Resumed():
-                    worker.runner.run(worker.executor.resume(command.request_id))
+                case m.SaveKv():
+                    worker.runner.run(worker.executor.save(command))
+                case m.LoadKv():
+                    worker.runner.run(worker.executor.load(command))
                 case m.Finished():
                     self.outputs[command.request_id] = worker.executor.output(command.request_id)
                     worker.executor.forget(command.request_id)
@@ -123,7 +122,7 @@ class Local:
 
 
 def pair(**changes):
-    return small(request(0, 4, 4), model="tiny-qwen3", **changes)
+    return small(request(0, 4, 4), model="tiny-qwen3", decode__retraction_backup={}, **changes)
 
 
 def aggregated(**changes):

@@ -9,12 +9,12 @@ from functools import cache
 from random import Random
 
 import torch
-
-from pdreal.batches import PrefillBatch, PrefillInput
+from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
 from pdreal.model.config import ModelConfig, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
+
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 
 CPU = torch.device("cpu")
@@ -62,3 +62,13 @@ def chunk(prompt: array, start: int, stop: int, page_table: list[int], request_i
 
 def whole(*prompts_and_tables: tuple[array, list[int]]) -> PrefillBatch:
     return PrefillBatch(tuple(chunk(p, 0, len(p), table, i) for i, (p, table) in enumerate(prompts_and_tables)))
+
+
+def decode_on(r: ModelRunner, last, num_kv_tokens, tables, num_tokens: int) -> list[list[int]]:
+    """Sequences go on together from their last tokens; each with those that follow."""
+    made = [[token] for token in last]
+    for step in range(num_tokens):
+        lengths = tuple(n + step for n in num_kv_tokens)
+        for m, token in zip(made, r.decode(DecodeBatch(tuple(m[-1] for m in made), lengths, tables)), strict=True):
+            m.append(token)
+    return made

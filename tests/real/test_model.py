@@ -6,13 +6,12 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 import json
 from dataclasses import replace
-from multiprocessing import get_context
 
 from pdreal.model.attention import WholeSequence
 from pdreal.model.config import ModelError, from_catalog, from_checkpoint
-from pdreal.model.parallel import TensorParallel
 from pdreal.model.reference import generate
 from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
+
 from pdsim.system.catalog import load_model, names
 from tests.real.models import CPU, LLAMA, load, tokens
 
@@ -116,9 +115,9 @@ def test_checkpoints_that_are_not_whole(tmp_path):
         from_checkpoint(tmp_path)
     pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
     save(LLAMA, tmp_path)
-    with pytest.raises(ModelError, match=r"model.embed_tokens.weight is \[300, 64\], and config.json makes it"):
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight is \[300, 96\], and config.json makes it"):
         load(replace(LLAMA, vocab_size=299), Checkpoint(tmp_path))
-    with pytest.raises(ModelError, match="has no tensor lm_head.weight"):
+    with pytest.raises(ModelError, match=r"has no tensor lm_head\.weight"):
         load(replace(LLAMA, tied_embeddings=False), Checkpoint(tmp_path))
 
 
@@ -131,37 +130,3 @@ def test_weights_that_are_none(text, complaint):
 def test_a_model_of_experts_cannot_be_run():
     with pytest.raises(ModelError, match="no section `llama`"):
         from_catalog("deepseek-v3")
-
-
-@pytest.mark.parametrize("size", [4, 5])
-def test_ranks_that_do_not_divide_the_heads(size):
-    with pytest.raises(ModelError, match=f"tp {size} does not divide its query heads of 6"):
-        load(LLAMA, tp=TensorParallel(0, size))
-
-
-def _rank(rank, size, rendezvous, config, prompts, results):
-    torch.set_num_threads(1)
-    tp = TensorParallel.join(rank, size, rendezvous, CPU)
-    model = load(config, tp=tp)
-    results.put((rank, [generate(model, prompt, 12) for prompt in prompts]))
-    tp.leave()
-
-
-@pytest.mark.parametrize(("config", "size"), [(from_catalog("tiny-qwen3"), 2), (replace(LLAMA, num_kv_heads=1), 2)])
-def test_two_ranks_make_the_tokens_of_one(config, size, tmp_path):
-    """With heads divided, and with one KV head that both hold."""
-    prompts = [tokens(seed, 5 + 9 * seed, config.vocab_size) for seed in range(3)]
-    context = get_context("spawn")
-    results = context.Queue()
-    ranks = [
-        context.Process(target=_rank, args=(rank, size, f"file://{tmp_path}/meet", config, prompts, results))
-        for rank in range(size)
-    ]
-    for rank in ranks:
-        rank.start()
-    found = dict(results.get(timeout=120) for _ in ranks)
-    for rank in ranks:
-        rank.join()
-    model = load(config)
-    expected = [generate(model, prompt, 12) for prompt in prompts]
-    assert found == dict.fromkeys(range(size), expected)

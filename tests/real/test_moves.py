@@ -1,19 +1,20 @@
 """The copies of a unit move the right bytes, and are as many as the core says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from pdreal.geometry import CacheGeometry, Exchange, heads_of_rank, rank_pairs
 from pdreal.moves import move_of, planes_of
+
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.scenario.wiring import wire
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout
 from pdsim.system.model import GroupedQueryAttention
-from dataclasses import replace
 
 NUM_PAGES = 12
 HEAD_DIM = 3
@@ -148,5 +149,5 @@ def test_models_that_real_mode_cannot_move_are_refused():
         Exchange(wire=Wire(page_size=4, page_bytes=page_bytes, num_planes=4, state_bytes=8), **sides)
     with pytest.raises(ValueError, match="simulation only"):
         Exchange(wire=Wire(page_size=4, page_bytes=page_bytes, num_planes=2), **sides)
-    with pytest.raises(ValueError, match="model.kv_dtype must have elements of 2 bytes"):
+    with pytest.raises(ValueError, match=r"model\.kv_dtype must have elements of 2 bytes"):
         Exchange(wire=Wire(page_size=4, page_bytes=2 * page_bytes, num_planes=4), **sides)

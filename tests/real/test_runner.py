@@ -4,27 +4,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
+from itertools import pairwise
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, RestoreKv, SaveKv
+from pdreal.batches import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 from pdreal.model.reference import generate
-from tests.real.models import chunk, runner, tiny_model, tokens, whole
+
+from tests.real.models import chunk, decode_on, runner, tiny_model, tokens, whole
 from tests.support import examples
-
-
-def decode_on(r, last, num_kv_tokens, tables, num_tokens):
-    """Sequences go on together; tokens by sequence."""
-    made = [[token] for token in last]
-    for step in range(num_tokens):
-        batch = DecodeBatch(
-            tuple(m[-1] for m in made), tuple(n + step for n in num_kv_tokens), tuple(map(tuple, tables))
-        )
-        for m, token in zip(made, r.decode(batch), strict=True):
-            m.append(token)
-    return made
 
 
 def kv_of(r, table, num_tokens):
@@ -53,7 +42,7 @@ def test_chunks_make_the_kv_and_the_token_of_the_whole(data):
     once, chunked = tables[:num_pages], tables[num_pages:]
     r = runner(page_size=page_size, num_pages=2 * num_pages)
     token = r.prefill(whole((prompt, once)))
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         last = r.prefill(PrefillBatch((chunk(prompt, start, stop, chunked),)))
     assert last == token
     difference = (kv_of(r, once, num_tokens) - kv_of(r, chunked, num_tokens)).abs().max()
@@ -93,6 +82,12 @@ def test_groups_of_layers_are_told_of_when_their_kv_is_there(num_groups):
     assert told == sorted(set(told))
     assert told[-1] == num_groups
     assert len(told) == min(num_groups, num_layers)
+
+
+def test_without_groups_nothing_is_told():
+    told = []
+    runner().prefill(whole((tokens(1, 8), [5, 3])), told.append)
+    assert told == []
 
 
 def test_kv_that_was_saved_comes_back_into_other_pages():

@@ -8,11 +8,11 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 
-from pdreal.bootstrap import LaunchError  # noqa: E402
-from pdreal.serve.http import serving  # noqa: E402
-from pdreal.serve.tokenizer import Tokenizer  # noqa: E402
+from pdreal.bootstrap import LaunchError
+from pdreal.serve.http import serving
+from pdreal.serve.tokenizer import Tokenizer
 
-from tests.real.scripted_cluster import VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens  # noqa: E402
+from tests.real.scripted_cluster import VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 
 TOKENIZER = Tokenizer(VOCAB_SIZE)
 HELLO = TOKENIZER.encode("hello")

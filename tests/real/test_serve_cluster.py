@@ -7,14 +7,14 @@ import pytest
 openai = pytest.importorskip("openai")
 aiohttp = pytest.importorskip("aiohttp")
 
-from pdreal.launcher import Launcher  # noqa: E402
-from pdreal.options import Options  # noqa: E402
-from pdreal.real_scenario import served_scenario  # noqa: E402
-from pdreal.serve.http import serving  # noqa: E402
-from pdreal.serve.server import service_of  # noqa: E402
-from pdreal.serve.tokenizer import Tokenizer  # noqa: E402
+from pdreal.launcher import Launcher
+from pdreal.options import Options
+from pdreal.real_scenario import served_scenario
+from pdreal.serve.http import serving
+from pdreal.serve.server import service_of
+from pdreal.serve.tokenizer import Tokenizer
 
-from tests.real import clusters  # noqa: E402
+from tests.real import clusters
 
 TOKENIZER = Tokenizer(512)
 TEXT = "shared prefixes are cached"

@@ -98,6 +98,19 @@ def test_one_prompt_at_a_time_is_partly_computed():
     assert isinstance(forward(p)[0], Wait)
 
 
+def test_the_page_table_of_a_prompt_is_known_until_it_is_sent():
+    p = instance(chunked_prefill_tokens=8)
+    arrive(p, 1, 10)
+    with pytest.raises(KeyError):
+        p.page_table(1)
+    lengths = []
+    for _ in range(2):
+        _, units = forward(p)
+        lengths.append(len(p.page_table(1)))
+    assert lengths == [2, 3]
+    assert p.page_table(1)[2:] == [*units[-1].source_pages]
+
+
 def test_max_prefill_tokens_stops_all_but_the_first_prompt():
     p = instance(chunked_prefill_tokens=None, max_prefill_tokens=20)
     for i in (1, 2, 3):

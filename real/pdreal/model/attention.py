@@ -1,11 +1,11 @@
 """Attention of a forward's tokens: over themselves alone, or over a paged cache in prefill and in decode."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from pdreal.batches import DecodeBatch, PrefillBatch
@@ -13,11 +13,12 @@ from pdreal.paged_kv import PagedKv
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The query tokens are the last of the keys'. All [tokens, heads, head_dim]; several query heads share one of keys."""
+    """Of the last tokens of a sequence over all. [tokens, heads, head_dim]; query heads may share one of the keys."""
     num_new, num_all = len(query), len(key)
     whole, grouped = num_new == num_all, query.shape[1] != key.shape[1]
+    mask: Tensor | CausalBias | None = None
     if whole or num_new == 1:
-        mask = None
+        pass
     elif query.is_cuda:
         mask = causal_lower_right(num_new, num_all)
     else:
@@ -56,11 +57,11 @@ class PagedPrefill:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
         self._on_kv(layer)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        attended = []
         for rows, slots in self._chunks:
             keys, values = (key[rows], value[rows]) if slots is None else self._kv.read(layer, slots)
-            out[rows] = causal_attention(query[rows], keys, values)
-        return out
+            attended.append(causal_attention(query[rows], keys, values))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 class GatheredDecode:
@@ -76,7 +77,37 @@ class GatheredDecode:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
-        rows = query.split(1)
-        return torch.cat(
-            [causal_attention(q, *self._kv.read(layer, slots)) for q, slots in zip(rows, self._slots, strict=True)]
+        context = [self._kv.read(layer, slots) for slots in self._slots]
+        return torch.cat([causal_attention(q[None], *c) for q, c in zip(query, context, strict=True)])
+
+
+class KernelDecode:
+    """One token of each sequence, by Triton kernels over the pages where they lie: for GPUs, and their graphs."""
+
+    def __init__(self, kv: PagedKv, num_query_heads: int, positions: Tensor, page_tables: Tensor) -> None:
+        """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""
+        from pdkernels import DecodeWorkspace  # noqa: PLC0415  Triton is needed on GPUs only
+
+        self._kv = kv
+        self._page_tables = page_tables
+        self._lengths = positions + 1
+        pages = page_tables.gather(1, (positions // kv.page_size)[:, None].long())[:, 0]
+        self._new_slots = pages * kv.page_size + positions % kv.page_size
+        num_kv_heads, head_dim = kv.planes[0].shape[1:]
+        self._workspace = DecodeWorkspace(len(positions), num_query_heads, num_kv_heads, head_dim, positions.device)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        from pdkernels import append, paged_decode  # noqa: PLC0415
+
+        keys, values = self._kv.layer(layer)
+        append(keys, values, self._new_slots, key, value)
+        attended: Tensor = paged_decode(
+            query,
+            keys,
+            values,
+            self._page_tables,
+            self._lengths,
+            page_size=self._kv.page_size,
+            workspace=self._workspace,
         )
+        return attended

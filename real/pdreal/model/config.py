@@ -1,4 +1,4 @@
-"""The shape of one model, from the catalog or from a checkpoint's config.json, and the parameters that follow from it."""
+"""The shape of one model, from the catalog or a checkpoint's config.json, and the parameters that follow from it."""
 
 import json
 from dataclasses import dataclass

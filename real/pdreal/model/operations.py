@@ -1,4 +1,7 @@
-"""What lies between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py)."""
+"""What lies between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
+
+Each takes bf16 or fp32 and computes in fp32. Some write into what they are given.
+"""
 
 import math
 
@@ -8,20 +11,18 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 
-# Each takes bf16 or fp32 and computes in fp32.
 
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The residual stream [tokens, hidden] with x added to it: normalised, and as it is."""
     if x.is_cuda:
-        from pdreal.model import fused  # noqa: PLC0415  Triton is there on GPUs only
+        from pdreal.model import fused  # noqa: PLC0415  Triton is needed on GPUs only
 
-        return fused.add_rms_norm(x, residual, weight, eps)
-    residual = residual + x
+        return fused.add_rms_norm_(x, residual, weight, eps)
+    residual += x
     return rms_norm(residual, weight.shape, weight, eps), residual
 
 
-def norm_rotate(
+def norm_rotate_(
     heads: Tensor,
     num_query_heads: int,
     norms: tuple[Tensor, Tensor] | None,
@@ -29,12 +30,10 @@ def norm_rotate(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Query and key heads [tokens, query heads + key heads, head_dim] normalised, if they are, and rotated.
+    """Query heads and key heads behind them, [tokens, heads, head_dim], normalised if there are norms, and rotated.
 
-    Args:
-        norms: weights [head_dim] of query and of key heads.
-        angles: of rotary_angles.
-        positions: [tokens], of each token in its sequence.
+    norms are the weights [head_dim] of query and key heads, angles those of rotary_angles, and positions [tokens] say
+    where each token stands in its sequence.
     """
     if heads.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415

@@ -51,19 +51,17 @@ class Transformer:
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """The rank's part of the vocabulary in fp32, [rows, vocabulary / ranks], behind those rows of the tokens.
+        """What may follow, in fp32: [rows, the rank's part of the vocabulary].
 
-        Args:
-            tokens: [tokens], of any number of sequences one after another.
-            positions: [tokens], of each in its sequence.
-            rows: of the tokens whose successors are wanted; None for all.
+        tokens [tokens] are of any number of sequences one after another, positions [tokens] say where each stands in
+        its own, and rows which of them are asked for their successors: all if None.
         """
         residual = embedding(tokens, self._weights.embedding)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._weights.layers):
-            x, residual = operations.add_rms_norm(x, residual, layer.input_norm, self._eps)
+            x, residual = operations.add_rms_norm_(x, residual, layer.input_norm, self._eps)
             x = self._attention(index, layer, x, positions, attend)
-            x, residual = operations.add_rms_norm(x, residual, layer.mlp_norm, self._eps)
+            x, residual = operations.add_rms_norm_(x, residual, layer.mlp_norm, self._eps)
             x = self._mlp(layer, x)
         hidden = x + residual if rows is None else x[rows] + residual[rows]
         norm = self._weights.norm
@@ -77,7 +75,7 @@ class Transformer:
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         heads = linear(x, layer.qkv).unflatten(-1, (-1, self.config.head_dim))
         num_rotated = self.num_query_heads + self.num_kv_heads
-        rotated = operations.norm_rotate(
+        rotated = operations.norm_rotate_(
             heads[:, :num_rotated], self.num_query_heads, layer.head_norms, self._eps, self._angles, positions
         )
         query, key = rotated[:, : self.num_query_heads], rotated[:, self.num_query_heads :]

@@ -24,9 +24,9 @@ def open_transport(name: str, device: torch.device) -> Transport:
     """Each engine is imported only here. Raises UnavailableError if this machine cannot run it."""
     match name:
         case "mooncake-tcp" | "mooncake-nvlink" | "mooncake-rdma" | "mooncake-mnnvl":
-            from pdreal.transports.mooncake import MooncakeTransport  # noqa: PLC0415
+            from pdreal.transports.mooncake import MooncakeTransport, kind_of  # noqa: PLC0415
 
-            return MooncakeTransport(name.removeprefix("mooncake-"), device)
+            return MooncakeTransport(kind_of(name), device)
         case "nixl-cma" | "nixl-cuda-ipc" | "nixl-cuda-ipc-sglang" | "nixl-rdma":
             from pdreal.transports.nixl import NixlTransport  # noqa: PLC0415
 

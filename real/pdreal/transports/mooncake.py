@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -87,6 +87,12 @@ class MooncakeTransport:
         del self._engine
 
 
+def kind_of(name: str) -> Kind:
+    """Of a preset: mooncake-tcp and so on."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return next(kind for kind in kinds if name == f"mooncake-{kind}")
+
+
 def _choose(kind: Kind) -> None:
     if kind == "rdma" and not any(Path("/sys/class/infiniband").glob("*")):
         raise UnavailableError("Mooncake over RDMA: this machine has no RDMA device")
@@ -102,7 +108,7 @@ def _wheel(device: torch.device) -> str:
     return "mooncake-transfer-engine-non-cuda" if device.type == "cpu" else "mooncake-transfer-engine-cuda13"
 
 
-def _check_installed(kind: Kind, module: object, engine: object) -> None:
+def _check_installed(kind: Kind, module: Any, engine: Any) -> None:
     if kind == "mnnvl" and not getattr(module, "SUPPORT_MNNVL", False):
         raise UnavailableError("this wheel of Mooncake has no NVLink between nodes (SUPPORT_MNNVL)")
     if kind == "nvlink":

@@ -58,7 +58,7 @@ class NixlTransport:
         rows = [(region.data_ptr(), region.nbytes, self._index, "") for region in regions]
         try:
             self._registered.append(self._agent.register_memory(rows, self._memory))
-        except Exception as wrong:
+        except Exception as wrong:  # noqa: BLE001 - the engine's exceptions have no class in common
             raise UnavailableError(f"NIXL refuses memory of {self._device}: {wrong!r}") from None
 
     @property
@@ -70,7 +70,7 @@ class NixlTransport:
         peer = json.loads(address)
         try:
             name = self._agent.add_remote_agent(base64.b64decode(peer["metadata"]))
-        except Exception as wrong:
+        except Exception as wrong:  # noqa: BLE001
             raise TransferError(f"NIXL cannot reach the peer: {wrong!r}") from None
         self._peers[address] = (name if isinstance(name, str) else name.decode(), peer["device"])
 
@@ -86,7 +86,7 @@ class NixlTransport:
             self._write(peer, self._ranges(local, lengths, self._index), self._ranges(remote, lengths, device))
         except TransferError:
             raise
-        except Exception as wrong:  # the engine's exceptions have no common class of their own
+        except Exception as wrong:  # noqa: BLE001
             raise TransferError(f"NIXL could not write {lengths.sum()} bytes: {wrong!r}") from None
 
     def _ranges(self, begins: Addresses, lengths: Addresses, device: int) -> Any:

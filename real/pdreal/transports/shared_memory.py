@@ -4,7 +4,6 @@ Memory is an anonymous file (memfd) that peers open through /proc: it has no nam
 A process descriptor (pidfd) of the peer tells whether it lives. Linux only.
 """
 
-import ctypes
 import json
 import mmap
 import os
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.raw import copy_ranges
+from pdreal.transports.regions import Regions
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
@@ -51,10 +52,9 @@ class SharedMemoryTransport:
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         peer = self._peers[address]
-        targets = peer.mapped(remote, lengths)
+        targets = peer.regions.translate(remote, lengths)
         peer.check_alive()
-        for target, source, length in zip(targets.tolist(), local.tolist(), lengths.tolist(), strict=True):
-            ctypes.memmove(target, source, length)
+        copy_ranges(local, targets, lengths)
         peer.check_alive()
 
     def close(self) -> None:
@@ -71,22 +71,16 @@ class _Peer:
     def __init__(self, pid: int, regions: list[tuple[int, int, int]]) -> None:
         try:
             self._process = os.pidfd_open(pid)
-            self._maps = [_map(f"/proc/{pid}/fd/{file}", num_bytes) for _, num_bytes, file in sorted(regions)]
+            self._maps = [_map(f"/proc/{pid}/fd/{file}", num_bytes) for _, num_bytes, file in regions]
         except (ProcessLookupError, FileNotFoundError):
             raise TransferError(f"process {pid} is gone") from None
         self._pid = pid
         self._poll = select.poll()
         self._poll.register(self._process, select.POLLIN)
-        self._begins = np.array([begin for begin, _, _ in sorted(regions)], np.int64)
-        self._ends = self._begins + np.array([num_bytes for _, num_bytes, _ in sorted(regions)], np.int64)
-        self._mapped = np.array([np.frombuffer(memory, np.uint8).ctypes.data for memory in self._maps], np.int64)
-
-    def mapped(self, remote: Addresses, lengths: Addresses) -> Addresses:
-        """Where the peer's addresses lie in this process."""
-        region = np.searchsorted(self._begins, remote, "right") - 1
-        if len(region) and (region.min() < 0 or (remote + lengths > self._ends[region]).any()):
-            raise TransferError(f"process {self._pid} does not share all of this memory")
-        return self._mapped[region] + remote - self._begins[region]
+        here = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self._maps]
+        self.regions = Regions(
+            (address, num_bytes, at) for (address, num_bytes, _), at in zip(regions, here, strict=True)
+        )
 
     def check_alive(self) -> None:
         if self._poll.poll(0):
