@@ -1,0 +1,136 @@
+"""Scatter: staging spans of several writers into the pages of a cache with another head layout, in one launch.
+
+What it computes is reference.scatter_reference, and what it must move is the gather's: each payload byte read once and
+written once. The span is [writer, plane, token, head, head_dim]; writer w brings the w-th equal part of the heads.
+
+A tile covers a token's heads over all writers, so that its row in the page is written at once and in full. Writers that
+arrive at different times can be scattered one at a time: heads of that writer, writers=1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.addressing import (
+    RUN_TIME,
+    plane_pointer,
+    request_of,
+    table_entry,
+    tile_of,
+    unit_in_pool,
+    unit_in_staging,
+    words,
+)
+from pdkernels.layout import Pool
+from pdkernels.staging import StagingCopy
+from pdkernels.tiling import Tiling, scatter_tiling
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def scatter_kernel(
+    table: tl.int64,
+    pages: tl.int64,
+    spans: tl.int64,
+    staging: tl.int64,
+    tokens: tl.int32,
+    first_byte: tl.int64,
+    ROW: tl.constexpr,
+    HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    HND: tl.constexpr,
+    SLICES: tl.constexpr,
+    PLANES: tl.constexpr,
+    BATCHED: tl.constexpr,
+    UNITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOAD_HINT: tl.constexpr,
+    STORE_HINT: tl.constexpr,
+    PLANES_FIRST: tl.constexpr,
+):
+    pages, staging, tokens = request_of(spans, pages, staging, tokens, BATCHED)
+    tiles = tl.cdiv(tokens * ROW, UNITS)
+    plane_bytes = tokens.to(tl.int64) * (ROW // SLICES * 16)
+    work = tl.program_id(0)
+    while work < tiles * (PLANES // GROUP):  # once, unless the grid was made smaller than the work
+        tile, group = tile_of(work, tiles, PLANES // GROUP, PLANES_FIRST)
+        unit = tile * UNITS + tl.arange(0, UNITS)
+        live = unit < tokens * ROW
+        source = words(unit_in_staging(unit, tokens, ROW, SLICES, PLANES))
+        target = words(unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND))
+        moved = ()
+        for i in tl.static_range(GROUP):
+            plane = plane_pointer(staging + (group * GROUP + i) * plane_bytes)
+            moved = moved + (tl.load(plane + source, mask=live[:, None], eviction_policy=LOAD_HINT),)
+        for i in tl.static_range(GROUP):
+            plane = plane_pointer(table_entry(table, group * GROUP + i) + first_byte)
+            tl.store(plane + target, moved[i], mask=live[:, None], eviction_policy=STORE_HINT)
+        work += tl.num_programs(0)
+
+
+_SCATTER = StagingCopy(scatter_kernel, scatter_tiling)
+
+
+def scatter(
+    pool: Pool,
+    pages: torch.Tensor,
+    tokens: int,
+    staging: torch.Tensor,
+    *,
+    heads: range | None = None,
+    writers: int = 1,
+    offset_bytes: int = 0,
+    tiling: Tiling | None = None,
+    programs: int | None = None,
+) -> None:
+    """Scatter one request from the staging span that its writers filled.
+
+    Args:
+        pool: target pages.
+        pages, tokens, staging, heads, offset_bytes, programs: as for gather.
+        writers: number of source ranks that share the heads evenly.
+
+    Raises:
+        ValueError: a shape, dtype or offset does not fit.
+    """
+    _SCATTER.request(
+        pool,
+        pages,
+        tokens,
+        staging,
+        heads=heads,
+        slices=writers,
+        offset_bytes=offset_bytes,
+        tiling=tiling,
+        programs=programs,
+    )
+
+
+def scatter_batch(
+    pool: Pool,
+    pages: torch.Tensor,
+    spans: torch.Tensor,
+    staging: torch.Tensor,
+    *,
+    longest_tokens: int,
+    heads: range | None = None,
+    writers: int = 1,
+    tiling: Tiling | None = None,
+    programs: int | None = None,
+) -> None:
+    """Scatter several requests in one launch, their lengths on the device: also the form for CUDA graphs.
+
+    Args: as for gather_batch.
+    """
+    _SCATTER.batch(
+        pool,
+        pages,
+        spans,
+        staging,
+        longest_tokens=longest_tokens,
+        heads=heads,
+        slices=writers,
+        tiling=tiling,
+        programs=programs,
+    )
+
