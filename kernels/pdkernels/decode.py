@@ -34,14 +34,14 @@ def decode_part_kernel(
     PAGE: tl.constexpr,
     HND: tl.constexpr,
     TOKENS: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):
     """One KV head of one part: unnormalised output, maximum and sum of the softmax, in float32."""
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     sequence = tl.program_id(2)
     length = tl.load(lengths + sequence)
-    per_split = tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
+    per_split = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
     start = split * per_split
     end = tl.minimum(start + per_split, length)
 
@@ -74,7 +74,7 @@ def decode_part_kernel(
         out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None])
         largest = new_largest
 
-    part = (sequence * HEADS * GROUP + query_head) * SPLITS + split
+    part = (sequence * HEADS * GROUP + query_head) * splits + split
     tl.store(parts + part[:, None] * DIM + dim[None, :], out, mask=used[:, None])
     tl.store(part_stats + part * 2, largest, mask=used)
     tl.store(part_stats + part * 2 + 1, total, mask=used)
@@ -194,7 +194,6 @@ def paged_decode(
         PAGE=page_size,
         HND=order == "HND",
         TOKENS=tiling.tokens,
-        SPLITS=workspace.splits,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )

@@ -69,7 +69,7 @@ def gather_kernel(
         work += tl.num_programs(0)
 
 
-_GATHER = StagingCopy(gather_kernel, gather_tiling)
+GATHER = StagingCopy(gather_kernel, gather_tiling)
 
 
 def gather(
@@ -100,7 +100,7 @@ def gather(
     Raises:
         ValueError: a shape, dtype or offset does not fit.
     """
-    _GATHER.request(
+    GATHER.request(
         pool,
         pages,
         tokens,
@@ -133,7 +133,7 @@ def gather_batch(
         longest_tokens: at least the most tokens of a request; sizes the grid, not the work.
         programs: per request, at most.
     """
-    _GATHER.batch(
+    GATHER.batch(
         pool,
         pages,
         spans,

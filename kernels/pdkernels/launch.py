@@ -35,9 +35,7 @@ class Launcher:
         if device.type == "cpu":
             self._interpret(programs, rows, integers)
             return
-        launch = self._launches.get(device.index)
-        if launch is None:
-            launch = self._launches[device.index] = self._compile(device, len(integers))
+        launch = self._launches.get(device.index) or self.compile(device, len(integers))
         if torch._C._cuda_getDevice() == device.index:  # noqa: SLF001
             launch(programs, rows, integers)
         else:
@@ -49,7 +47,8 @@ class Launcher:
             raise RuntimeError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before Python starts")
         self._kernel[programs, rows](*integers, **self._constants)
 
-    def _compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
+    def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
+        """Compile for a device, or load from Triton's cache, a kernel with that many run-time parameters."""
         with torch.cuda.device(device):
             compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), num_warps=self._warps, **self._constants)
             run = compiled.run  # loads the binary
@@ -60,4 +59,5 @@ class Launcher:
         def launch(programs: int, rows: int, integers: tuple[int, ...]) -> None:
             run(programs, rows, 1, raw_stream(index), function, metadata, None, None, None, *integers, *constants)
 
+        self._launches[device.index] = launch
         return launch

@@ -68,7 +68,7 @@ def scatter_kernel(
         work += tl.num_programs(0)
 
 
-_SCATTER = StagingCopy(scatter_kernel, scatter_tiling)
+SCATTER = StagingCopy(scatter_kernel, scatter_tiling)
 
 
 def scatter(
@@ -93,7 +93,7 @@ def scatter(
     Raises:
         ValueError: a shape, dtype or offset does not fit.
     """
-    _SCATTER.request(
+    SCATTER.request(
         pool,
         pages,
         tokens,
@@ -122,7 +122,7 @@ def scatter_batch(
 
     Args: as for gather_batch.
     """
-    _SCATTER.batch(
+    SCATTER.batch(
         pool,
         pages,
         spans,

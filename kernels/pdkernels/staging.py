@@ -98,7 +98,7 @@ class _Ready:
         self._table = pool.table.data_ptr()
         self._first_byte = layout.first_byte(heads.start)
         self._device = pool.device
-        constants = {
+        self.constants = {
             "ROW": self._row,
             "HEAD": layout.head_bytes // UNIT_BYTES,
             "HEADS": layout.heads,
@@ -113,7 +113,7 @@ class _Ready:
             "STORE_HINT": tiling.store_hint,
             "PLANES_FIRST": tiling.planes_first,
         }
-        self._launch = Launcher(copy.kernel, constants, tiling.warps)
+        self._launch = Launcher(copy.kernel, self.constants, tiling.warps)
 
     def programs(self, tokens: int, at_most: int | None) -> int:
         """Programs that each take one piece of work, or as many as are allowed."""
