@@ -71,11 +71,3 @@ def request_of(spans, pages, staging, tokens, BATCHED: tl.constexpr):
         tokens = tl.load(span + 1).to(tl.int32)
         staging += tl.load(span + 2)
     return pages, staging, tokens
-
-
-@triton.jit
-def tile_of(work, tiles, groups, PLANES_FIRST: tl.constexpr):
-    """Which tile of units, and which group of planes, a piece of work stands for."""
-    if PLANES_FIRST:
-        return work // groups, work % groups
-    return work % tiles, work // tiles

@@ -130,11 +130,10 @@ class DecodeWorkspace:
 
 
 def default_splits(batch: int, kv_heads: int, device: torch.device) -> int:
-    """Parts per sequence such that programs fill the device several times, as lengths differ."""
+    """Parts per sequence: enough programs for an even load when lengths differ, few enough to cost nothing."""
     if device.type != "cuda":
         return 2
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    programs = processors * 16
+    programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, min(64, programs // (batch * kv_heads)))
 
 

@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from pdkernels.addressing import plane_pointer, table_entry, tile_of, unit_in_pool, words
+from pdkernels.addressing import plane_pointer, table_entry, unit_in_pool, words
 from pdkernels.launch import Launcher
 from pdkernels.layout import UNIT_BYTES, KvLayout, Pool
 from pdkernels.staging import check_pages
-from pdkernels.tiling import Tiling, push_tiling
+from pdkernels.tiling import FEW_PROGRAMS, SCATTER, Tiling
 
 
 @triton.jit(
@@ -45,26 +45,19 @@ def push_kernel(
     TARGET_HND: tl.constexpr,
     PLANES: tl.constexpr,
     UNITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOAD_HINT: tl.constexpr,
-    STORE_HINT: tl.constexpr,
-    PLANES_FIRST: tl.constexpr,
 ):
     tiles = tl.cdiv(tokens * ROW, UNITS)
     work = tl.program_id(0)
-    while work < tiles * (PLANES // GROUP):
-        tile, group = tile_of(work, tiles, PLANES // GROUP, PLANES_FIRST)
-        unit = tile * UNITS + tl.arange(0, UNITS)
+    while work < tiles * PLANES:  # once, unless the grid was made smaller than the work
+        plane = work // tiles
+        unit = (work % tiles) * UNITS + tl.arange(0, UNITS)
         live = unit < tokens * ROW
-        source = words(unit_in_pool(source_pages, unit, live, ROW, HEAD, SOURCE_HEADS, SOURCE_PAGE, SOURCE_HND))
-        target = words(unit_in_pool(target_pages, unit, live, ROW, HEAD, TARGET_HEADS, TARGET_PAGE, TARGET_HND))
-        moved = ()
-        for i in tl.static_range(GROUP):
-            plane = plane_pointer(table_entry(source_table, group * GROUP + i) + source_first_byte)
-            moved = moved + (tl.load(plane + source, mask=live[:, None], eviction_policy=LOAD_HINT),)
-        for i in tl.static_range(GROUP):
-            plane = plane_pointer(table_entry(target_table, group * GROUP + i) + target_first_byte)
-            tl.store(plane + target, moved[i], mask=live[:, None], eviction_policy=STORE_HINT)
+        source = plane_pointer(table_entry(source_table, plane) + source_first_byte)
+        target = plane_pointer(table_entry(target_table, plane) + target_first_byte)
+        from_unit = unit_in_pool(source_pages, unit, live, ROW, HEAD, SOURCE_HEADS, SOURCE_PAGE, SOURCE_HND)
+        to_unit = unit_in_pool(target_pages, unit, live, ROW, HEAD, TARGET_HEADS, TARGET_PAGE, TARGET_HND)
+        moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+        tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
         work += tl.num_programs(0)
 
 
@@ -99,8 +92,7 @@ def push(
         raise ValueError(f"target_pages must be contiguous int32 on {source.device}, where the kernel runs")
     if target_pages.numel() * target.layout.page_size < tokens:
         raise ValueError(f"{tokens} tokens need more than {target_pages.numel()} pages of {target.layout.page_size}")
-    payload = len(source.planes) * tokens * source.layout.token_bytes
-    tiling = tiling or push_tiling(payload)
+    tiling = tiling or (SCATTER if programs is None else FEW_PROGRAMS)
     key = ("push", id(target), source_heads, target_heads, tiling)
     ready = source.prepared.get(key)
     if ready is None:
@@ -120,9 +112,7 @@ class _Push:
         _check_alike(source, target)
         if len(source_heads) != len(target_heads):
             raise ValueError(f"{len(source_heads)} source heads cannot fill {len(target_heads)} target heads")
-        planes = len(source.planes)
-        group = tiling.planes if planes % tiling.planes == 0 else 1
-        self._groups = planes // group
+        self._planes = len(source.planes)
         self._row = len(source_heads) * source.layout.head_bytes // UNIT_BYTES
         self._units = tiling.units
         self._tables = source.table.data_ptr(), target.table_on(source.device).data_ptr()
@@ -132,17 +122,13 @@ class _Push:
             "HEAD": source.layout.head_bytes // UNIT_BYTES,
             **_of("SOURCE", source.layout),
             **_of("TARGET", target.layout),
-            "PLANES": planes,
+            "PLANES": self._planes,
             "UNITS": tiling.units,
-            "GROUP": group,
-            "LOAD_HINT": tiling.load_hint,
-            "STORE_HINT": tiling.store_hint,
-            "PLANES_FIRST": tiling.planes_first,
         }
         self._launch = Launcher(push_kernel, constants, tiling.warps)
 
     def __call__(self, source_pages: int, target_pages: int, tokens: int, at_most: int | None) -> None:
-        work = -(-tokens * self._row // self._units) * self._groups
+        work = -(-tokens * self._row // self._units) * self._planes
         programs = work if at_most is None else min(work, at_most)
         pages = source_pages, target_pages
         self._launch(self._source.device, programs, 1, *self._tables, *pages, tokens, *self._first_bytes)

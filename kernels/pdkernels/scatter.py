@@ -16,14 +16,14 @@ from pdkernels.addressing import (
     plane_pointer,
     request_of,
     table_entry,
-    tile_of,
     unit_in_pool,
     unit_in_staging,
     words,
 )
 from pdkernels.layout import Pool
 from pdkernels.staging import StagingCopy
-from pdkernels.tiling import Tiling, scatter_tiling
+from pdkernels import tiling as tilings
+from pdkernels.tiling import Tiling
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
@@ -43,32 +43,25 @@ def scatter_kernel(
     PLANES: tl.constexpr,
     BATCHED: tl.constexpr,
     UNITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    LOAD_HINT: tl.constexpr,
-    STORE_HINT: tl.constexpr,
-    PLANES_FIRST: tl.constexpr,
 ):
     pages, staging, tokens = request_of(spans, pages, staging, tokens, BATCHED)
     tiles = tl.cdiv(tokens * ROW, UNITS)
     plane_bytes = tokens.to(tl.int64) * (ROW // SLICES * 16)
     work = tl.program_id(0)
-    while work < tiles * (PLANES // GROUP):  # once, unless the grid was made smaller than the work
-        tile, group = tile_of(work, tiles, PLANES // GROUP, PLANES_FIRST)
-        unit = tile * UNITS + tl.arange(0, UNITS)
+    while work < tiles * PLANES:  # once, unless the grid was made smaller than the work
+        plane = work // tiles
+        unit = (work % tiles) * UNITS + tl.arange(0, UNITS)
         live = unit < tokens * ROW
-        source = words(unit_in_staging(unit, tokens, ROW, SLICES, PLANES))
-        target = words(unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND))
-        moved = ()
-        for i in tl.static_range(GROUP):
-            plane = plane_pointer(staging + (group * GROUP + i) * plane_bytes)
-            moved = moved + (tl.load(plane + source, mask=live[:, None], eviction_policy=LOAD_HINT),)
-        for i in tl.static_range(GROUP):
-            plane = plane_pointer(table_entry(table, group * GROUP + i) + first_byte)
-            tl.store(plane + target, moved[i], mask=live[:, None], eviction_policy=STORE_HINT)
+        source = plane_pointer(staging + plane * plane_bytes)
+        target = plane_pointer(table_entry(table, plane) + first_byte)
+        from_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
+        to_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
+        moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+        tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
         work += tl.num_programs(0)
 
 
-SCATTER = StagingCopy(scatter_kernel, scatter_tiling)
+SCATTER = StagingCopy(scatter_kernel, tilings.SCATTER)
 
 
 def scatter(

@@ -1,6 +1,5 @@
 """The host side that gather and scatter share: check the arguments, take the kernel made ready for them, launch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 
 from pdkernels.launch import Launcher
 from pdkernels.layout import UNIT_BYTES, Pool
-from pdkernels.tiling import Tiling
+from pdkernels.tiling import FEW_PROGRAMS, Tiling
 
 _LARGEST_SPAN_BYTES = 16 << 30
 
@@ -24,7 +23,7 @@ class StagingCopy:
     """A kernel between pages and staging, and how it is cut by default."""
 
     kernel: Any
-    tiling: Callable[[int], Tiling]  # by payload in bytes
+    tiling: Tiling
 
     def request(
         self,
@@ -43,7 +42,7 @@ class StagingCopy:
         if tokens <= 0:
             return
         payload = staging_bytes(pool, tokens, heads)
-        ready = self.ready(pool, heads, slices, tiling or self.tiling(payload), batched=False)
+        ready = self.ready(pool, heads, slices, tiling or self._default(programs), batched=False)
         check_pages(pool, pages, tokens)
         check_staging(pool, staging, offset_bytes, payload)
         address = staging.data_ptr() + offset_bytes
@@ -65,8 +64,7 @@ class StagingCopy:
         """Several requests, their lengths read on the device."""
         if not len(spans) or longest_tokens <= 0:
             return
-        payload = staging_bytes(pool, longest_tokens, heads)
-        ready = self.ready(pool, heads, slices, tiling or self.tiling(payload * len(spans)), batched=True)
+        ready = self.ready(pool, heads, slices, tiling or self._default(programs), batched=True)
         check_pages(pool, pages, 0)
         check_staging(pool, staging, 0, 0)
         if spans.dtype != torch.int64 or spans.shape[1:] != (3,) or spans.device != pool.device:
@@ -74,6 +72,9 @@ class StagingCopy:
         rows = len(spans)
         at_most = ready.programs(longest_tokens, programs)
         ready(at_most, rows, pages.data_ptr(), spans.data_ptr(), staging.data_ptr(), 0)
+
+    def _default(self, programs: int | None) -> Tiling:
+        return self.tiling if programs is None else FEW_PROGRAMS
 
     def ready(self, pool: Pool, heads: range | None, slices: int, tiling: Tiling, *, batched: bool) -> "_Ready":
         """The kernel for these constants, made on the first call and kept in the pool."""
@@ -90,9 +91,7 @@ class _Ready:
 
     def __init__(self, copy: StagingCopy, pool: Pool, heads: range, slices: int, tiling: Tiling, *, batched: bool) -> None:
         layout = pool.layout
-        planes = len(pool.planes)
-        group = tiling.planes if planes % tiling.planes == 0 else 1
-        self._groups = planes // group
+        self._planes = len(pool.planes)
         self._row = len(heads) * layout.head_bytes // UNIT_BYTES
         self._units = tiling.units
         self._table = pool.table.data_ptr()
@@ -105,19 +104,15 @@ class _Ready:
             "PAGE": layout.page_size,
             "HND": layout.order == "HND",
             "SLICES": slices,
-            "PLANES": planes,
+            "PLANES": self._planes,
             "BATCHED": batched,
             "UNITS": tiling.units,
-            "GROUP": group,
-            "LOAD_HINT": tiling.load_hint,
-            "STORE_HINT": tiling.store_hint,
-            "PLANES_FIRST": tiling.planes_first,
         }
         self._launch = Launcher(copy.kernel, self.constants, tiling.warps)
 
     def programs(self, tokens: int, at_most: int | None) -> int:
         """Programs that each take one piece of work, or as many as are allowed."""
-        work = -(-tokens * self._row // self._units) * self._groups
+        work = -(-tokens * self._row // self._units) * self._planes
         return work if at_most is None else min(work, at_most)
 
     def __call__(self, programs: int, rows: int, pages: int, spans: int, staging: int, tokens: int) -> None:

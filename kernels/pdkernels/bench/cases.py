@@ -67,10 +67,14 @@ class Case:
 class Arena:
     """Random bytes on the device, filled once, from which every case takes its memory anew."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+    def __init__(self, size_bytes: int, device: str = "cuda") -> None:
+        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         self._bytes.view(torch.int64).random_()
         self._used = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self._bytes.device
 
     def reset(self) -> None:
         self._used = 0
@@ -107,9 +111,9 @@ class Memory:
         shape = (pages * case.page_size, heads, case.model.head_dim)
         plane_bytes = shape[0] * heads * case.model.head_bytes
         planes = [arena.take(plane_bytes).view(case.model.dtype).view(shape) for _ in range(2 * case.model.layers)]
-        order = torch.randperm(pages, device="cuda").to(torch.int32)
+        order = torch.randperm(pages, device=arena.device).to(torch.int32)
         lists = [order[i * pages_each : (i + 1) * pages_each].clone() for i in range(count)]
-        span = -(-payload // 512) * 512
+        span = payload // case.tokens * pages_each * case.page_size  # SGLang moves the last page whole
         staging = arena.take(span * count)
         pool = Pool(planes[: case.model.layers], planes[case.model.layers :], case.page_size)
         return cls(pool, lists, staging, [i * span for i in range(count)])

@@ -33,13 +33,9 @@ _LENGTHS = (16384, 1000)
 
 def tilings() -> Iterator[Tiling]:
     """Every cut with 16 to 128 bytes in flight per thread."""
-    hints = [("", ""), ("evict_first", ""), ("evict_first", "evict_first"), ("", "evict_first")]
-    for units, planes, warps, (load, store), first in itertools.product(
-        (64, 128, 256, 512, 1024), (1, 2, 4), (4, 8), hints, (False, True)
-    ):
-        per_thread = units * planes / (warps * 32)
-        if 1 <= per_thread <= 8 and (not first or (load and not store)):  # noqa: PLR2004
-            yield Tiling(units, planes, warps, load, store, first)
+    for units, warps in itertools.product((64, 128, 256, 512, 1024, 2048), (2, 4, 8)):
+        if 1 <= units / (warps * 32) <= 8:  # noqa: PLR2004
+            yield Tiling(units, warps)
 
 
 def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
