@@ -56,15 +56,23 @@ def append(
 
     Raises:
         ValueError: a shape, stride or dtype does not fit.
+
     """
     tokens, heads, head_dim = keys.shape
-    page_size = key_pages.shape[2] if key_pages.dim() == 4 else 1  # noqa: PLR2004
+    page_size = key_pages.shape[2] if key_pages.dim() == 4 else 1
     head_bytes = head_dim * keys.element_size()
     for new, plane in ((keys, key_pages), (values, value_pages)):
-        if new.shape != keys.shape or new.dtype != plane.dtype or plane.shape[1] != heads or plane.shape[-1] != head_dim:
+        if (
+            new.shape != keys.shape
+            or new.dtype != plane.dtype
+            or plane.shape[1] != heads
+            or plane.shape[-1] != head_dim
+        ):
             raise ValueError(f"{list(new.shape)} {new.dtype} does not fit pages {list(plane.shape)} {plane.dtype}")
         if new.stride()[1:] != (head_dim, 1) or head_bytes % UNIT_BYTES or not plane.is_contiguous():
-            raise ValueError(f"heads must be contiguous, of a multiple of {UNIT_BYTES} bytes, not strides {new.stride()}")
+            raise ValueError(
+                f"heads must be contiguous, of a multiple of {UNIT_BYTES} bytes, not strides {new.stride()}"
+            )
         if (new.data_ptr() | new.stride(0) * new.element_size()) % UNIT_BYTES:
             raise ValueError(f"tokens must begin at multiples of {UNIT_BYTES} bytes")
     if slots.dtype != torch.int32 or slots.shape != (tokens,) or not slots.is_contiguous():
@@ -75,8 +83,13 @@ def append(
     key = (heads * head, head, page_size)
     launch = _LAUNCHERS.get(key)
     if launch is None:
-        constants = {"ROW": heads * head, "HEAD": head, "PAGE": page_size, "UNITS": triton.next_power_of_2(heads * head)}
+        constants = {
+            "ROW": heads * head,
+            "HEAD": head,
+            "PAGE": page_size,
+            "UNITS": triton.next_power_of_2(heads * head),
+        }
         launch = _LAUNCHERS[key] = Launcher(append_kernel, constants, warps=4)
     pointers = key_pages.data_ptr(), value_pages.data_ptr(), slots.data_ptr(), keys.data_ptr(), values.data_ptr()
     size = keys.element_size()
-    launch(key_pages.device, tokens, 1, *pointers, keys.stride(0) * size, values.stride(0) * size)
+    launch(key_pages.device, (tokens, 1, 1), *pointers, keys.stride(0) * size, values.stride(0) * size)

@@ -28,6 +28,7 @@ class CapturedCopy:
         direction: "gather" or "scatter".
         most_tokens: of a request.
         programs: at most this many programs at a time; no limit if None.
+
     """
 
     def __init__(

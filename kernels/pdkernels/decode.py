@@ -112,6 +112,7 @@ class DecodeWorkspace:
 
     Args:
         splits: parts per sequence; by default enough that a full batch fills the device.
+
     """
 
     def __init__(
@@ -165,9 +166,10 @@ def paged_decode(
 
     Raises:
         ValueError: a shape or dtype does not fit.
+
     """
     batch, query_heads, head_dim = query.shape
-    order = "HND" if key_pages.dim() == 4 else "NHD"  # noqa: PLR2004
+    order = "HND" if key_pages.dim() == 4 else "NHD"
     kv_heads = key_pages.shape[1]
     page_size = key_pages.shape[2] if order == "HND" else page_size or 1
     _check_decode(query, key_pages, value_pages, block_table, lengths)
@@ -225,6 +227,8 @@ def _check_decode(
     if query.stride()[1:] != (head_dim, 1):
         raise ValueError(f"the heads of a query must be contiguous, not of strides {query.stride()}")
     if block_table.dtype != torch.int32 or len(block_table) != batch or block_table.stride(1) != 1:
-        raise ValueError(f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}")
+        raise ValueError(
+            f"block_table must be int32 [{batch}, pages], not {block_table.dtype} {list(block_table.shape)}"
+        )
     if lengths.dtype != torch.int32 or lengths.shape != (batch,):
         raise ValueError(f"lengths must be int32 [{batch}], not {lengths.dtype} {list(lengths.shape)}")

@@ -112,6 +112,7 @@ def gather_fp8(
     Args:
         pool: bf16 or fp16.
         scales: float32 [planes]; what is stored is the value divided by its plane's scale.
+
     """
     _move(gather_fp8_kernel, pool, pages, tokens, staging, scales, heads, slices, offset_bytes)
 
@@ -172,4 +173,4 @@ def _move(
         launch = pool.prepared[key] = Launcher(kernel, constants, warps=4)
     addresses = pool.table.data_ptr(), scales.data_ptr(), pages.data_ptr(), staging.data_ptr() + offset_bytes
     tiles = -(-tokens * row // _UNITS)
-    launch(pool.device, tiles, planes, *addresses, tokens, layout.first_byte(checked.start))
+    launch(pool.device, (tiles, planes, 1), *addresses, tokens, layout.first_byte(checked.start))

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pdkernels import tiling as tilings
 from pdkernels.addressing import (
     RUN_TIME,
     plane_pointer,
@@ -23,7 +24,6 @@ from pdkernels.addressing import (
 )
 from pdkernels.layout import Pool
 from pdkernels.staging import StagingCopy
-from pdkernels import tiling as tilings
 from pdkernels.tiling import Tiling
 
 
@@ -48,18 +48,20 @@ def gather_kernel(
     pages, staging, tokens = request_of(spans, pages, staging, tokens, BATCHED)
     tiles = tl.cdiv(tokens * ROW, UNITS)
     plane_bytes = tokens.to(tl.int64) * (ROW // SLICES * 16)
-    work = tl.program_id(0)
-    while work < tiles * PLANES:  # once, unless the grid was made smaller than the work
-        plane = work // tiles
-        unit = (work % tiles) * UNITS + tl.arange(0, UNITS)
-        live = unit < tokens * ROW
+    plane = tl.program_id(2)
+    while plane < PLANES:  # each loop runs once, unless the grid was made smaller than the work
         source = plane_pointer(table_entry(table, plane) + first_byte)
         target = plane_pointer(staging + plane * plane_bytes)
-        from_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
-        to_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
-        moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
-        tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
-        work += tl.num_programs(0)
+        tile = tl.program_id(0)
+        while tile < tiles:
+            unit = tile * UNITS + tl.arange(0, UNITS)
+            live = unit < tokens * ROW
+            from_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
+            to_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
+            moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+            tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
+            tile += tl.num_programs(0)
+        plane += tl.num_programs(2)
 
 
 GATHER = StagingCopy(gather_kernel, tilings.GATHER)
@@ -92,18 +94,10 @@ def gather(
 
     Raises:
         ValueError: a shape, dtype or offset does not fit.
+
     """
-    GATHER.request(
-        pool,
-        pages,
-        tokens,
-        staging,
-        heads=heads,
-        slices=slices,
-        offset_bytes=offset_bytes,
-        tiling=tiling,
-        programs=programs,
-    )
+    ready = GATHER.ready(pool, heads, slices, tiling, limited=programs is not None, batched=False)
+    ready.request(pages, tokens, staging, offset_bytes, programs)
 
 
 def gather_batch(
@@ -125,16 +119,7 @@ def gather_batch(
         spans: int64 [requests, 3]: index of the first page in pages, tokens, offset in staging in bytes.
         longest_tokens: at least the most tokens of a request; sizes the grid, not the work.
         programs: per request, at most.
-    """
-    GATHER.batch(
-        pool,
-        pages,
-        spans,
-        staging,
-        longest_tokens=longest_tokens,
-        heads=heads,
-        slices=slices,
-        tiling=tiling,
-        programs=programs,
-    )
 
+    """
+    ready = GATHER.ready(pool, heads, slices, tiling, limited=programs is not None, batched=True)
+    ready.batch(pages, spans, staging, longest_tokens, programs)

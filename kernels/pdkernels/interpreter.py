@@ -20,13 +20,13 @@ def repair_interpreter() -> None:
 
 
 def _repair_loop_bounds() -> None:
-    patch = interpreter._patch_lang_tensor  # noqa: SLF001
+    patch = interpreter._patch_lang_tensor
 
     def patch_and_repair(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = patch_and_repair  # noqa: SLF001
+    interpreter._patch_lang_tensor = patch_and_repair
 
 
 def _repair_bf16_dot() -> None:

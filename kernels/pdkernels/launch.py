@@ -14,6 +14,8 @@ from triton.runtime.interpreter import InterpretedFunction
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1 when triton was imported)."""
 
+Grid = tuple[int, int, int]
+
 
 class Launcher:
     """A kernel with its compile-time constants, compiled at the first call on each device.
@@ -22,6 +24,7 @@ class Launcher:
         kernel: its run-time parameters come first, all integers marked do_not_specialize; then its constants.
         constants: values of the kernel's constexpr parameters, in the order of its signature.
         warps: of 32 threads, per program.
+
     """
 
     def __init__(self, kernel: Any, constants: dict[str, Any], warps: int) -> None:
@@ -30,22 +33,24 @@ class Launcher:
         self._warps = warps
         self._launches: dict[int, Callable[..., None]] = {}
 
-    def __call__(self, device: torch.device, programs: int, rows: int, *integers: int) -> None:
-        """Launch a grid of [programs, rows] on the current stream of the device."""
+    def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
+        """Launch a grid on the current stream of the device."""
         if device.type == "cpu":
-            self._interpret(programs, rows, integers)
+            self._interpret(grid, integers)
             return
         launch = self._launches.get(device.index) or self.compile(device, len(integers))
-        if torch._C._cuda_getDevice() == device.index:  # noqa: SLF001
-            launch(programs, rows, integers)
+        if torch._C._cuda_getDevice() == device.index:
+            launch(grid, integers)
         else:
             with torch.cuda.device(device):
-                launch(programs, rows, integers)
+                launch(grid, integers)
 
-    def _interpret(self, programs: int, rows: int, integers: tuple[int, ...]) -> None:
+    def _interpret(self, grid: Grid, integers: tuple[int, ...]) -> None:
         if not isinstance(self._kernel, InterpretedFunction):
-            raise RuntimeError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before Python starts")
-        self._kernel[programs, rows](*integers, **self._constants)
+            raise RuntimeError(
+                "tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before Python starts"
+            )
+        self._kernel[grid](*integers, **self._constants)
 
     def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
         """Compile for a device, or load from Triton's cache, a kernel with that many run-time parameters."""
@@ -54,10 +59,10 @@ class Launcher:
             run = compiled.run  # loads the binary
         constants = tuple(self._constants.values())
         index, function, metadata = device.index, compiled.function, compiled.packed_metadata
-        raw_stream = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
+        raw_stream = torch._C._cuda_getCurrentRawStream
 
-        def launch(programs: int, rows: int, integers: tuple[int, ...]) -> None:
-            run(programs, rows, 1, raw_stream(index), function, metadata, None, None, None, *integers, *constants)
+        def launch(grid: Grid, integers: tuple[int, ...]) -> None:
+            run(*grid, raw_stream(index), function, metadata, None, None, None, *integers, *constants)
 
         self._launches[device.index] = launch
         return launch

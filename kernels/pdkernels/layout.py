@@ -63,6 +63,7 @@ class Pool:
         keys, values: one tensor per layer, contiguous, alike in shape, dtype and device. Three dimensions mean NHD
             [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim].
         page_size: tokens per page, a power of two; HND tensors say it themselves.
+
     """
 
     keys: Sequence[torch.Tensor]
@@ -78,12 +79,12 @@ class Pool:
         self.table = self._tables[self.device]
 
     @property
-    def planes(self) -> list[torch.Tensor]:
-        return [*self.keys, *self.values]
-
-    @property
     def device(self) -> torch.device:
         return self.keys[0].device
+
+    @property
+    def planes(self) -> list[torch.Tensor]:
+        return [*self.keys, *self.values]
 
     def table_on(self, device: torch.device) -> torch.Tensor:
         """The table for a kernel that runs on another device, which must have this one's memory mapped."""
@@ -108,7 +109,7 @@ def _layout(planes: list[torch.Tensor], page_size: int | None) -> KvLayout:
         )
     if first.nbytes > _LARGEST_PLANE_BYTES:
         raise ValueError(f"a plane may have {_LARGEST_PLANE_BYTES} bytes at most, not {first.nbytes}")
-    if first.dim() == 3:  # noqa: PLR2004
+    if first.dim() == 3:
         layout = KvLayout(first.shape[1], first.shape[2], first.dtype, page_size or 1)
     else:
         if page_size not in {None, first.shape[2]}:

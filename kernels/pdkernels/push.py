@@ -13,7 +13,7 @@ from pdkernels.addressing import plane_pointer, table_entry, unit_in_pool, words
 from pdkernels.launch import Launcher
 from pdkernels.layout import UNIT_BYTES, KvLayout, Pool
 from pdkernels.staging import check_pages
-from pdkernels.tiling import FEW_PROGRAMS, SCATTER, Tiling
+from pdkernels.tiling import FEW_PROGRAMS, SCATTER, Tiling, grid_of
 
 
 @triton.jit(
@@ -47,18 +47,20 @@ def push_kernel(
     UNITS: tl.constexpr,
 ):
     tiles = tl.cdiv(tokens * ROW, UNITS)
-    work = tl.program_id(0)
-    while work < tiles * PLANES:  # once, unless the grid was made smaller than the work
-        plane = work // tiles
-        unit = (work % tiles) * UNITS + tl.arange(0, UNITS)
-        live = unit < tokens * ROW
+    plane = tl.program_id(2)
+    while plane < PLANES:  # each loop runs once, unless the grid was made smaller than the work
         source = plane_pointer(table_entry(source_table, plane) + source_first_byte)
         target = plane_pointer(table_entry(target_table, plane) + target_first_byte)
-        from_unit = unit_in_pool(source_pages, unit, live, ROW, HEAD, SOURCE_HEADS, SOURCE_PAGE, SOURCE_HND)
-        to_unit = unit_in_pool(target_pages, unit, live, ROW, HEAD, TARGET_HEADS, TARGET_PAGE, TARGET_HND)
-        moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
-        tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
-        work += tl.num_programs(0)
+        tile = tl.program_id(0)
+        while tile < tiles:
+            unit = tile * UNITS + tl.arange(0, UNITS)
+            live = unit < tokens * ROW
+            from_unit = unit_in_pool(source_pages, unit, live, ROW, HEAD, SOURCE_HEADS, SOURCE_PAGE, SOURCE_HND)
+            to_unit = unit_in_pool(target_pages, unit, live, ROW, HEAD, TARGET_HEADS, TARGET_PAGE, TARGET_HND)
+            moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+            tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
+            tile += tl.num_programs(0)
+        plane += tl.num_programs(2)
 
 
 def push(
@@ -84,6 +86,7 @@ def push(
 
     Raises:
         ValueError: the pools, head ranges or page lists do not fit each other.
+
     """
     if tokens <= 0:
         return
@@ -128,10 +131,9 @@ class _Push:
         self._launch = Launcher(push_kernel, constants, tiling.warps)
 
     def __call__(self, source_pages: int, target_pages: int, tokens: int, at_most: int | None) -> None:
-        work = -(-tokens * self._row // self._units) * self._planes
-        programs = work if at_most is None else min(work, at_most)
+        grid = grid_of(-(-tokens * self._row // self._units), 1, self._planes, at_most)
         pages = source_pages, target_pages
-        self._launch(self._source.device, programs, 1, *self._tables, *pages, tokens, *self._first_bytes)
+        self._launch(self._source.device, grid, *self._tables, *pages, tokens, *self._first_bytes)
 
 
 def _of(side: str, layout: KvLayout) -> dict[str, int | bool]:

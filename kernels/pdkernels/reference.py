@@ -103,7 +103,7 @@ def append_reference(
     """Write the K and V of new tokens, [tokens, heads, head_dim], to their slots; a negative slot is padding."""
     used = slots >= 0
     for plane, new in ((key_pages, keys), (value_pages, values)):
-        if plane.dim() == 4:  # noqa: PLR2004
+        if plane.dim() == 4:
             page_size = plane.shape[2]
             plane[slots[used] // page_size, :, slots[used] % page_size] = new[used]
         else:
@@ -120,7 +120,10 @@ def paged_decode_reference(
         if length == 0:
             continue
         k, v = (
-            read_tokens(plane, pool.layout, block_table[row], length).float().repeat_interleave(group, dim=1).transpose(0, 1)
+            read_tokens(plane, pool.layout, block_table[row], length)
+            .float()
+            .repeat_interleave(group, dim=1)
+            .transpose(0, 1)
             for plane in (pool.keys[layer], pool.values[layer])
         )
         q = query[row, :, None].float()

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pdkernels import tiling as tilings
 from pdkernels.addressing import (
     RUN_TIME,
     plane_pointer,
@@ -22,7 +23,6 @@ from pdkernels.addressing import (
 )
 from pdkernels.layout import Pool
 from pdkernels.staging import StagingCopy
-from pdkernels import tiling as tilings
 from pdkernels.tiling import Tiling
 
 
@@ -47,18 +47,20 @@ def scatter_kernel(
     pages, staging, tokens = request_of(spans, pages, staging, tokens, BATCHED)
     tiles = tl.cdiv(tokens * ROW, UNITS)
     plane_bytes = tokens.to(tl.int64) * (ROW // SLICES * 16)
-    work = tl.program_id(0)
-    while work < tiles * PLANES:  # once, unless the grid was made smaller than the work
-        plane = work // tiles
-        unit = (work % tiles) * UNITS + tl.arange(0, UNITS)
-        live = unit < tokens * ROW
+    plane = tl.program_id(2)
+    while plane < PLANES:  # each loop runs once, unless the grid was made smaller than the work
         source = plane_pointer(staging + plane * plane_bytes)
         target = plane_pointer(table_entry(table, plane) + first_byte)
-        from_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
-        to_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
-        moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
-        tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
-        work += tl.num_programs(0)
+        tile = tl.program_id(0)
+        while tile < tiles:
+            unit = tile * UNITS + tl.arange(0, UNITS)
+            live = unit < tokens * ROW
+            from_unit = unit_in_staging(unit, tokens, ROW, SLICES, PLANES)
+            to_unit = unit_in_pool(pages, unit, live, ROW, HEAD, HEADS, PAGE, HND)
+            moved = tl.load(source + words(from_unit), mask=live[:, None], eviction_policy="evict_first")
+            tl.store(target + words(to_unit), moved, mask=live[:, None], eviction_policy="evict_first")
+            tile += tl.num_programs(0)
+        plane += tl.num_programs(2)
 
 
 SCATTER = StagingCopy(scatter_kernel, tilings.SCATTER)
@@ -85,18 +87,10 @@ def scatter(
 
     Raises:
         ValueError: a shape, dtype or offset does not fit.
+
     """
-    SCATTER.request(
-        pool,
-        pages,
-        tokens,
-        staging,
-        heads=heads,
-        slices=writers,
-        offset_bytes=offset_bytes,
-        tiling=tiling,
-        programs=programs,
-    )
+    ready = SCATTER.ready(pool, heads, writers, tiling, limited=programs is not None, batched=False)
+    ready.request(pages, tokens, staging, offset_bytes, programs)
 
 
 def scatter_batch(
@@ -115,15 +109,5 @@ def scatter_batch(
 
     Args: as for gather_batch.
     """
-    SCATTER.batch(
-        pool,
-        pages,
-        spans,
-        staging,
-        longest_tokens=longest_tokens,
-        heads=heads,
-        slices=writers,
-        tiling=tiling,
-        programs=programs,
-    )
-
+    ready = SCATTER.ready(pool, heads, writers, tiling, limited=programs is not None, batched=True)
+    ready.batch(pages, spans, staging, longest_tokens, programs)

@@ -7,7 +7,7 @@ import torch
 
 from pdkernels.launch import Launcher
 from pdkernels.layout import UNIT_BYTES, Pool
-from pdkernels.tiling import FEW_PROGRAMS, Tiling
+from pdkernels.tiling import FEW_PROGRAMS, Tiling, grid_of
 
 _LARGEST_SPAN_BYTES = 16 << 30
 
@@ -25,78 +25,37 @@ class StagingCopy:
     kernel: Any
     tiling: Tiling
 
-    def request(
-        self,
-        pool: Pool,
-        pages: torch.Tensor,
-        tokens: int,
-        staging: torch.Tensor,
-        *,
-        heads: range | None,
-        slices: int,
-        offset_bytes: int,
-        tiling: Tiling | None,
-        programs: int | None,
-    ) -> None:
-        """One request, its length known to the host."""
-        if tokens <= 0:
-            return
-        payload = staging_bytes(pool, tokens, heads)
-        ready = self.ready(pool, heads, slices, tiling or self._default(programs), batched=False)
-        check_pages(pool, pages, tokens)
-        check_staging(pool, staging, offset_bytes, payload)
-        address = staging.data_ptr() + offset_bytes
-        ready(ready.programs(tokens, programs), 1, pages.data_ptr(), 0, address, tokens)
-
-    def batch(
-        self,
-        pool: Pool,
-        pages: torch.Tensor,
-        spans: torch.Tensor,
-        staging: torch.Tensor,
-        *,
-        longest_tokens: int,
-        heads: range | None,
-        slices: int,
-        tiling: Tiling | None,
-        programs: int | None,
-    ) -> None:
-        """Several requests, their lengths read on the device."""
-        if not len(spans) or longest_tokens <= 0:
-            return
-        ready = self.ready(pool, heads, slices, tiling or self._default(programs), batched=True)
-        check_pages(pool, pages, 0)
-        check_staging(pool, staging, 0, 0)
-        if spans.dtype != torch.int64 or spans.shape[1:] != (3,) or spans.device != pool.device:
-            raise ValueError(f"spans must be int64 [requests, 3] on {pool.device}")
-        rows = len(spans)
-        at_most = ready.programs(longest_tokens, programs)
-        ready(at_most, rows, pages.data_ptr(), spans.data_ptr(), staging.data_ptr(), 0)
-
-    def _default(self, programs: int | None) -> Tiling:
-        return self.tiling if programs is None else FEW_PROGRAMS
-
-    def ready(self, pool: Pool, heads: range | None, slices: int, tiling: Tiling, *, batched: bool) -> "_Ready":
+    def ready(
+        self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
+    ) -> "Ready":
         """The kernel for these constants, made on the first call and kept in the pool."""
-        key = (self, heads, slices, tiling, batched)
+        key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
         if ready is None:
-            checked = pool.layout.check_heads(heads, slices)
-            ready = pool.prepared[key] = _Ready(self, pool, checked, slices, tiling, batched=batched)
+            cut = tiling or (FEW_PROGRAMS if limited else self.tiling)
+            ready = pool.prepared[key] = Ready(self, pool, heads, slices, cut, batched=batched)
         return ready
 
 
-class _Ready:
-    """A staging copy with all that does not change from call to call."""
+class Ready:
+    """A staging copy with all that does not change from call to call: what is left costs a few microseconds."""
 
-    def __init__(self, copy: StagingCopy, pool: Pool, heads: range, slices: int, tiling: Tiling, *, batched: bool) -> None:
+    def __init__(
+        self, copy: StagingCopy, pool: Pool, heads: range | None, slices: int, tiling: Tiling, *, batched: bool
+    ) -> None:
         layout = pool.layout
+        moved = layout.check_heads(heads, slices)
+        self._pool = pool
+        self._device = pool.device
+        self._page_size = layout.page_size
         self._planes = len(pool.planes)
-        self._row = len(heads) * layout.head_bytes // UNIT_BYTES
+        self._row = len(moved) * layout.head_bytes // UNIT_BYTES
+        self._token_bytes = self._planes * self._row * UNIT_BYTES
         self._units = tiling.units
         self._table = pool.table.data_ptr()
-        self._first_byte = layout.first_byte(heads.start)
-        self._device = pool.device
+        self._first_byte = layout.first_byte(moved.start)
+        self._checked: torch.Tensor | None = None  # the staging buffer of the last call, and its size
+        self._staging_bytes = 0
         self.constants = {
             "ROW": self._row,
             "HEAD": layout.head_bytes // UNIT_BYTES,
@@ -110,15 +69,53 @@ class _Ready:
         }
         self._launch = Launcher(copy.kernel, self.constants, tiling.warps)
 
-    def programs(self, tokens: int, at_most: int | None) -> int:
-        """Programs that each take one piece of work, or as many as are allowed."""
-        work = -(-tokens * self._row // self._units) * self._planes
-        return work if at_most is None else min(work, at_most)
-
-    def __call__(self, programs: int, rows: int, pages: int, spans: int, staging: int, tokens: int) -> None:
+    def request(
+        self, pages: torch.Tensor, tokens: int, staging: torch.Tensor, offset_bytes: int, programs: int | None
+    ) -> None:
+        """Move one request, its length known to the host."""
+        if tokens <= 0:
+            return
+        if pages.dtype is not torch.int32 or pages.numel() * self._page_size < tokens or not pages.is_contiguous():
+            check_pages(self._pool, pages, tokens)
+        self._check(staging, offset_bytes, tokens * self._token_bytes)
+        grid = grid_of(-(-tokens * self._row // self._units), 1, self._planes, programs)
         self._launch(
-            self._device, programs, rows, self._table, pages, spans, staging, tokens, self._first_byte
+            self._device,
+            grid,
+            self._table,
+            pages.data_ptr(),
+            0,
+            staging.data_ptr() + offset_bytes,
+            tokens,
+            self._first_byte,
         )
+
+    def batch(
+        self,
+        pages: torch.Tensor,
+        spans: torch.Tensor,
+        staging: torch.Tensor,
+        longest_tokens: int,
+        programs: int | None,
+    ) -> None:
+        """Move several requests, their lengths read on the device."""
+        if not len(spans) or longest_tokens <= 0:
+            return
+        check_pages(self._pool, pages, 0)
+        self._check(staging, 0, 0)
+        if spans.dtype != torch.int64 or spans.shape[1:] != (3,) or spans.device != self._device:
+            raise ValueError(f"spans must be int64 [requests, 3] on {self._device}")
+        grid = grid_of(-(-longest_tokens * self._row // self._units), len(spans), self._planes, programs)
+        addresses = pages.data_ptr(), spans.data_ptr(), staging.data_ptr()
+        self._launch(self._device, grid, self._table, *addresses, 0, self._first_byte)
+
+    def _check(self, staging: torch.Tensor, offset_bytes: int, span_bytes: int) -> None:
+        if staging is not self._checked:
+            check_staging(self._pool, staging, 0, 0)
+            self._checked, self._staging_bytes = staging, staging.numel()
+        fits = 0 <= offset_bytes <= self._staging_bytes - span_bytes
+        if not fits or offset_bytes % UNIT_BYTES or span_bytes > _LARGEST_SPAN_BYTES:
+            check_staging(self._pool, staging, offset_bytes, span_bytes)
 
 
 def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
@@ -138,4 +135,6 @@ def check_staging(pool: Pool, staging: torch.Tensor, offset_bytes: int, span_byt
     if span_bytes > _LARGEST_SPAN_BYTES:
         raise ValueError(f"a span may have {_LARGEST_SPAN_BYTES} bytes at most, not {span_bytes}: move fewer tokens")
     if not 0 <= offset_bytes <= staging.numel() - span_bytes:
-        raise ValueError(f"{span_bytes} bytes at offset {offset_bytes} do not fit in {staging.numel()} bytes of staging")
+        raise ValueError(
+            f"{span_bytes} bytes at offset {offset_bytes} do not fit in {staging.numel()} bytes of staging"
+        )

@@ -15,6 +15,7 @@ class Tiling:
     Attributes:
         units: 16-byte units of one plane per program and step, a power of two.
         warps: per program.
+
     """
 
     units: int
@@ -25,3 +26,12 @@ GATHER = Tiling(units=128, warps=4)
 SCATTER = Tiling(units=256, warps=4)
 FEW_PROGRAMS = Tiling(units=1024, warps=8)
 """For a limited number of programs: the bytes in flight are then those of one program per multiprocessor."""
+
+
+def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:
+    """Programs [tiles, requests, planes], one for each piece of work or, per request, no more than allowed."""
+    if programs is None or programs >= tiles * planes:
+        return tiles, requests, planes
+    if programs <= planes:
+        return 1, requests, max(1, programs)
+    return programs // planes, requests, planes

@@ -29,7 +29,9 @@ def test_append(order, page_size):
 @pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3)])
 def test_paged_decode(order, page_size, group, splits):
     heads, head_dim, lengths = 2, 32, [1, 0, 45]
-    pool = normal_pool(layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size)
+    pool = normal_pool(
+        layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
+    )
     table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
     query = torch.randn(3, heads * group + 2, head_dim, dtype=torch.bfloat16, device=DEVICE)[:, : heads * group]
     expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5)

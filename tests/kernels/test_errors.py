@@ -87,7 +87,10 @@ def test_decode():
     pool = normal_pool()
     planes = pool.keys[0], pool.values[0]
     query = torch.zeros(2, 8, 16, dtype=torch.bfloat16, device=DEVICE)
-    table, lengths = torch.zeros(2, 3, dtype=torch.int32, device=DEVICE), torch.ones(2, dtype=torch.int32, device=DEVICE)
+    table, lengths = (
+        torch.zeros(2, 3, dtype=torch.int32, device=DEVICE),
+        torch.ones(2, dtype=torch.int32, device=DEVICE),
+    )
     with pytest.raises(ValueError, match="does not fit pages"):
         paged_decode(query[:, :6], *planes, table, lengths, page_size=4)
     with pytest.raises(ValueError, match="block_table must be int32"):

@@ -81,7 +81,9 @@ def test_few_programs_do_all_the_work(check):
     check(random_pool(), 21, None, 1, tiling=Tiling(units=32, warps=4), programs=3)
 
 
-@pytest.mark.parametrize(("move", "order"), [("gather", "NHD"), ("scatter", "NHD"), ("gather", "HND"), ("scatter", "HND")])
+@pytest.mark.parametrize(
+    ("move", "order"), [("gather", "NHD"), ("scatter", "NHD"), ("gather", "HND"), ("scatter", "HND")]
+)
 def test_requests_of_a_batch_do_not_touch_each_other(move, order):
     pool = random_pool(order=order, pages=20)
     lengths = [9, 4, 0, 17]
@@ -127,7 +129,9 @@ def test_captured_copies_take_any_length():
         collect(list(range(300)), 300)
 
 
-@pytest.mark.parametrize(("source_ranks", "target_ranks", "kv_heads"), [(4, 1, 4), (4, 2, 4), (1, 4, 4), (2, 4, 8), (4, 1, 2)])
+@pytest.mark.parametrize(
+    ("source_ranks", "target_ranks", "kv_heads"), [(4, 1, 4), (4, 2, 4), (1, 4, 4), (2, 4, 8), (4, 1, 2)]
+)
 def test_between_tensor_parallel_layouts(source_ranks, target_ranks, kv_heads):
     """Heads leave all source ranks and arrive in all target ranks as if the cache had never been split."""
     tokens, page_size = 11, 4
@@ -149,11 +153,17 @@ def part_of(whole: Pool, rank: int, ranks: int) -> Pool:
     heads = whole.layout.heads
     each = max(1, heads // ranks)
     first = rank * each if ranks <= heads else rank // (ranks // heads)
-    keys, values = ([plane[:, first : first + each].contiguous() for plane in planes] for planes in (whole.keys, whole.values))
+    keys, values = (
+        [plane[:, first : first + each].contiguous() for plane in planes] for planes in (whole.keys, whole.values)
+    )
     return Pool(keys, values, whole.page_size)
 
 
-@given(kv_heads=st.sampled_from([1, 2, 4, 8]), source=st.sampled_from([1, 2, 4, 8, 16]), target=st.sampled_from([1, 2, 4, 8, 16]))
+@given(
+    kv_heads=st.sampled_from([1, 2, 4, 8]),
+    source=st.sampled_from([1, 2, 4, 8, 16]),
+    target=st.sampled_from([1, 2, 4, 8, 16]),
+)
 def test_every_target_head_is_filled_once(kv_heads, source, target):
     moves = head_moves(kv_heads, source, target)
     for rank in range(target):

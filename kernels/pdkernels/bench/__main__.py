@@ -26,7 +26,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("pdkernels.bench measures a GPU, and torch sees none here")
     torch.manual_seed(arguments.seed)
-    arena = Arena((4 if arguments.quick else 48) << 30)
+    large = not arguments.quick and arguments.only in ([], ["staging"])
+    arena = Arena((48 if large else 8) << 30)
     if not arguments.only or "staging" in arguments.only:
         precompile(_jobs(arena, quick=arguments.quick))
     peak = 2 * _PEAK_BYTES // 4 / copy_us(arena, _PEAK_BYTES // 4)
@@ -45,8 +46,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pdkernels.bench", description="Measure the kernels on this GPU.")
     parser.add_argument("--out", type=Path, required=True, help="CSV of rows to write")
     parser.add_argument("--quick", action="store_true", help="one page size, short requests")
-    parser.add_argument("--sglang", type=Path, help="folder that holds SGLang's source; else an installed sglang is used")
-    parser.add_argument("--only", nargs="*", choices=("staging", "programs", "batches", "attention", "peers"), default=[])
+    parser.add_argument(
+        "--sglang", type=Path, help="folder that holds SGLang's source; else an installed sglang is used"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=("staging", "programs", "batches", "attention", "peers"), default=[]
+    )
     parser.add_argument("--seed", type=int, default=0, help="of page lists and contents")
     parser.add_argument("--date", default=datetime.datetime.now(datetime.UTC).date().isoformat())
     return parser.parse_args()
@@ -78,7 +83,7 @@ def _jobs(arena: Arena, *, quick: bool) -> Iterator[Job]:
                     heads, slices = (case.source_heads, 1) if side == "gather" else (case.target_heads, case.writers)
                     memory = Memory.of(arena, case, heads)
                     for batched in (False, True):
-                        ready = copy.ready(memory.pool, None, slices, copy.tiling, batched=batched)
+                        ready = copy.ready(memory.pool, None, slices, None, limited=False, batched=batched)
                         kernel = copy.kernel.fn
                         constants = (kernel.__module__, kernel.__name__, ready.constants, copy.tiling.warps)
                         yield compile_launcher, (*constants, len(RUN_TIME))
@@ -90,7 +95,11 @@ def summary(rows: list[Row]) -> str:
     shape = {(r.kernel, r.model, r.tokens, r.page_size, r.dst_tp): r for r in rows if r.variant == "sglang"}
     for side in SIDES:
         ours = [row for row in rows if row.kernel == side and row.variant == "fused"]
-        for name, low, high in (("under 30 MB", 0, 30e6), ("30 to 100 MB", 30e6, 100e6), ("100 MB and more", 100e6, 1e15)):
+        for name, low, high in (
+            ("under 30 MB", 0, 30e6),
+            ("30 to 100 MB", 30e6, 100e6),
+            ("100 MB and more", 100e6, 1e15),
+        ):
             group = [row for row in ours if low <= row.payload_bytes < high]
             if not group:
                 continue

@@ -32,7 +32,8 @@ def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[
     bench.arena.reset()
     count = 1 if kv_bytes > 1 << 30 else min(8, max(2, -(-(256 << 20) // kv_bytes)))
     planes = [
-        [bench.arena.take(kv_bytes // 2).view(torch.bfloat16).view(slots, 8, 128) for _ in range(2)] for _ in range(count)
+        [bench.arena.take(kv_bytes // 2).view(torch.bfloat16).view(slots, 8, 128) for _ in range(2)]
+        for _ in range(count)
     ]
     for plane in planes[0]:
         plane.normal_()
@@ -50,7 +51,7 @@ def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[
     time = event_us(calls, 20)
     row = bench.row("decode", "fused", case, kv_bytes, copied, time_us=time, graph_us=graph_us(calls, 9))
     yield replace(row, gbytes_per_s=kv_bytes / time / 1e3, floor_us=kv_bytes / bench.peak_bytes_per_us)
-    if page_size == 16:  # noqa: PLR2004
+    if page_size == 16:
         yield _contiguous_sdpa(bench, case, planes[0], query, kv_bytes, copied)
         yield _append(bench, case, planes[0], batch)
 

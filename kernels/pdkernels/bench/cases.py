@@ -88,7 +88,7 @@ class Arena:
 
 
 _ROTATED_BYTES = 256 << 20  # several times the L2 cache
-_MOST_ROTATED = 8
+_MOST_ROTATED = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ def _measure(bench: Bench, case: Case) -> Iterator[Row]:
     yield bench.row("push", "peer_copy", case, payload, copied, time_us=copied)
     yield bench.row("push", "fused", case, payload, copied, time_us=_both_us(by_push))
     yield bench.row("push", "gather_copy_scatter", case, payload, copied, time_us=_both_us(by_staging))
-    if case.tokens >= 16384:  # noqa: PLR2004
+    if case.tokens >= 16384:
         for programs in (4, 8, 16, 32, 64, 132):
-            limited = lambda n=programs: push(  # noqa: E731
+            limited = lambda n=programs: push(
                 source, pages, target, pages, case.tokens, target_heads=heads, programs=n
             )
             row = bench.row("push", "few_programs", case, payload, copied, time_us=_both_us(limited))

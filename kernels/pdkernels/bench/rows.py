@@ -29,6 +29,7 @@ class Row:
         gbytes_per_s: read plus written, in 10^9 bytes.
         floor_us: bytes read plus written at the device's largest measured copy bandwidth.
         programs: thread blocks at a time, where limited.
+
     """
 
     kernel: str
@@ -65,7 +66,7 @@ class Provenance:
     @classmethod
     def here(cls, date: str) -> "Provenance":
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]  # noqa: S603
+        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         command = shlex.join(["python", "-m", "pdkernels.bench", *sys.argv[1:]])
         return cls(name, driver, torch.__version__, triton.__version__, platform.python_version(), command, date)
@@ -83,7 +84,13 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) and value < 1000 else f"{value:.1f}" if isinstance(value, float) else value  # noqa: PLR2004
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float) and value < 1000
+        else f"{value:.1f}"
+        if isinstance(value, float)
+        else value
+    )
 
 
 def table(rows: Sequence[Row]) -> str:

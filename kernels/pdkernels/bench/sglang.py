@@ -66,7 +66,9 @@ def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
     """Its scatter kernel alone, with all tables made beforehand."""
     writers = writers_of(case)
-    return [_kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()]
+    return [
+        _kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()
+    ]
 
 
 def _kernel_call(
@@ -83,10 +85,21 @@ def _kernel_call(
     planes = len(pool.planes)
     grid = (writers * planes if side == "scatter" else planes, triton.cdiv(per_layer, _BLOCK))
     if side == "gather":
-        kernel = module._fused_gather_to_staging_kernel[grid]  # noqa: SLF001
-        arguments = (pool.table, pages, staging, tokens, heads * head_dim, 0, per_layer, per_token, case.page_size, _BLOCK)
+        kernel = module._fused_gather_to_staging_kernel[grid]
+        arguments = (
+            pool.table,
+            pages,
+            staging,
+            tokens,
+            heads * head_dim,
+            0,
+            per_layer,
+            per_token,
+            case.page_size,
+            _BLOCK,
+        )
         return lambda: kernel(*arguments)
-    kernel = module._fused_scatter_from_staging_kernel[grid]  # noqa: SLF001
+    kernel = module._fused_scatter_from_staging_kernel[grid]
     first_heads = [writer * heads // writers * head_dim for writer in range(writers)]  # copies land on the same heads
     offsets = torch.tensor(first_heads, dtype=torch.int64, device=pool.device)
     arguments = (pool.table, pages, staging, offsets, tokens, heads * head_dim, per_layer, per_token, case.page_size)
@@ -97,7 +110,7 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
     """Its whole gather call, from a page list on the host until the data is in staging."""
     pool = memory.pool
     stream = torch.cuda.Stream()
-    gather = module._gather_all_layers_torch if use_torch else module._gather_all_layers_triton  # noqa: SLF001
+    gather = module._gather_all_layers_torch if use_torch else module._gather_all_layers_triton
 
     def call(pages: Any, buffer: SimpleNamespace) -> Call:
         return lambda: gather(pool.keys, pool.values, pages, buffer, 0, pool.layout.heads, case.page_size)
@@ -120,15 +133,11 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
 def whole_scatter_calls(module: Any, case: Case, memory: Memory) -> list[Call]:
     """Its whole scatter call, from a page list on the device."""
     pool = memory.pool
-    scatter = module._scatter_staging_to_kv_triton  # noqa: SLF001
+    scatter = module._scatter_staging_to_kv_triton
 
     def call(pages: torch.Tensor, offset: int) -> Call:
         staging = memory.staging[offset:]
         ranks = case.src_tp, case.dst_tp
-        return lambda: scatter(
-            staging, pool.keys, pool.values, pages, case.page_size, *ranks, 0, case.model.kv_heads
-        )
+        return lambda: scatter(staging, pool.keys, pool.values, pages, case.page_size, *ranks, 0, case.model.kv_heads)
 
     return [call(pages.long(), offset) for pages, offset in memory.rotation()]
-
-

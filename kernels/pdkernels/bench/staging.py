@@ -60,7 +60,7 @@ class Bench:
 def copy_us(arena: Arena, payload: int) -> float:
     """A device-to-device copy of the payload, rotated as the kernels are."""
     arena.reset()
-    count = 1 if payload > 2 << 30 else max(2, min(8, -(-(256 << 20) // payload)))
+    count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
     pairs = [(arena.take(payload), arena.take(payload)) for _ in range(count)]
     return event_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs], repeats_for(payload))  # type: ignore[misc]
 
@@ -83,30 +83,42 @@ def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
     copied = bench.copy_us(payload)
     memory = Memory.of(bench.arena, case, heads)
     repeats = repeats_for(payload)
-    for variant, calls in _variants(bench, side, case, memory):
-        slow = variant not in {"fused", "sglang"}
-        calls = calls[:2] if slow else calls
-        times = {"time_us": event_us(calls, 7 if slow else repeats)}
-        if not slow:
-            times["graph_us"] = graph_us(calls, 9)
-        if case.tokens == _BASELINE_TOKENS:
-            times["submit_us"] = submit_us(calls, 7 if slow else 60)
+    for variant, times in _best_of_two(case, _kernel_calls(bench, side, case, memory), repeats).items():
         yield bench.row(side, variant, case, payload, copied, **times)
+    if case.tokens == _BASELINE_TOKENS:
+        for variant, calls in _baseline_calls(side, case, memory):
+            times = {"time_us": event_us(calls[:2], 7), "submit_us": submit_us(calls[:2], 7, burst=1)}
+            yield bench.row(side, variant, case, payload, copied, **times)
     if case.tokens == _BASELINE_TOKENS:
         for variant, calls in _whole_calls(bench, side, case, memory):
             yield bench.row(side, variant, case, payload, copied, whole_us=whole_us(calls, 30))
 
 
-def _variants(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, Sequence[Call]]]:
-    yield "fused", our_calls(side, case, memory)
+def _best_of_two(case: Case, variants: dict[str, list[Call]], repeats: int) -> dict[str, dict[str, float]]:
+    """Two rounds over the variants, the smaller median of each: the first to run finds a device that has been idle."""
+    best: dict[str, dict[str, float]] = {variant: {} for variant in variants}
+    for _ in range(2):
+        for variant, calls in variants.items():
+            times = {"time_us": event_us(calls, repeats), "graph_us": graph_us(calls, 9)}
+            if case.tokens == _BASELINE_TOKENS:
+                times["submit_us"] = submit_us(calls, 20)
+            best[variant] = {name: min(time, best[variant].get(name, time)) for name, time in times.items()}
+    return best
+
+
+def _kernel_calls(bench: Bench, side: str, case: Case, memory: Memory) -> dict[str, list[Call]]:
+    variants = {"fused": our_calls(side, case, memory)}
     if bench.sglang is not None and case.tokens < _LARGEST_GRID:
         kernel_calls = sglang.gather_kernel_calls if side == "gather" else sglang.scatter_kernel_calls
-        yield "sglang", kernel_calls(bench.sglang, case, memory)
-    if case.tokens == _BASELINE_TOKENS:
-        yield "per_plane", baselines.plain_triton(case, memory, side)
-        yield "torch_index", baselines.torch_index(case, memory, side)
-        if case.page_size == 16 and case.model in MODELS[:2]:  # noqa: PLR2004
-            yield "memcpy2d", baselines.copy_engine(case, memory, side)
+        variants["sglang"] = kernel_calls(bench.sglang, case, memory)
+    return variants
+
+
+def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
+    yield "per_plane", baselines.plain_triton(case, memory, side)
+    yield "torch_index", baselines.torch_index(case, memory, side)
+    if case.page_size == 16 and case.model in MODELS[:2]:
+        yield "memcpy2d", baselines.copy_engine(case, memory, side)
 
 
 def our_calls(side: str, case: Case, memory: Memory, programs: int | None = None) -> list[Call]:
@@ -220,4 +232,3 @@ def _launch_each(side: str, case: Case, memory: Memory, spans: torch.Tensor, tok
                 scatter(memory.pool, pages, tokens, memory.staging, writers=case.writers, offset_bytes=offset)
 
     return all_requests
-

@@ -11,7 +11,7 @@ import torch
 
 Call = Callable[[], object]
 
-_HEAD_START_CYCLES = 2_000_000  # about a millisecond in which the host runs ahead of the device
+_HEAD_START_CYCLES = 10_000_000  # about five milliseconds in which the host runs ahead of the device
 
 
 def event_us(calls: Sequence[Call], repeats: int) -> float:
@@ -20,7 +20,7 @@ def event_us(calls: Sequence[Call], repeats: int) -> float:
         call()
     spans = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     torch.cuda.synchronize()
-    torch.cuda._sleep(_HEAD_START_CYCLES)  # noqa: SLF001
+    torch.cuda._sleep(_HEAD_START_CYCLES)
     for i, (start, end) in enumerate(spans):
         start.record()
         calls[i % len(calls)]()
@@ -43,14 +43,15 @@ def graph_us(calls: Sequence[Call], repeats: int) -> float:
     return event_us([graph.replay], repeats) / len(calls)
 
 
-def submit_us(calls: Sequence[Call], repeats: int) -> float:
-    """Median host time of a call when the device is idle, without waiting for it."""
+def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
+    """Median host time of a call in a burst, without waiting for the device."""
     taken = []
-    for i in range(repeats):
+    for _ in range(repeats):
         torch.cuda.synchronize()
         begin = time.perf_counter_ns()
-        calls[i % len(calls)]()
-        taken.append(time.perf_counter_ns() - begin)
+        for i in range(burst):
+            calls[i % len(calls)]()
+        taken.append((time.perf_counter_ns() - begin) / burst)
     torch.cuda.synchronize()
     return statistics.median(taken) / 1e3
 

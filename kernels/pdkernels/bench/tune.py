@@ -12,9 +12,9 @@ import triton
 
 from pdkernels import decode
 from pdkernels.addressing import RUN_TIME
-from pdkernels.bench.cases import MODELS, Arena, Case, Memory, Model
+from pdkernels.bench.cases import MODELS, Arena, Case, Memory
 from pdkernels.bench.precompile import Job, compile_launcher, precompile
-from pdkernels.bench.timing import event_us, graph_us
+from pdkernels.bench.timing import graph_us
 from pdkernels.gather import GATHER, gather
 from pdkernels.scatter import SCATTER, scatter
 from pdkernels.staging import StagingCopy
@@ -34,7 +34,7 @@ _LENGTHS = (16384, 1000)
 def tilings() -> Iterator[Tiling]:
     """Every cut with 16 to 128 bytes in flight per thread."""
     for units, warps in itertools.product((64, 128, 256, 512, 1024, 2048), (2, 4, 8)):
-        if 1 <= units / (warps * 32) <= 8:  # noqa: PLR2004
+        if 1 <= units / (warps * 32) <= 8:
             yield Tiling(units, warps)
 
 
@@ -52,7 +52,11 @@ def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, 
             copy = _copy_us(arena, payload)
             for tiling in tilings():
                 calls = [
-                    (lambda p=pages, o=offset, t=tiling: gather(memory.pool, p, now.tokens, memory.staging, offset_bytes=o, tiling=t))
+                    (
+                        lambda p=pages, o=offset, t=tiling: gather(
+                            memory.pool, p, now.tokens, memory.staging, offset_bytes=o, tiling=t
+                        )
+                    )
                     if side == "gather"
                     else (
                         lambda p=pages, o=offset, t=tiling: scatter(
@@ -93,14 +97,14 @@ def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
 
 def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) -> Job:
     """What to compile for a gather or scatter."""
-    ready = copy.ready(memory.pool, None, slices, tiling, batched=False)
+    ready = copy.ready(memory.pool, None, slices, tiling, limited=False, batched=False)
     kernel = copy.kernel.fn
     return compile_launcher, (kernel.__module__, kernel.__name__, ready.constants, tiling.warps, len(RUN_TIME))
 
 
 def decode_tilings() -> Iterator[decode.DecodeTiling]:
     for tokens, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
-        if tokens * stages <= 384:  # noqa: PLR2004
+        if tokens * stages <= 384:
             yield decode.DecodeTiling(tokens, warps, stages)
 
 
@@ -115,7 +119,7 @@ def sweep_decode(batch: int, context: int, page_size: int) -> Iterator[dict[str,
     query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device="cuda")
     copy_us = graph_us([lambda: pools[0][0].copy_(pools[0][1]), lambda: pools[1][0].copy_(pools[1][1])], 9)
     for splits, tiling in itertools.product((1, 2, 4, 8, 16), decode_tilings()):
-        if not 264 <= batch * 8 * splits <= 132 * 64:  # noqa: PLR2004
+        if not 264 <= batch * 8 * splits <= 132 * 64:
             continue
         workspace = decode.DecodeWorkspace(batch, 32, 8, 128, query.device, splits=splits)
         calls = [
@@ -137,7 +141,9 @@ def sweep_decode(batch: int, context: int, page_size: int) -> Iterator[dict[str,
             "payload_bytes": kv_bytes,
             "tiling": f"splits={splits} {tiling!r}",
             "graph_us": round(us, 2),
-            "copy_fraction": round(copy_us / us, 4),  # the copy of one plane reads and writes as much as attention reads
+            "copy_fraction": round(
+                copy_us / us, 4
+            ),  # the copy of one plane reads and writes as much as attention reads
         }
 
 
