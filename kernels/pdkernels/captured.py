@@ -4,6 +4,7 @@ A replay uploads page list and length from pinned memory and launches the kernel
 no pageable memory is read, and nothing waits for the device but the reuse of the pinned memory.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,13 +17,13 @@ from pdkernels.scatter import scatter_batch
 
 _SPAN_BYTES = 24
 _HEADER_BYTES = 32  # a span, padded so that the page list is aligned
-_SMALLEST_PAGES = 64
+_SMALLEST_PAGES = 4
 
 
 class CapturedCopy:
     """One pool, one staging buffer, one head range; requests of any length up to a limit.
 
-    A graph is kept for each power of two of pages, so that a short request uploads and launches little.
+    Graphs are kept for page counts a quarter apart, so that no request uploads or launches much more than it needs.
 
     Args:
         direction: "gather" or "scatter".
@@ -48,7 +49,7 @@ class CapturedCopy:
         most_pages = -(-most_tokens // self._page_size)
         sizes = [_SMALLEST_PAGES]
         while sizes[-1] < most_pages:
-            sizes.append(sizes[-1] * 2)
+            sizes.append(max(sizes[-1] + 1, sizes[-1] * 5 // 4))
         cuda = pool.device.type == "cuda"
         self._host = torch.zeros(_HEADER_BYTES + sizes[-1] * 4, dtype=torch.uint8, pin_memory=cuda)
         self._device = torch.zeros_like(self._host, device=pool.device)
@@ -66,7 +67,7 @@ class CapturedCopy:
         used = -(-tokens // self._page_size)
         if len(pages) < used or used > self._sizes[-1]:
             raise ValueError(f"{tokens} tokens need {used} pages; {len(pages)} given, {self._sizes[-1]} at most")
-        bucket = max(0, (used - 1).bit_length() - _SMALLEST_PAGES.bit_length() + 1)
+        bucket = bisect_left(self._sizes, used)
         if self._replayed is not None:
             self._replayed.synchronize()  # the last replay has read the pinned memory
         self._span[1] = tokens

@@ -96,10 +96,11 @@ def check_append() -> None:
     for order in ("NHD", "HND"):
         pool, slots = _pool(order=order), torch.tensor([5, -1, 63], dtype=torch.int32, device=_DEVICE)
         keys, values = (torch.randn(3, 6, 80, device=_DEVICE).to(torch.bfloat16) for _ in range(2))
-        expected = [plane.clone() for plane in (pool.keys[0], pool.values[0])]
-        append_reference(*expected, slots, keys, values)
+        key_pages, value_pages = pool.keys[0].clone(), pool.values[0].clone()
+        append_reference(key_pages, value_pages, slots, keys, values)
         append(pool.keys[0], pool.values[0], slots, keys, values)
-        _same(torch.stack(expected), torch.stack([pool.keys[0], pool.values[0]]))
+        _same(pool.keys[0], key_pages)
+        _same(pool.values[0], value_pages)
 
 
 def check_decode() -> None:

@@ -8,11 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from triton import knobs
 from triton.runtime.interpreter import InterpretedFunction
-
-INTERPRETED = bool(knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1 when triton was imported)."""
 
 Grid = tuple[int, int, int]
 

@@ -1,8 +1,8 @@
 """Where the bytes of a KV cache lie: one layout for all layers, and the pool of pages that has it."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -71,7 +71,7 @@ class Pool:
     page_size: int | None = None
     layout: KvLayout = field(init=False)
     table: torch.Tensor = field(init=False)  # addresses of all planes, K of every layer before V of every layer
-    prepared: dict[Hashable, Callable[..., None]] = field(init=False, default_factory=dict)  # kernels made ready
+    prepared: dict[Hashable, Any] = field(init=False, default_factory=dict)  # kernels made ready
 
     def __post_init__(self) -> None:
         self.layout = _layout(self.planes, self.page_size)

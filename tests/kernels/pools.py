@@ -1,7 +1,5 @@
 """Pools with random bytes, and page lists, on the device that the tests run on."""
 
-from collections.abc import Sequence
-
 import torch
 from pdkernels import Pool
 
@@ -50,7 +48,3 @@ def same_bytes(pool: Pool, expected: Pool) -> bool:
         torch.equal(plane.view(torch.uint8), other.view(torch.uint8))
         for plane, other in zip(pool.planes, expected.planes, strict=True)
     )
-
-
-def bytes_of(pools: Sequence[Pool]) -> list[torch.Tensor]:
-    return [plane.view(torch.uint8) for pool in pools for plane in pool.planes]

@@ -78,8 +78,8 @@ def test_append(pool):
         append(pool.keys[0], pool.values[0], slots, new[:, :2], new[:, :2])
     with pytest.raises(ValueError, match=r"slots must be contiguous int32 \[3\]"):
         append(pool.keys[0], pool.values[0], slots.long(), new, new)
+    wide = torch.zeros(3, 4, 32, dtype=torch.bfloat16, device=DEVICE)[..., :16]
     with pytest.raises(ValueError, match="heads must be contiguous"):
-        wide = torch.zeros(3, 4, 32, dtype=torch.bfloat16, device=DEVICE)[..., :16]
         append(pool.keys[0], pool.values[0], slots, wide, wide)
 
 

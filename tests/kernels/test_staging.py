@@ -125,7 +125,7 @@ def test_captured_copies_take_any_length():
         distribute(pages.cpu().numpy(), tokens, offset_bytes=16)
         distribute.wait()
         assert same_bytes(target, expected)
-    with pytest.raises(ValueError, match="256 at most"):
+    with pytest.raises(ValueError, match="at most"):
         collect(list(range(300)), 300)
 
 

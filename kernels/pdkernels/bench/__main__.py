@@ -1,8 +1,8 @@
 """python -m pdkernels.bench [--quick] [--sglang FOLDER] --out rows.csv"""
 
 import argparse
-import datetime
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from pdkernels.gather import GATHER
 from pdkernels.scatter import SCATTER
 
 _PEAK_BYTES = 4 << 30
+_SHORT_TOKENS = 4096  # requests up to this length need little memory
 
 
 def main() -> None:
@@ -26,10 +27,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("pdkernels.bench measures a GPU, and torch sees none here")
     torch.manual_seed(arguments.seed)
-    large = not arguments.quick and arguments.only in ([], ["staging"])
-    arena = Arena((48 if large else 8) << 30)
+    arena = Arena((48 if max(arguments.tokens) > _SHORT_TOKENS else 8) << 30)
     if not arguments.only or "staging" in arguments.only:
-        precompile(_jobs(arena, quick=arguments.quick))
+        precompile(_jobs(arena, arguments.pages))
     peak = 2 * _PEAK_BYTES // 4 / copy_us(arena, _PEAK_BYTES // 4)
     bench = Bench(arena, sglang.load(arguments.sglang), peak)
     rows: list[Row] = []
@@ -45,6 +45,8 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pdkernels.bench", description="Measure the kernels on this GPU.")
     parser.add_argument("--out", type=Path, required=True, help="CSV of rows to write")
+    parser.add_argument("--tokens", nargs="+", type=int, help="lengths of requests for gather and scatter")
+    parser.add_argument("--pages", nargs="+", type=int, help="page sizes for gather and scatter")
     parser.add_argument("--quick", action="store_true", help="one page size, short requests")
     parser.add_argument(
         "--sglang", type=Path, help="folder that holds SGLang's source; else an installed sglang is used"
@@ -53,8 +55,11 @@ def _arguments() -> argparse.Namespace:
         "--only", nargs="*", choices=("staging", "programs", "batches", "attention", "peers"), default=[]
     )
     parser.add_argument("--seed", type=int, default=0, help="of page lists and contents")
-    parser.add_argument("--date", default=datetime.datetime.now(datetime.UTC).date().isoformat())
-    return parser.parse_args()
+    parser.add_argument("--date", default=dt.datetime.now(dt.UTC).date().isoformat())
+    arguments = parser.parse_args()
+    arguments.tokens = arguments.tokens or ([256, 1000, 4096] if arguments.quick else [256, 1000, 4096, 16384, 54528])
+    arguments.pages = arguments.pages or ([16] if arguments.quick else [1, 16, 64])
+    return arguments
 
 
 def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
@@ -67,16 +72,16 @@ def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
     if "attention" in wanted:
         yield from attention(bench, quick=arguments.quick)
     if "staging" in wanted:
-        for side, case in cases(quick=arguments.quick):
+        for side, case in cases(arguments.tokens, arguments.pages):
             yield from measure(bench, side, case)
     if "peers" in wanted:
         yield from peers(bench, quick=arguments.quick)
 
 
-def _jobs(arena: Arena, *, quick: bool) -> Iterator[Job]:
+def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
     """One small case for each kernel of ours that is measured."""
     for model in MODELS:
-        for page_size in (16,) if quick else (1, 16, 64):
+        for page_size in page_sizes:
             for dst_tp in (1, 2):
                 case = Case(model, 64, page_size, 4, dst_tp)
                 for side, copy in zip(SIDES, (GATHER, SCATTER), strict=True):

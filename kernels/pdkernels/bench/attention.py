@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -47,7 +48,7 @@ def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[
         k, v = planes[index]
         paged_decode(query, k, v, table, lengths, page_size=page_size, output=out, workspace=workspace)
 
-    calls = [lambda i=i: decode(i) for i in range(count)]  # type: ignore[misc]
+    calls = [partial(decode, index) for index in range(count)]
     time = event_us(calls, 20)
     row = bench.row("decode", "fused", case, kv_bytes, copied, time_us=time, graph_us=graph_us(calls, 9))
     yield replace(row, gbytes_per_s=kv_bytes / time / 1e3, floor_us=kv_bytes / bench.peak_bytes_per_us)
@@ -71,7 +72,8 @@ def _contiguous_sdpa(
 def _append(bench: Bench, case: Case, planes: list[torch.Tensor], batch: int) -> Row:
     slots = torch.randperm(len(planes[0]), device="cuda")[:batch].to(torch.int32)
     new = torch.randn(batch, 16, 128, dtype=torch.bfloat16, device="cuda")
-    call = [lambda: append(*planes, slots, new[:, :8], new[:, 8:])]
+    keys, values = planes
+    call = [lambda: append(keys, values, slots, new[:, :8], new[:, 8:])]
     payload = 2 * batch * 8 * 128 * 2
     times = {"time_us": event_us(call, 20), "graph_us": graph_us(call * 8, 9), "submit_us": submit_us(call, 20)}
     return bench.row("append", "fused", case, payload, bench.copy_us(payload), **times)

@@ -3,6 +3,7 @@
 import time as clock
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -36,8 +37,8 @@ def _measure(bench: Bench, case: Case) -> Iterator[Row]:
     near, far = (torch.empty(payload, dtype=torch.uint8, device=device) for device in (_HERE, _THERE))
     heads = range(case.source_heads)
 
-    def by_push() -> None:
-        push(source, pages, target, pages, case.tokens, target_heads=heads)
+    def by_push(programs: int | None = None) -> None:
+        push(source, pages, target, pages, case.tokens, target_heads=heads, programs=programs)
 
     def by_staging() -> None:
         gather(source, pages, case.tokens, near)
@@ -50,9 +51,7 @@ def _measure(bench: Bench, case: Case) -> Iterator[Row]:
     yield bench.row("push", "gather_copy_scatter", case, payload, copied, time_us=_both_us(by_staging))
     if case.tokens >= 16384:
         for programs in (4, 8, 16, 32, 64, 132):
-            limited = lambda n=programs: push(
-                source, pages, target, pages, case.tokens, target_heads=heads, programs=n
-            )
+            limited = partial(by_push, programs)
             row = bench.row("push", "few_programs", case, payload, copied, time_us=_both_us(limited))
             yield replace(row, programs=programs)
 

@@ -84,28 +84,22 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    return (
-        f"{value:.4g}"
-        if isinstance(value, float) and value < 1000
-        else f"{value:.1f}"
-        if isinstance(value, float)
-        else value
-    )
+    """Four digits, or tenths of a number that has more before its point."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.4g}" if value < 1000 else f"{value:.1f}"
 
 
 def table(rows: Sequence[Row]) -> str:
     """Kernel, variant and shape against time, share of copy bandwidth and host time."""
-    lines = [
-        f"{'kernel':8} {'variant':14} {'model':18} {'tokens':>6} {'page':>4} {'tp':>5} {'MB':>8} {'us':>9} {'graph':>9}"
-        f" {'submit':>7} {'whole':>7} {'copy':>5}"
-    ]
+    names = f"{'kernel':8} {'variant':14} {'model':18} {'tokens':>6} {'page':>4} {'tp':>5} {'MB':>8}"
+    lines = [f"{names} {'us':>9} {'graph':>9} {'submit':>7} {'whole':>7} {'copy':>5}"]
     for row in rows:
+        layouts = f"{row.src_tp}->{row.dst_tp}"
+        shape = f"{row.model:18} {row.tokens:>6} {row.page_size:>4} {layouts:>5} {row.payload_bytes / 1e6:>8.1f}"
+        times = _cell(row.time_us, 9), _cell(row.graph_us, 9), _cell(row.submit_us, 7), _cell(row.whole_us, 7)
         share = "" if row.copy_fraction is None else f"{row.copy_fraction:.0%}"
-        times = (_cell(row.time_us, 9), _cell(row.graph_us, 9), _cell(row.submit_us, 7), _cell(row.whole_us, 7))
-        lines.append(
-            f"{row.kernel:8} {row.variant:14} {row.model:18} {row.tokens:>6} {row.page_size:>4} {row.src_tp}->{row.dst_tp:<2}"
-            f" {row.payload_bytes / 1e6:>8.1f} {' '.join(times)} {share:>5}"
-        )
+        lines.append(f"{row.kernel:8} {row.variant:14} {shape} {' '.join(times)} {share:>5}")
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def _stand_in(name: str, **members: Any) -> None:
 
 
 def writers_of(case: Case) -> int:
-    """It sends every copy of a head, so that there are more writers than heads where there are more ranks than heads."""
+    """It sends every copy of a head: more writers than heads where there are more ranks than heads."""
     return max(1, case.src_tp // case.dst_tp)
 
 
@@ -102,8 +102,18 @@ def _kernel_call(
     kernel = module._fused_scatter_from_staging_kernel[grid]
     first_heads = [writer * heads // writers * head_dim for writer in range(writers)]  # copies land on the same heads
     offsets = torch.tensor(first_heads, dtype=torch.int64, device=pool.device)
-    arguments = (pool.table, pages, staging, offsets, tokens, heads * head_dim, per_layer, per_token, case.page_size)
-    return lambda: kernel(*arguments, planes, _BLOCK)
+    arguments_of_scatter = (
+        pool.table,
+        pages,
+        staging,
+        offsets,
+        tokens,
+        heads * head_dim,
+        per_layer,
+        per_token,
+        case.page_size,
+    )
+    return lambda: kernel(*arguments_of_scatter, planes, _BLOCK)
 
 
 def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bool) -> list[Call]:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -16,6 +19,7 @@ from pdkernels.gather import gather, gather_batch
 from pdkernels.layout import Pool
 from pdkernels.push import push
 from pdkernels.scatter import scatter, scatter_batch
+from pdkernels.tiling import Tiling
 
 SIDES = ("gather", "scatter")
 _BASELINE_TOKENS = 1000
@@ -37,7 +41,7 @@ class Bench:
             self.copies[payload] = copy_us(self.arena, payload)
         return self.copies[payload]
 
-    def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: float | None) -> Row:
+    def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
         """A row with what follows from its times."""
         row = Row(
             kernel,
@@ -62,18 +66,15 @@ def copy_us(arena: Arena, payload: int) -> float:
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
     pairs = [(arena.take(payload), arena.take(payload)) for _ in range(count)]
-    return event_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs], repeats_for(payload))  # type: ignore[misc]
+    return event_us([partial(b.copy_, a) for a, b in pairs], repeats_for(payload))
 
 
-def cases(*, quick: bool) -> Iterator[tuple[str, Case]]:
+def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
     """Every side, model, page size, target layout and length."""
-    lengths = (256, 1000, 4096) if quick else (256, 1000, 4096, 16384, 54528)
-    for model in MODELS:
-        for page_size in (16,) if quick else (1, 16, 64):
-            for tokens in lengths:
-                yield "gather", Case(model, tokens, page_size, 4, 1)
-                for dst_tp in (1, 2):
-                    yield "scatter", Case(model, tokens, page_size, 4, dst_tp)
+    for model, page_size, tokens in product(MODELS, page_sizes, lengths):
+        yield "gather", Case(model, tokens, page_size, 4, 1)
+        for dst_tp in (1, 2):
+            yield "scatter", Case(model, tokens, page_size, 4, dst_tp)
 
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
@@ -121,28 +122,19 @@ def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str
         yield "memcpy2d", baselines.copy_engine(case, memory, side)
 
 
-def our_calls(side: str, case: Case, memory: Memory, programs: int | None = None) -> list[Call]:
+def our_calls(
+    side: str, case: Case, memory: Memory, programs: int | None = None, tiling: Tiling | None = None
+) -> list[Call]:
     """Our kernel over the rotation."""
-
-    def call(pages: torch.Tensor, offset: int) -> Call:
-        if side == "gather":
-            return lambda: gather(
-                memory.pool, pages, case.tokens, memory.staging, offset_bytes=offset, programs=programs
-            )
-        return lambda: scatter(
-            memory.pool,
-            pages,
-            case.tokens,
-            memory.staging,
-            writers=case.writers,
-            offset_bytes=offset,
-            programs=programs,
-        )
-
-    return [call(pages, offset) for pages, offset in memory.rotation()]
+    move: Any = gather if side == "gather" else partial(scatter, writers=case.writers)
+    how = {"programs": programs, "tiling": tiling}
+    return [
+        partial(move, memory.pool, pages, case.tokens, memory.staging, offset_bytes=offset, **how)
+        for pages, offset in memory.rotation()
+    ]
 
 
-def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, Sequence[Call]]]:
+def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
     """From page list to done: pages on the host for a gather, on the device for a scatter, as a PD system has them."""
     if side == "scatter":
         yield "fused_call", our_calls(side, case, memory)
@@ -157,8 +149,8 @@ def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterato
         yield "sglang_torch_call", sglang.whole_gather_calls(bench.sglang, case, memory, use_torch=True)
 
 
-def _captured_call(captured: CapturedCopy, pages: object, tokens: int, offset: int) -> Call:
-    return lambda: captured(pages, tokens, offset)  # type: ignore[arg-type]
+def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int) -> Call:
+    return lambda: captured(pages, tokens, offset)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
@@ -215,20 +207,21 @@ def batches(bench: Bench) -> Iterator[Row]:
 
 
 def _one_launch(side: str, case: Case, memory: Memory, spans: torch.Tensor, tokens: int) -> Call:
-    pool, pages, staging = memory.pool, memory.pages[0], memory.staging
+    pool, pages, staging, writers = memory.pool, memory.pages[0], memory.staging, case.writers
     if side == "gather":
         return lambda: gather_batch(pool, pages, spans, staging, longest_tokens=tokens)
-    return lambda: scatter_batch(pool, pages, spans, staging, longest_tokens=tokens, writers=case.writers)
+    return lambda: scatter_batch(pool, pages, spans, staging, longest_tokens=tokens, writers=writers)
 
 
 def _launch_each(side: str, case: Case, memory: Memory, spans: torch.Tensor, tokens: int) -> Call:
+    pool, staging, writers = memory.pool, memory.staging, case.writers
     requests = [(memory.pages[0][first:], offset) for first, _, offset in spans.tolist()]
 
     def all_requests() -> None:
         for pages, offset in requests:
             if side == "gather":
-                gather(memory.pool, pages, tokens, memory.staging, offset_bytes=offset)
+                gather(pool, pages, tokens, staging, offset_bytes=offset)
             else:
-                scatter(memory.pool, pages, tokens, memory.staging, writers=case.writers, offset_bytes=offset)
+                scatter(pool, pages, tokens, staging, writers=writers, offset_bytes=offset)
 
     return all_requests

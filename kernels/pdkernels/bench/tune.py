@@ -1,9 +1,13 @@
-"""Sweeps tilings: python -m pdkernels.bench.tune --out FOLDER. What it finds is written into pdkernels/tiling.py by hand."""
+"""Sweeps tilings: python -m pdkernels.bench.tune --out FOLDER
+
+What it finds is written into pdkernels/tiling.py and pdkernels/decode.py by hand.
+"""
 
 import argparse
 import csv
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,10 @@ from pdkernels import decode
 from pdkernels.addressing import RUN_TIME
 from pdkernels.bench.cases import MODELS, Arena, Case, Memory
 from pdkernels.bench.precompile import Job, compile_launcher, precompile
+from pdkernels.bench.staging import our_calls
 from pdkernels.bench.timing import graph_us
-from pdkernels.gather import GATHER, gather
-from pdkernels.scatter import SCATTER, scatter
+from pdkernels.gather import GATHER
+from pdkernels.scatter import SCATTER
 from pdkernels.staging import StagingCopy
 from pdkernels.tiling import Tiling
 
@@ -41,56 +46,28 @@ def tilings() -> Iterator[Tiling]:
 def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Gather and scatter under every tiling."""
     models = {model.name: model for model in MODELS}
-    cases = [Case(models[name], max(lengths), page, 4, dst) for name, page, dst in _SHAPES]
-    precompile(_jobs(arena, cases))
-    for case, side in itertools.product(cases, ("gather", "scatter")):
+    shapes = [(models[name], page_size, dst_tp) for name, page_size, dst_tp in _SHAPES]
+    precompile(_jobs(arena, [Case(model, 256, page_size, 4, dst_tp) for model, page_size, dst_tp in shapes]))
+    for (model, page_size, dst_tp), side, tokens in itertools.product(shapes, ("gather", "scatter"), lengths):
+        case = Case(model, tokens, page_size, 4, dst_tp)
         heads = case.source_heads if side == "gather" else case.target_heads
-        for tokens in lengths:
-            now = Case(case.model, tokens, case.page_size, case.src_tp, case.dst_tp)
-            memory = Memory.of(arena, now, heads)
-            payload = now.payload_bytes(heads)
-            copy = _copy_us(arena, payload)
-            for tiling in tilings():
-                calls = [
-                    (
-                        lambda p=pages, o=offset, t=tiling: gather(
-                            memory.pool, p, now.tokens, memory.staging, offset_bytes=o, tiling=t
-                        )
-                    )
-                    if side == "gather"
-                    else (
-                        lambda p=pages, o=offset, t=tiling: scatter(
-                            memory.pool, p, now.tokens, memory.staging, writers=now.writers, offset_bytes=o, tiling=t
-                        )
-                    )
-                    for pages, offset in memory.rotation()
-                ]
-                us = graph_us(calls, 9)
-                yield {
-                    "kernel": side,
-                    "model": case.model.name,
-                    "tokens": tokens,
-                    "page_size": case.page_size,
-                    "row_bytes": heads * case.model.head_bytes,
-                    "payload_bytes": payload,
-                    "tiling": repr(tiling),
-                    "graph_us": round(us, 2),
-                    "copy_fraction": round(copy / us, 4),
-                }
-
-
-def _copy_us(arena: Arena, payload: int) -> float:
-    arena.reset()
-    count = 2 if payload > 1 << 30 else max(2, min(8, (256 << 20) // payload))
-    pairs = [(arena.take(payload), arena.take(payload)) for _ in range(count)]
-    return graph_us([lambda a=a, b=b: b.copy_(a) for a, b in pairs], 9)
+        memory = Memory.of(arena, case, heads)
+        for tiling in tilings():
+            yield {
+                "kernel": side,
+                "model": model.name,
+                "tokens": tokens,
+                "page_size": page_size,
+                "row_bytes": heads * model.head_bytes,
+                "payload_bytes": case.payload_bytes(heads),
+                "tiling": repr(tiling),
+                "graph_us": round(graph_us(our_calls(side, case, memory, tiling=tiling), 9), 2),
+            }
 
 
 def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
     for case, copy in itertools.product(cases, (GATHER, SCATTER)):
-        small = Case(case.model, 256, case.page_size, case.src_tp, case.dst_tp)
-        heads = case.source_heads if copy is GATHER else case.target_heads
-        memory = Memory.of(arena, small, heads)
+        memory = Memory.of(arena, case, case.source_heads if copy is GATHER else case.target_heads)
         slices = 1 if copy is GATHER else case.writers
         yield from (staging_job(copy, memory, slices, tiling) for tiling in tilings())
 
@@ -117,17 +94,12 @@ def sweep_decode(batch: int, context: int, page_size: int) -> Iterator[dict[str,
     table = torch.randperm(slots // page_size, device="cuda").to(torch.int32).view(batch, -1)
     lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device="cuda")
-    copy_us = graph_us([lambda: pools[0][0].copy_(pools[0][1]), lambda: pools[1][0].copy_(pools[1][1])], 9)
     for splits, tiling in itertools.product((1, 2, 4, 8, 16), decode_tilings()):
         if not 264 <= batch * 8 * splits <= 132 * 64:
             continue
         workspace = decode.DecodeWorkspace(batch, 32, 8, 128, query.device, splits=splits)
-        calls = [
-            lambda k=k, v=v, w=workspace, t=tiling: decode.paged_decode(
-                query, k, v, table, lengths, page_size=page_size, output=query.clone(), workspace=w, tiling=t
-            )
-            for k, v in pools
-        ]
+        how: dict[str, Any] = {"page_size": page_size, "workspace": workspace, "tiling": tiling}
+        calls = [partial(decode.paged_decode, query, k, v, table, lengths, **how) for k, v in pools]
         try:
             us = graph_us(calls, 9)
         except triton.runtime.errors.OutOfResources:
@@ -141,20 +113,17 @@ def sweep_decode(batch: int, context: int, page_size: int) -> Iterator[dict[str,
             "payload_bytes": kv_bytes,
             "tiling": f"splits={splits} {tiling!r}",
             "graph_us": round(us, 2),
-            "copy_fraction": round(
-                copy_us / us, 4
-            ),  # the copy of one plane reads and writes as much as attention reads
         }
 
 
 def compile_decode(tiling: decode.DecodeTiling, page_size: int) -> None:
     """Compile decode attention by running it on a small batch."""
-    planes = [torch.zeros(4096, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    keys, values = (torch.zeros(4096, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     table = torch.zeros(2, 256, dtype=torch.int32, device="cuda")
     lengths = torch.ones(2, dtype=torch.int32, device="cuda")
     query = torch.zeros(2, 32, 128, dtype=torch.bfloat16, device="cuda")
     try:
-        decode.paged_decode(query, *planes, table, lengths, page_size=page_size, tiling=tiling)
+        decode.paged_decode(query, keys, values, table, lengths, page_size=page_size, tiling=tiling)
     except triton.runtime.errors.OutOfResources:
         return
 
