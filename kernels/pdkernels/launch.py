@@ -1,7 +1,7 @@
 """Launching a compiled kernel with as little host time as a C call needs.
 
 Triton's own launch binds, types and specialises the arguments anew on each call, 12 to 14 us beside an H200. Here all
-run-time arguments are integers (addresses and counts) that no kernel specialises on, so one compilation fits every call.
+run-time arguments are integers (addresses and counts) that no kernel specialises on: one compilation fits every call.
 """
 
 from collections.abc import Callable
