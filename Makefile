@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-peers clean
+.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-harness bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -38,7 +38,7 @@ lint: .venv/dev
 	@$(BIN)/ruff format --quiet --check
 
 types: .venv/dev
-	$(SAY) mypy pdsim
+	$(SAY) mypy "pdsim pdreal"
 	@$(BIN)/mypy --no-error-summary
 
 imports: .venv/dev
@@ -60,6 +60,9 @@ schema: .venv/dev ## write pdsim.schema.json
 	@$(BIN)/pdsim schema > .venv/schema.json
 	@cp .venv/schema.json pdsim.schema.json
 
+bench-harness: .venv/dev ## time what real mode adds to each decode step
+	@$(BIN)/python -m pdreal.harness_bench
+
 bench: .venv/demo ## time the simulator
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/speed.py
@@ -70,7 +73,7 @@ bench-peers: .venv/demo ## time other simulators on the same load
 
 clean: ## remove .venv, .bench, caches and the demo's results
 	@rm -rf .venv .bench build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	@find bench experiments pdsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find bench experiments pdsim real tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
 	$(SAY) venv "$(PYTHON)"
@@ -87,7 +90,9 @@ $(MADE):
 	@$(PIP_INSTALL) --editable .
 	@touch $@
 
+# The CPU build of torch is a tenth of PyPI's; where its index is out of reach, pip takes what it finds.
 .venv/dev: $(MADE) pyproject.toml constraints.txt
 	$(SAY) install "pdsim[dev]"
+	@$(PIP_INSTALL) --retries 0 --no-deps --index-url https://download.pytorch.org/whl/cpu torch 2> /dev/null || true
 	@$(PIP_INSTALL) --editable ".[dev]"
 	@touch .venv/demo $@
