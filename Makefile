@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-harness bench-peers clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs golden schema bench bench-harness bench-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,11 @@ test: .venv/dev ## run all tests
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q
 
+test-gpu: ## compile the kernels and run their tests, with the torch of $(PYTHON), on a machine with a GPU
+	$(SAY) pytest tests/kernels
+	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("torch sees no GPU here")'
+	@PYTHONPATH=kernels $(PYTHON) -m pytest -q tests/kernels
+
 check: lint types imports schema-current ## lint, format, types, import law, schema
 
 lint: .venv/dev
@@ -38,7 +43,7 @@ lint: .venv/dev
 	@$(BIN)/ruff format --quiet --check
 
 types: .venv/dev
-	$(SAY) mypy "pdsim pdreal"
+	$(SAY) mypy "pdsim pdkernels pdreal"
 	@$(BIN)/mypy --no-error-summary
 
 imports: .venv/dev
@@ -73,7 +78,7 @@ bench-peers: .venv/demo ## time other simulators on the same load
 
 clean: ## remove .venv, .bench, caches and the demo's results
 	@rm -rf .venv .bench build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	@find bench experiments pdsim real tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find bench experiments kernels pdsim real tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
 	$(SAY) venv "$(PYTHON)"
@@ -92,7 +97,7 @@ $(MADE):
 
 # The CPU build of torch is a tenth of PyPI's; where its index is out of reach, pip takes what it finds.
 .venv/dev: $(MADE) pyproject.toml constraints.txt
-	$(SAY) install "pdsim[dev]"
+	$(SAY) install "pdsim[dev,kernels,real]"
 	@$(PIP_INSTALL) --retries 0 --no-deps --index-url https://download.pytorch.org/whl/cpu torch 2> /dev/null || true
-	@$(PIP_INSTALL) --editable ".[dev]"
+	@$(PIP_INSTALL) --editable ".[dev,kernels,real]"
 	@touch .venv/demo $@

@@ -22,15 +22,15 @@ def scenario(tmp_path):
     return path
 
 
-def exit_code(*arguments):
+def exit_code(*arguments, program=main):
     with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
+        program([str(argument) for argument in arguments])
     return exit_.value.code
 
 
 def test_a_run_leaves_what_every_tool_reads(scenario, tmp_path, capsys):
     out = tmp_path / "run"
-    main(["run", str(scenario), "--out", str(out), "--json", "--seed", "3"])
+    assert exit_code("run", scenario, "--out", out, "--json", "--seed", "3") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary == read_summary(out)
     assert summary["backend"] == "pdreal"
@@ -40,9 +40,9 @@ def test_a_run_leaves_what_every_tool_reads(scenario, tmp_path, capsys):
     assert all(0 < r.admitted_ns < r.prefill_end_ns < r.transfer_end_ns <= r.streamed_ns for r in records.requests)
     assert {step.kind for step in records.steps} == {"prefill", "decode"}
     assert {level.instance_id for level in records.levels} == {"prefill-0", "decode-0"}
-    pdsim(["replay", str(out), "--json"])
+    assert exit_code("replay", out, "--json", program=pdsim) == 0
     assert json.loads(capsys.readouterr().out)["identical"]
-    pdsim(["explain", str(out)])
+    assert exit_code("explain", out, program=pdsim) == 0
     assert "where the time goes" in capsys.readouterr().out
 
 
