@@ -1,12 +1,12 @@
 """The process of one rank: its model, its cache, its transfers, and a leader or a follower on an event loop."""
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import sys
 import traceback
+from multiprocessing import parent_process
 from typing import Any
 
 from pdreal import notices
@@ -22,12 +22,9 @@ from pdreal.rank_spec import RankSpec
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
-_PR_SET_PDEATHSIG = 1
-
 
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
-    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
     channel = Channel(spec.sockets, spec.process, spec.life)
     channel.connect(LAUNCHER)
@@ -59,6 +56,9 @@ class Rank:
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
+        launcher = parent_process()
+        assert launcher is not None
+        loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
         hands = Hands(loop, self._parts.runner, self._parts.mover, num_workers=self._parts.num_workers)
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
@@ -104,12 +104,6 @@ class Rank:
             self._parts.connect(instance_id, rank, memory)
         except TransferError as gone:
             logging.getLogger("pdreal").warning("%s: %s: %s", self._spec.process, instance_id, gone)
-
-
-def _die_with_parent() -> None:
-    """The parent forks ranks and dies with the launcher. Where there is no such signal, orphans end as sockets do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _explain(error: BaseException) -> str:

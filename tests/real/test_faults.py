@@ -58,7 +58,7 @@ def test_a_process_is_killed(role, tmp_path):
     assert f"{role}-0" in served_by[30:], "who was started again serves again"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(20))
 def test_processes_are_killed_at_many_moments(seed, tmp_path):
     survive(100 + seed, "prefill" if seed % 2 else "decode", tmp_path)

@@ -67,7 +67,7 @@ def test_random_runs_replay(seed, tmp_path):
     check(seed, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_many_random_runs_replay(seed, tmp_path):
     check(seed, tmp_path)

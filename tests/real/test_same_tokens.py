@@ -56,7 +56,7 @@ def test_any_transport(transport, tmp_path):
     check({"network__transport": transport}, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_hundred_prompts(tmp_path):
     changes = {"workload__num_requests": 200, "decode__radix_cache": True, "client__concurrency": 16}
     real, resolved = clusters.run(clusters.scenario(**changes), logs=tmp_path)
