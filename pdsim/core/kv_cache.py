@@ -22,6 +22,8 @@ class Lease:
     num_shared: int = 0
     read_node: Node | None = None
     """The end of the cached path that the decode steps of a batch read."""
+    replaced: list[int] = field(default_factory=list)
+    """Pages that were its own until the prefix cache turned out to hold the same; they may still be being sent."""
 
 
 NO_LEASE = Lease()
@@ -31,10 +33,14 @@ NO_LEASE = Lease()
 class KvCache:
     """What can happen to a lease: open, grow, checkpoint, and close or drop."""
 
-    def __init__(self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None, *, keeps_replaced: bool = False
+    ) -> None:
+        """keeps_replaced: pages of a lease that the prefix cache holds already are freed with the lease only."""
         self.pool = pool
         self.page_size = page_size
         self.prefix_cache = prefix_cache
+        self._keeps_replaced = keeps_replaced
 
     @property
     def num_available_pages(self) -> int:
@@ -98,6 +104,9 @@ class KvCache:
     def drop(self, lease: Lease) -> None:
         """Give up the lease; what the request owns is freed."""
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
+        if lease.replaced:
+            self.pool.free(lease.replaced)
+            lease.replaced = []
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.unlock(lease.node)
@@ -128,7 +137,10 @@ class KvCache:
         node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
         if found:
             replaced = slice(shared, shared + len(found))
-            self.pool.free(lease.table[replaced])
+            if self._keeps_replaced:
+                lease.replaced += lease.table[replaced]
+            else:
+                self.pool.free(lease.table[replaced])
             lease.table[replaced] = found
         lease.num_shared = whole
         return node

@@ -88,4 +88,5 @@ def kv_cache(scenario: Scenario, settings: RoleSettings) -> KvCache:
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     eviction: EvictionPolicy = deepcopy(settings.eviction)
     tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
-    return KvCache(pool, scenario.page_size, tree)
+    sends_layers = isinstance(settings, PrefillSettings) and settings.layer_groups > 0
+    return KvCache(pool, scenario.page_size, tree, keeps_replaced=sends_layers)

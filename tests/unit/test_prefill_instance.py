@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from pdsim.core.instance import PolicyError
+from pdsim.core.invariants import check, check_idle
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
@@ -37,15 +38,20 @@ from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.policy.transfer import EveryChunk, WholePrompt
 
 
-def instance(num_pages=100, page=4, policy=None, transfer=None, **limits) -> PrefillInstance:
+def instance(num_pages=100, page=4, policy=None, transfer=None, layer_groups=0, **limits) -> PrefillInstance:
     pool = PagePool(num_pages)
     given = {"max_running_requests": 8, "chunked_prefill_tokens": 16, "max_prefill_tokens": 1000, "overlap": False}
     return PrefillInstance(
         "prefill-0",
-        cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed())),
+        cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed()), keeps_replaced=layer_groups > 0),
         limits=PrefillLimits(**{**given, **limits}),
         policy=policy or FirstComeFirstServed(),
-        planner=SendPlanner("prefill-0", Wire(page_size=page, page_bytes=100, num_planes=2), transfer or EveryChunk()),
+        planner=SendPlanner(
+            "prefill-0",
+            Wire(page_size=page, page_bytes=100, num_planes=2),
+            transfer or EveryChunk(),
+            layer_groups=layer_groups,
+        ),
     )
 
 
@@ -95,6 +101,26 @@ def test_one_prompt_at_a_time_is_partly_computed():
     assert forward(p)[0] == [(2, 4, 16)]
     assert forward(p)[0] == [(2, 20, 10), (3, 0, 5)]
     assert isinstance(forward(p)[0], Wait)
+
+
+def test_pages_of_layers_are_not_free_before_they_are_sent():
+    """Of two equal prompts in one forward the prefix cache keeps one, and units name the pages of both."""
+    p = instance(layer_groups=2, chunked_prefill_tokens=64)
+    for i in (1, 2):
+        arrive(p, i, Spans.of(7, 16))
+    step, units = p.next_step(0)
+    p.on_step_done(step, StepResult(), 0)
+    for i in (2, 1):
+        under_way = {
+            page for u in units if isinstance(u, TransferUnit) and u.request_id <= i for page in u.source_pages
+        }
+        assert len(under_way) == 4 * i
+        assert not under_way & set(p.cache.pool.free_pages())
+        check(p)
+        p.on_message(KvSent(i), 0)
+        p.next_step(0)
+    assert p.num_available_pages == 100
+    check_idle(p)
 
 
 def test_the_page_table_of_a_prompt_is_known_until_it_is_sent():
