@@ -7,7 +7,7 @@ from pdreal import notices
 from pdreal.channel import Channel
 from pdreal.crew import describe
 from pdreal.hands import Hands
-from pdreal.tasks import Compute, Task
+from pdreal.tasks import Task
 
 
 class Follower:
@@ -24,7 +24,7 @@ class Follower:
 
     def _begin(self, ticket: int, task: Task) -> None:
         def on_done(result: Any, error: BaseException | None) -> None:
-            if not isinstance(task, Compute):
+            if ticket:
                 done = notices.Done(ticket, result, None if error is None else describe(error))
                 self._channel.send(self._leader, done)
             elif error is not None:

@@ -75,6 +75,7 @@ class Task(NamedTuple):
     """A leader to its followers: do this, as I do. What to do is the payload (tasks.py)."""
 
     ticket: int
+    """0: nobody waits for the answer."""
 
 
 class Done(NamedTuple):

@@ -94,22 +94,6 @@ def test_a_grant_may_come_before_its_request():
     assert forward(p)[0] == [(1, 0, 10)]
 
 
-def test_pages_that_layers_are_sent_from_are_not_free_before_they_are_sent():
-    p = instance(layer_groups=1)
-    for i in (1, 2):  # the same prompt twice in one forward: the cache keeps one copy of its KV
-        arrive(p, i, Spans.of(7, 8))
-    step, commands = p.next_step(0)
-    sent_from = {c.request_id: set(c.source_pages) for c in commands}
-    p.on_step_done(step, StepResult(), 0)
-    check(p)
-    assert sent_from[2].isdisjoint([*sent_from[1], *p.cache.pool.free_pages()])
-    for i in (1, 2):
-        p.on_message(KvSent(i), 0)
-    p.next_step(0)
-    assert sent_from[2] <= set(p.cache.pool.free_pages())
-    check_idle(p)
-
-
 def test_one_prompt_at_a_time_is_partly_computed():
     p = instance()
     for i, n in ((1, 10), (2, 30), (3, 5)):
@@ -118,6 +102,26 @@ def test_one_prompt_at_a_time_is_partly_computed():
     assert forward(p)[0] == [(2, 4, 16)]
     assert forward(p)[0] == [(2, 20, 10), (3, 0, 5)]
     assert isinstance(forward(p)[0], Wait)
+
+
+def test_pages_of_layers_are_not_free_before_they_are_sent():
+    """Of two equal prompts in one forward the prefix cache keeps one, and units name the pages of both."""
+    p = instance(layer_groups=2, chunked_prefill_tokens=64)
+    for i in (1, 2):
+        arrive(p, i, Spans.of(7, 16))
+    step, units = p.next_step(0)
+    p.on_step_done(step, StepResult(), 0)
+    for i in (2, 1):
+        under_way = {
+            page for u in units if isinstance(u, TransferUnit) and u.request_id <= i for page in u.source_pages
+        }
+        assert len(under_way) == 4 * i
+        assert not under_way & set(p.cache.pool.free_pages())
+        check(p)
+        p.on_message(KvSent(i), 0)
+        p.next_step(0)
+    assert p.num_available_pages == 100
+    check_idle(p)
 
 
 def test_the_page_table_of_a_prompt_is_known_until_it_is_sent():
