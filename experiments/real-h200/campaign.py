@@ -5,6 +5,8 @@ Each leaves its run folder at OUT/NAME, and what it said at OUT/NAME.log; one th
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,16 +52,17 @@ def run(name: str, options: Namespace) -> str:
     command = [*PDREAL, "run", str(options.scenario), *where, "--json", *changes]
     begin_s = time.monotonic()
     with (options.out / f"{name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         try:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=options.timeout, check=False
-            )
+            output, _ = process.communicate(timeout=options.timeout)
         except subprocess.TimeoutExpired:
-            return f"{name:18} not done after {options.timeout:.0f} s"
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks too: they hold the GPUs
+            process.wait()
+            return f"{name:18} not done after {options.timeout:.0f} s: see {options.out / name}.log"
     took_s = time.monotonic() - begin_s
-    if done.returncode:
-        return f"{name:18} failed with {done.returncode} after {took_s:.0f} s: see {options.out / name}.log"
-    summary = json.loads(done.stdout)
+    if process.returncode:
+        return f"{name:18} failed with {process.returncode} after {took_s:.0f} s: see {options.out / name}.log"
+    summary = json.loads(output)
     return (
         f"{name:18} {summary['completed']:4} completed in {summary['duration']:6.2f} s, "
         f"TTFT {summary['mean_ttft_ms']:8.1f} ms, TPOT {summary['mean_tpot_ms']:6.2f} ms ({took_s:.0f} s in all)"
