@@ -108,6 +108,43 @@ def serve(
 
 
 @app.command
+def measure(
+    *,
+    model: str,
+    out: Path,
+    device: OnDevice = "cpu",
+    dtype: Dtype = "float32",
+    page_size: int = 64,
+    only: str | None = None,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Measure this machine, in rows that `pdsim calibrate` reads.
+
+    Parameters
+    ----------
+    model: A model of the catalog, whose weights are random here.
+    out: The CSV to write; an interrupted command keeps the rows that it has.
+    page_size: Tokens of a KV page.
+    only: Of prefill, decode, gather, scatter, transfer, host; joined by commas.
+    quick: A few shapes of each, to see that all works here.
+
+    """
+    from pdreal.measure.plan import FULL, QUICK
+    from pdreal.measure.run import measure, measurement
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    chosen = measurement(model, device, dtype, page_size, only, QUICK if quick else FULL)
+    try:
+        num_rows = measure(chosen, out, tell)
+    except KeyboardInterrupt:
+        tell(f"pdreal: interrupted; what was measured is in {out}")
+        raise SystemExit(130) from None
+    print(f"{num_rows} rows: {out}")
+
+
+@app.command
 def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> None:
     """Write the tokenizer that the server uses, as files for clients that load it with transformers.
 

@@ -64,12 +64,20 @@ class KernelStaging:
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
+        self.launch_gather(pages, heads, cell).synchronize()
+
+    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+        self.launch_scatter(pages, writers, cells).synchronize()
+
+    def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
+        """The stream on which the bytes will be in place."""
         stream = self._stream()
         with torch.cuda.stream(stream):
             self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
-        stream.synchronize()
+        return stream
 
-    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+    def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
+        """The stream on which the bytes will be in place."""
         stream = self._stream()
         with torch.cuda.stream(stream):
             tokens = self._tokens(pages)
@@ -78,7 +86,7 @@ class KernelStaging:
             else:  # some bring the same heads
                 for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
                     self._kernels.scatter(self._pool, *tokens, cell, heads=heads)
-        stream.synchronize()
+        return stream
 
     def _stream(self) -> torch.cuda.Stream:
         """From torch's pool: threads that work at a time have different ones."""

@@ -14,11 +14,10 @@ import platform
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +25,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from pdreal.machine import installed, machine_name
+from pdreal.stopwatch import repeat_us
 from pdreal.transports.choice import NAMES, open_transport
 from pdreal.transports.protocol import Addresses, UnavailableError
 from pdreal.transports.raw import RawCopy
@@ -74,12 +75,9 @@ class Provenance:
 
     @classmethod
     def here(cls, transport: str, device: torch.device) -> "Provenance":
-        names = (
-            [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
-        )
         return cls(
-            machine=", ".join(names) or platform.processor() or platform.machine(),
-            engine=_engine_version(transport),
+            machine=machine_name(device),
+            engine=installed(*_WHEELS.get(transport.split("-", maxsplit=1)[0], ())),
             cores=os.cpu_count() or 1,
             load=os.getloadavg()[0],
             torch_version=torch.__version__,
@@ -99,24 +97,10 @@ def measure(transport: str, cases: Sequence[tuple[int, int]], devices: Devices, 
     with _opened(transport, largest, devices) as (writer, address, local, remote):
         for num_bytes, num_descriptors in cases:
             ranges = _ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
-            times_us = sorted(_times_us(writer, address, ranges, budget_s))
+            times_us = repeat_us(partial(writer.write, address, *ranges), budget_s)
             median = statistics.median(times_us)
             block_bytes = num_bytes // num_descriptors
             yield Row(transport, num_bytes, num_descriptors, block_bytes, median, times_us[0], len(times_us))
-
-
-def _times_us(
-    writer: Writer, address: str, ranges: tuple[Addresses, Addresses, Addresses], budget_s: float
-) -> Iterator[float]:
-    writer.write(address, *ranges)
-    end_s = time.perf_counter() + budget_s
-    for repeat in range(50):
-        begin_s = time.perf_counter()
-        writer.write(address, *ranges)
-        now_s = time.perf_counter()
-        yield (now_s - begin_s) * 1e6
-        if repeat > 1 and now_s > end_s:
-            return
 
 
 def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple[Addresses, Addresses, Addresses]:
@@ -167,15 +151,6 @@ def _serve(connection: Connection, transport: str, device: torch.device, num_byt
 def cases(sizes: Sequence[int], descriptors: Sequence[int]) -> list[tuple[int, int]]:
     """From the smallest; blocks are no smaller than LEAST_BLOCK_BYTES. The largest size fills the target's memory."""
     return [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= LEAST_BLOCK_BYTES]
-
-
-def _engine_version(transport: str) -> str:
-    for wheel in _WHEELS.get(transport.split("-", maxsplit=1)[0], ()):
-        try:
-            return f"{wheel} {version(wheel)}"
-        except PackageNotFoundError:
-            continue
-    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

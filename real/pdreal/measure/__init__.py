@@ -1,0 +1,1 @@
+"""Measured times of this machine, in the rows that `pdsim calibrate` reads."""

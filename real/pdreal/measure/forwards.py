@@ -1,0 +1,158 @@
+"""How long forwards take, prefill and decode. Weights and cached KV are random, and pages lie scattered."""
+
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+
+from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.measure.rows import Row, row_of
+from pdreal.model.config import ModelConfig
+from pdreal.model.transformer import Transformer
+from pdreal.runner import ModelRunner
+from pdreal.stopwatch import repeat_us
+
+_WARM_UPS = 2
+_SHARE_OF_MEMORY = 0.75
+"""Of what is free beside the weights; the rest is for activations and CUDA graphs."""
+
+
+class PrefillCase(NamedTuple):
+    """Of equal prompts; tokens are those of each."""
+
+    num_prompts: int
+    num_tokens: int
+    num_context_tokens: int = 0
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_context_tokens + self.num_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_prompts
+
+
+class DecodeCase(NamedTuple):
+    """A step of equal sequences."""
+
+    batch_size: int
+    num_context_tokens: int
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.num_context_tokens + 1
+
+    @property
+    def num_sequences(self) -> int:
+        return self.batch_size
+
+
+Case = PrefillCase | DecodeCase
+
+
+class ForwardBench:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        seconds: float,
+        *,
+        look: Callable[[Callable[[], Sequence[int]]], Any] | None = None,
+    ) -> None:
+        """seconds: for each row, but no less than three repeats. look: is given each forward after it was timed."""
+        self._runner = runner
+        self._seconds = seconds
+        self._look = look
+        self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
+        with torch.inference_mode():
+            runner.kv.memory.normal_()
+
+    def measure(self, case: Case) -> Row:
+        return self.prefill(case) if isinstance(case, PrefillCase) else self.decode(case)
+
+    def prefill(self, case: PrefillCase) -> Row:
+        num_prompts, num_tokens, num_context_tokens = case
+        inputs = [
+            PrefillInput(i, self._tokens(num_tokens), num_context_tokens, self._page_table(i, case.num_kv_tokens))
+            for i in range(num_prompts)
+        ]
+        batch = PrefillBatch(tuple(inputs))
+        return row_of(
+            "prefill",
+            self._times_us(lambda: self._runner.prefill(batch)),
+            prompts=num_prompts,
+            new_tokens=num_prompts * num_tokens,
+            context_tokens=num_prompts * num_context_tokens,
+        )
+
+    def decode(self, case: DecodeCase) -> Row:
+        batch_size, num_context_tokens = case
+        tables = [self._page_table(i, case.num_kv_tokens) for i in range(batch_size)]
+        batch = DecodeBatch(tuple(self._tokens(batch_size)), (num_context_tokens,) * batch_size, tuple(tables))
+        return row_of(
+            "decode",
+            self._times_us(lambda: self._runner.decode(batch)),
+            batch=batch_size,
+            context_tokens=batch_size * num_context_tokens,
+        )
+
+    def _times_us(self, forward: Callable[[], Sequence[int]]) -> list[float]:
+        times_us = repeat_us(forward, self._seconds, warm_ups=_WARM_UPS)
+        if self._look is not None:
+            self._look(forward)
+        return times_us
+
+    def _tokens(self, num_tokens: int) -> Sequence[int]:
+        vocab_size = self._runner.model.config.vocab_size
+        return array("i", (i * 7919 % vocab_size for i in range(num_tokens)))
+
+    def _page_table(self, index: int, num_tokens: int) -> Sequence[int]:
+        num_pages = -(-num_tokens // self._runner.kv.page_size)
+        return array("i", self._pages[index * num_pages : (index + 1) * num_pages])
+
+
+def forward_rows(
+    model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, left_out: Callable[[str], None]
+) -> Iterator[Row]:
+    """A row of each case that the model and this machine's memory can hold; the others are told."""
+    page_bytes = kv_page_bytes(model.config, model.dtype, page_size)
+    most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // page_bytes
+    pages_of = {case: case.num_sequences * -(-case.num_kv_tokens // page_size) for case in cases}
+    possible = []
+    for case in cases:
+        if reason := _reason_against(case, model.config, pages_of[case], most_pages):
+            left_out(f"{case}: {reason}")
+        else:
+            possible.append(case)
+    if not possible:
+        return
+    batch_sizes = [case.batch_size for case in possible if isinstance(case, DecodeCase)]
+    runner = ModelRunner(
+        model,
+        num_pages=max(pages_of[case] for case in possible),
+        page_size=page_size,
+        max_running_requests=max(batch_sizes, default=0),
+    )
+    bench = ForwardBench(runner, seconds)
+    for case in possible:
+        yield bench.measure(case)
+
+
+def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages: int) -> str | None:
+    if case.num_kv_tokens > config.max_context_tokens:
+        return f"{config.name} has room for {config.max_context_tokens} tokens"
+    return f"{num_pages} pages, and memory has room for {most_pages}" if num_pages > most_pages else None
+
+
+def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
+    """Of all layers and heads."""
+    return 2 * config.num_layers * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,44 @@
+"""What the harness itself takes: a message from process to process, and what lies between two decode steps."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+
+from pdreal.channel import Channel
+from pdreal.harness_bench import harness_ms
+from pdreal.measure.rows import Row, row_of
+from pdsim.core.messages import Heartbeat
+
+_ROUND_TRIPS = 500
+
+
+def host_rows() -> Iterator[Row]:
+    """`message`, one way, and `decode_gap`, from the end of a decode step of 32 requests to the begin of the next."""
+    with TemporaryDirectory() as folder:
+        yield row_of("host", asyncio.run(_messages_us(Path(folder))), what="message")
+    gap = harness_ms()
+    yield Row(kind="host", what="decode_gap", time_us=1e3 * gap["median_ms"], repeats=int(gap["steps"]))
+
+
+async def _messages_us(folder: Path) -> list[float]:
+    """Sorted halves of round trips between two channels of one process."""
+    loop = asyncio.get_running_loop()
+    near, far = Channel(folder, "near"), Channel(folder, "far")
+    near.connect("far")
+    far.connect("near")
+    answered = asyncio.Event()
+    far.listen(loop, lambda envelope, _: far.send("near", envelope.message))
+    near.listen(loop, lambda *_: answered.set())
+    times_us = []
+    for _ in range(_ROUND_TRIPS):
+        answered.clear()
+        begin_ns = perf_counter_ns()
+        near.send("far", Heartbeat("prefill-0", life=0))
+        await answered.wait()
+        times_us.append((perf_counter_ns() - begin_ns) / 2e3)
+    for channel in (near, far):
+        loop.remove_reader(channel.descriptor)
+        channel.close()
+    return sorted(times_us)

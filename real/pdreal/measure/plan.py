@@ -1,0 +1,41 @@
+"""What is measured: every shape, or few of them where a look is enough."""
+
+from dataclasses import dataclass
+from itertools import product
+
+from pdreal.measure.forwards import DecodeCase, PrefillCase
+
+_KIB, _MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    prefill: tuple[PrefillCase, ...]
+    decode: tuple[DecodeCase, ...]
+    copied_pages: tuple[int, ...]
+    transferred_bytes: tuple[int, ...]
+    descriptors: tuple[int, ...]
+    seconds: float
+    """For each row, but no less than three repeats."""
+
+
+FULL = Plan(
+    prefill=(
+        *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
+        *(PrefillCase(*case) for case in ((4, 128), (16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
+        *(PrefillCase(*case) for case in ((4, 128, 2048), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
+    ),
+    decode=tuple(DecodeCase(*case) for case in product((1, 2, 4, 8, 16, 25, 32, 64), (256, 1024, 4096, 16384))),
+    copied_pages=(1, 4, 16, 64, 256),
+    transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
+    descriptors=(1, 16, 256, 4096),
+    seconds=0.2,
+)
+QUICK = Plan(
+    prefill=tuple(PrefillCase(*case) for case in ((1, 128), (1, 512), (1, 1024), (1, 512, 1024), (4, 128))),
+    decode=tuple(DecodeCase(*case) for case in product((1, 4, 16), (256, 1024))),
+    copied_pages=(1, 4),
+    transferred_bytes=(64 * _KIB, _MIB),
+    descriptors=(1, 16),
+    seconds=0.02,
+)

@@ -1,0 +1,115 @@
+"""Measures this machine, kind by kind, into one file."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pdreal.bootstrap import LaunchError
+from pdreal.measure.copies import copy_rows
+from pdreal.measure.forwards import Case, forward_rows
+from pdreal.measure.host import host_rows
+from pdreal.measure.plan import Plan
+from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
+from pdreal.measure.transfers import transfer_rows
+from pdreal.model.config import ModelConfig, ModelError, from_catalog
+from pdreal.model.transformer import Transformer
+from pdreal.model.weights import RandomWeights
+from pdreal.options import Device, RealDtype
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import UnknownNameError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    model: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int
+    kinds: tuple[Kind, ...]
+    plan: Plan
+
+    def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
+        """As they are measured. What this machine cannot run is told."""
+        cases: list[Case] = []
+        if "prefill" in self.kinds:
+            cases += self.plan.prefill
+        if "decode" in self.kinds:
+            cases += self.plan.decode
+        if cases:
+            model = Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
+            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out)
+            del model
+            _release_memory(self.device)
+        if copies := [kind for kind in self.kinds if kind in {"gather", "scatter"}]:
+            yield from copy_rows(
+                copies,
+                self.model,
+                self.device,
+                self.dtype,
+                self.page_size,
+                self.plan.copied_pages,
+                self.plan.seconds,
+            )
+            _release_memory(self.device)
+        if "transfer" in self.kinds:
+            sizes, descriptors = self.plan.transferred_bytes, self.plan.descriptors
+            yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out)
+        if "host" in self.kinds:
+            yield from host_rows()
+
+
+def _release_memory(device: torch.device) -> None:
+    """To other processes, and to what is allocated outside of torch."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measurement(
+    model: str, device: Device, dtype: RealDtype, page_size: int, only: str | None, plan: Plan
+) -> Measurement:
+    """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LaunchError("--device cuda: torch sees no GPU here")
+    if page_size < 1:
+        raise ConfigError(f"--page-size: expected at least 1 token, found {page_size}")
+    try:
+        config = from_catalog(model)
+    except (ModelError, UnknownNameError) as wrong:
+        raise ConfigError(f"--model: {wrong}") from None
+    return Measurement(
+        model=config,
+        device=torch.device(device, 0) if device == "cuda" else torch.device(device),
+        dtype=getattr(torch, dtype),
+        page_size=page_size,
+        kinds=_kinds(only),
+        plan=plan,
+    )
+
+
+def _kinds(only: str | None) -> tuple[Kind, ...]:
+    if only is None:
+        return KINDS
+    asked = [word.strip() for word in only.split(",")]
+    for word in asked:
+        if word not in KINDS:
+            raise ConfigError(f"--only: no kind {word!r}{did_you_mean(word, KINDS)}; there are {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in asked)
+
+
+def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
+    """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
+    dtype = str(measurement.dtype).removeprefix("torch.")
+    provenance = Provenance.here(measurement.model.name, measurement.device, dtype, measurement.page_size)
+    try:
+        file = RowFile(out, provenance)
+    except OSError as error:
+        raise ConfigError(f"--out: {out}: {error.strerror}") from None
+    with closing(file):
+        for row in measurement.rows(lambda what: tell(f"left out: {what}")):
+            file.write(row)
+            tell(describe(row))
+        return file.num_rows

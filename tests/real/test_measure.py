@@ -1,0 +1,113 @@
+"""`pdreal measure`: every kind of row at tiny size, and what is said of what cannot be measured."""
+
+import csv
+
+import pytest
+
+pytest.importorskip("torch", reason="real mode needs torch")
+
+import torch
+from pdreal.cli import main
+from pdreal.measure import copies, forwards, host, plan
+from pdreal.measure.forwards import DecodeCase, PrefillCase, forward_rows
+from pdreal.measure.plan import FULL, Plan
+from pdreal.model.config import from_catalog
+
+from tests.real.models import CPU, tiny_model
+
+TINY = Plan(
+    prefill=(PrefillCase(1, 8), PrefillCase(2, 8, 16)),
+    decode=(DecodeCase(1, 16), DecodeCase(4, 16)),
+    copied_pages=(1, 3),
+    transferred_bytes=(4096,),
+    descriptors=(1, 4),
+    seconds=0.0,
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(plan, "QUICK", TINY)
+    monkeypatch.setattr("pdreal.transfer_bench.ENGINES", {"cpu": ("copy", "shared-memory")})
+    monkeypatch.setattr(host, "harness_ms", lambda: {"steps": 9, "median_ms": 0.5})
+
+
+def measure(out, *flags):
+    """Its exit code."""
+    with pytest.raises(SystemExit) as done:
+        main(["measure", "--model", "tiny-qwen3", "--page-size", "16", "--quick", "--out", str(out), *flags])
+    return done.value.code
+
+
+def shapes(rows, kind, *columns):
+    return [tuple(row[column] for column in columns) for row in rows if row["kind"] == kind]
+
+
+def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys):
+    assert not measure(tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert shapes(rows, "prefill", "prompts", "new_tokens", "context_tokens") == [("1", "8", "0"), ("2", "16", "32")]
+    assert shapes(rows, "decode", "batch", "context_tokens") == [("1", "16"), ("4", "64")]
+    page_bytes = 2 * 4 * 16 * 4 * 32 * 4  # planes of 4 layers, tokens, heads, elements of 4 bytes
+    assert shapes(rows, "gather", "payload_bytes") == [(str(page_bytes // 2),), (str(3 * page_bytes // 2),)]
+    assert shapes(rows, "scatter", "payload_bytes") == [(str(page_bytes),), (str(3 * page_bytes),)]
+    sent = [("shared-memory", "4096", "1"), ("shared-memory", "4096", "4")]
+    assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
+    assert shapes(rows, "host", "what") == [("message",), ("decode_gap",)]
+    assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
+    assert len(capsys.readouterr().err.splitlines()) == len(rows)
+
+
+def test_an_interrupted_command_keeps_what_it_has(tiny, tmp_path, monkeypatch):
+    def interrupted(self, case):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(forwards.ForwardBench, "decode", interrupted)
+    assert measure(tmp_path / "rows.csv", "--only", "decode,prefill") == 130
+    assert (tmp_path / "rows.csv").read_text().count("\nprefill,") == 2
+
+
+def test_shapes_without_room_are_left_out_and_told(monkeypatch):
+    model = tiny_model()
+    page_bytes = forwards.kv_page_bytes(model.config, model.dtype, 16)
+    monkeypatch.setattr(forwards, "free_bytes", lambda _: 4 * page_bytes / forwards._SHARE_OF_MEMORY)
+    told = []
+    cases = [DecodeCase(2, 16), DecodeCase(4, 16), PrefillCase(1, 5000)]
+    (row,) = forward_rows(model, 16, cases, 0.0, told.append)
+    assert (row.batch, row.context_tokens) == (2, 32)
+    assert told == [
+        "DecodeCase(batch_size=4, num_context_tokens=16): 8 pages, and memory has room for 4",
+        "PrefillCase(num_prompts=1, num_tokens=5000, num_context_tokens=0): tiny-qwen3 has room for 4096 tokens",
+    ]
+
+
+def test_copies_without_room_are_left_out(monkeypatch):
+    config = from_catalog("tiny-qwen3")
+    page_bytes = forwards.kv_page_bytes(config, torch.float32, 16)
+    monkeypatch.setattr(copies, "free_bytes", lambda _: 4 * page_bytes / copies._SHARE_OF_MEMORY)
+    (row,) = copies.copy_rows(["scatter"], config, CPU, torch.float32, 16, (4, 5), 0.0)
+    assert row.payload_bytes == 4 * page_bytes
+
+
+def test_the_plan_names_no_shape_twice():
+    for cases in (FULL.prefill, FULL.decode):
+        assert len(set(cases)) == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
+        (["--model", "tiny-qwen"], "--model: "),
+        (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
+        (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(flags, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"--model": "tiny-qwen3", "--out": "rows.csv", "--only": "host"} | {flags[0]: flags[1]}
+    with pytest.raises(SystemExit) as wrong:
+        main(["measure", *(word for pair in given.items() for word in pair)])
+    assert wrong.value.code == 2
+    assert message in capsys.readouterr().err
