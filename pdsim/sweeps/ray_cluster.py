@@ -1,0 +1,49 @@
+"""Computes tasks on a Ray cluster, whose nodes have pdsim installed and see the files of the scenario at the same paths."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sweeps.compute import Done, compute
+from pdsim.sweeps.plan import Task
+from pdsim.sweeps.shard import failure, to_shard
+
+
+class RayCluster:
+    """A cluster by its address, or Ray's own choice: RAY_ADDRESS, or this machine."""
+
+    def __init__(self, address: str | None) -> None:
+        try:
+            import ray  # noqa: PLC0415  an extra
+        except ImportError:
+            raise ConfigError("engine ray needs Ray, which is not installed: pip install 'pdsim[ray]'") from None
+        self._ray: Any = ray
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except Exception as wrong:  # Ray has many kinds of them
+            raise ConfigError(_explained(wrong, address)) from None
+        self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """As they are done."""
+        pending = {self._compute.remote(task): task for task in tasks}
+        while pending:
+            (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
+            task = pending.pop(ready)
+            try:
+                yield self._ray.get(ready)
+            except self._ray.exceptions.RayError as death:
+                row = failure("crashed", f"its worker died: {str(death).splitlines()[0]}")
+                yield Done(task.key, to_shard({"key": task.key, "identity": task.identity, **row}))
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def _explained(wrong: Exception, address: str | None) -> str:
+    where = address or os.environ.get("RAY_ADDRESS") or "a cluster on this machine"
+    what = f"engine ray: {where}: {str(wrong).strip().splitlines()[0]}"
+    if "auth" in f"{type(wrong).__name__} {wrong}".lower():
+        return f"{what}; the cluster asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+    return f"{what}; is it running (ray start --head), and is its address HOST:PORT or ray://HOST:PORT?"
