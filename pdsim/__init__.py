@@ -9,7 +9,19 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, RunResult, simulate
+from pdsim.sweeps.result import SweepResult
+from pdsim.sweeps.running import sweep
 
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "Observation", "RunResult", "Scenario", "__version__", "load_scenario", "simulate"]
+__all__ = [
+    "ConfigError",
+    "Observation",
+    "RunResult",
+    "Scenario",
+    "SweepResult",
+    "__version__",
+    "load_scenario",
+    "simulate",
+    "sweep",
+]

@@ -69,7 +69,7 @@ class _Worker:
 
     def __init__(self) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        self._process = subprocess.Popen(  # noqa: S603
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "pdsim.sweeps.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -30,7 +30,7 @@ _TAIL = {
 def metrics() -> dict[str, Any]:
     """The numbers of a summary, ours too, and their types."""
     summary = summarize(RunRecords(), extra={"events": 0})
-    numbers = {**summary, **summary.pop("pdsim")}
+    numbers = summary | summary.pop("pdsim")
     return {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
 
 
@@ -44,6 +44,6 @@ def to_shard(row: Mapping[str, Any]) -> bytes:
     schema = pa.schema({**_HEAD, **metrics(), **_TAIL})
     sink = pa.BufferOutputStream()
     table = pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
-    parquet.write_table(table, sink, compression="zstd")
+    parquet.write_table(table, sink, compression="zstd", use_dictionary=False, write_statistics=False)
     shard: bytes = sink.getvalue().to_pybytes()
     return shard

@@ -164,7 +164,9 @@ class SweepFile(Section):
         if search.slo is None:
             raise ValueError(f"search.slo is missing; there are {known}")
         if search.slo not in self.slos:
-            raise ValueError(f"search.slo: no SLO {search.slo!r}{did_you_mean(search.slo, self.slos)}; there are {known}")
+            raise ValueError(
+                f"search.slo: no SLO {search.slo!r}{did_you_mean(search.slo, self.slos)}; there are {known}"
+            )
         return search.slo
 
 

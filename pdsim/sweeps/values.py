@@ -10,7 +10,7 @@ from pdsim.scenario.quantity import DIMENSIONS, Dimension
 
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")
-_EXAMPLE = '[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}'
+_EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the pool that is interrupted, and closes the input
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a policy prints is no answer
+    source = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     tasks: SimpleQueue[Task] = SimpleQueue()
-    Thread(target=_receive, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    Thread(target=_receive, args=(source, tasks), daemon=True).start()
     while True:
         pickle.dump(compute(tasks.get()), answers)
         answers.flush()
