@@ -112,19 +112,13 @@ def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Call
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    ahead = (TextColumn("{task.fields[rate]}"), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *ahead, console=Console(stderr=True), transient=True) as progress:
+    text, elapsed, left = bars.TextColumn, bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    columns = (text("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), elapsed)
+    ahead = (text("{task.fields[rate]}"), text("left"), left)
+    with bars.Progress(*columns, *ahead, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=total, rate="")
 
         def advance(done: int | None = None, total: int | None = None) -> None:
