@@ -1,4 +1,4 @@
-"""Computes tasks on a Ray cluster, whose nodes have pdsim installed and see the files of the scenario at the same paths."""
+"""Computes tasks on a Ray cluster. Its nodes have pdsim installed, and the scenario's files at the same paths."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ class RayCluster:
         self._ray: Any = ray
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except Exception as wrong:  # Ray has many kinds of them
+        except Exception as wrong:  # noqa: BLE001  Ray has many kinds of them
             raise ConfigError(_explained(wrong, address)) from None
         self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
 
