@@ -20,9 +20,8 @@ def print_sweep(result: SweepResult) -> None:
     console = new_console()
     for name, slo in result.slos.items():
         best = result.best(name)
-        title = (
-            f"{name}: {_limits(slo)}; {sum(p.meets(name, slo) for p in best)} of {len(result.points)} points meet it"
-        )
+        num_met = sum(point.meets(name, slo) for point in best)
+        title = f"{name}: {_limits(slo)}; {num_met} of {len(result.points)} points meet it"
         console.print(_table(title, best, name, slo))
     if not result.slos:
         console.print(_table(f"{len(result.points)} points", [point for point in result.points if not point.error]))

@@ -14,8 +14,8 @@ _DEVIATIONS = 3
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
     """Of an open-loop run: in the second half of its arrivals' time, clearly fewer requests ended than arrived.
 
-    Its latencies then say how long it was run, not how long requests take. Where requests take about as long as arrivals
-    go on, the run is too short to tell, and counts as saturated. False if all arrived at once.
+    Its latencies then say how long it was run, not how long requests take. Where requests take about as long as
+    arrivals go on, the run is too short to tell, and counts as saturated. False if all arrived at once.
     """
     first_ns = min((r.arrival_ns for r in requests), default=0)
     last_ns = max((r.arrival_ns for r in requests), default=0)

@@ -1,7 +1,7 @@
 """Goodput search: Optuna's TPE chooses points, batch by batch.
 
-It is seeded and its batches have one size, so a search that is done again asks for the same points: what was computed is
-in the folder, and an interrupted search goes on where it was.
+It is seeded and its batches have one size, so a search that is done again asks for the same points: what was computed
+is in the folder, and an interrupted search goes on where it was.
 """
 
 from collections.abc import Callable, Sequence

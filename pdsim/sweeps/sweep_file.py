@@ -118,7 +118,7 @@ class SearchSettings(Section):
     slo: str | None = None
     """Which one; None: the only one."""
     maximise: Literal["goodput", "rate"] = "goodput"
-    """goodput: requests that meet the SLO, per second and GPU. rate: requests per second and GPU where the SLO is met."""
+    """goodput: requests that meet the SLO, per second and GPU. rate: all requests, of points that meet the SLO."""
     fields_: Fields = Field(alias="fields")
 
 
@@ -143,7 +143,7 @@ class SweepFile(Section):
     sobol: Sample | None = None
     """A scrambled Sobol sequence: more even than random. Its count is a power of two."""
     search: SearchSettings | None = None
-    slos: dict[str, SloSettings] = {}
+    slos: dict[str, SloSettings] = Field(default={})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "SweepFile":
