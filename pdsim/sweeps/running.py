@@ -9,7 +9,7 @@ from pdsim.sweeps.design import Changes, designed_points
 from pdsim.sweeps.engine import Engine, open_engine
 from pdsim.sweeps.plan import Planner, Point, Task
 from pdsim.sweeps.result import PointResult, SweepResult, read_point
-from pdsim.sweeps.search import search
+from pdsim.sweeps.search import load_optuna, search
 from pdsim.sweeps.store import Store
 from pdsim.sweeps.sweep_file import load_sweep
 
@@ -44,8 +44,10 @@ def sweep(
     file = load_sweep(path)
     planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
     points = planner.plan(designed_points(file))
-    store = Store(Path("runs") / file.name if out is None else Path(out))
-    with closing(open_engine(engine, jobs or os.cpu_count() or 1)) as opened:
+    if file.search is not None:
+        load_optuna()
+    with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
+        store = Store(Path("runs") / file.name if out is None else Path(out))
         work = _Work(store, opened, progress)
         store.write_plan(points)
         work.compute(points)

@@ -20,11 +20,8 @@ Evaluate = Callable[[Sequence[Changes]], Sequence[PointResult]]
 
 
 def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:
-    """Evaluates as many points as there are trials; equal ones cost nothing. Raises ConfigError without Optuna."""
-    try:
-        import optuna  # noqa: PLC0415  an extra
-    except ImportError:
-        raise ConfigError("search needs Optuna, which is not installed: pip install 'pdsim[sweep]'") from None
+    """Evaluates as many points as there are trials; equal ones cost nothing."""
+    optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=settings.seed))
     for start in range(0, settings.trials, _BATCH):
@@ -35,6 +32,15 @@ def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Ev
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 study.tell(trial, _objective(point, settings, slo, wanted))
+
+
+def load_optuna() -> Any:
+    """Raises ConfigError if it is not installed."""
+    try:
+        import optuna  # noqa: PLC0415  an extra
+    except ImportError:
+        raise ConfigError("search needs Optuna, which is not installed: pip install 'pdsim[sweep]'") from None
+    return optuna
 
 
 def _changes(trial: Any, settings: SearchSettings) -> Changes:

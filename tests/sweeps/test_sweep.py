@@ -103,7 +103,9 @@ def test_other_slos_need_no_new_run(tmp_path):
 
 def test_equal_points_have_one_key(tmp_path):
     """However they are written: in two designs, by a default, under another name."""
-    written = SWEEP + "points: [{page_size: 4, decode.radix_cache: false}, {page_size: 4}, {name: other, page_size: 4}]\n"
+    written = (
+        SWEEP + "points: [{page_size: 4, decode.radix_cache: false}, {page_size: 4}, {name: other, page_size: 4}]\n"
+    )
     points = plan(write_sweep(tmp_path, written))
     assert len({point.number for point in points}) == len(points) - 1
     assert len(set(keys(points))) == 8
@@ -151,7 +153,9 @@ def test_the_trace_is_part_of_the_key_and_its_place_is_not(tmp_path):
 
 
 @examples(20)
-@given(seed=st.integers(0, 1000), sizes=st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=4, unique=True))
+@given(
+    seed=st.integers(0, 1000), sizes=st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=4, unique=True)
+)
 def test_all_points_see_the_same_requests_at_the_same_times(tmp_path_factory, seed, sizes):
     """Common random numbers: a difference between points is none of the load."""
     folder = tmp_path_factory.mktemp("sweep")
@@ -181,7 +185,9 @@ def test_an_impossible_point_is_a_row(tmp_path):
 def deadly(tmp_path, times):
     (tmp_path / "deadly.py").write_text(POLICY)
     policy = f"{{use: 'deadly:Deadly', times: {times}, memory: {tmp_path / 'deaths'}}}"
-    return write_sweep(tmp_path, f"scenario: base.yaml\npoints: [{{}}, {{prefill.policy: {policy}}}, {{page_size: 8}}]\n")
+    return write_sweep(
+        tmp_path, f"scenario: base.yaml\npoints: [{{}}, {{prefill.policy: {policy}}}, {{page_size: 8}}]\n"
+    )
 
 
 def test_a_killed_worker_is_tried_again(tmp_path, monkeypatch):
@@ -201,12 +207,12 @@ def test_a_point_that_kills_twice_is_a_row_and_the_others_go_on(tmp_path, monkey
     assert not any(point.error for point in again.points)
 
 
-MANY = "scenario: base.yaml\nseeds: {}\npoints: [{{}}, {{page_size: 8}}]\n".format(list(range(20)))
+MANY = f"scenario: base.yaml\nseeds: {list(range(8))}\npoints: [{{}}, {{page_size: 8}}]\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_computed_before_a_sudden_end_is_kept(tmp_path, how):
-    path = write_sweep(tmp_path, MANY, SCENARIO.replace("num_requests: 20", "num_requests: 400"))
+    path = write_sweep(tmp_path, MANY, SCENARIO.replace("num_requests: 20", "num_requests: 300"))
     out = tmp_path / "out"
     command = [sys.executable, "-m", "pdsim", "sweep", str(path), "--out", str(out), "--jobs", "2", "--json"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -221,10 +227,10 @@ def test_what_was_computed_before_a_sudden_end_is_kept(tmp_path, how):
         assert error.endswith("interrupted; the same command goes on with what is missing\n")
     kept = {path: path.stat().st_mtime_ns for path in (out / "points").glob("*.parquet")}
     result = pdsim.sweep(path, out=out, jobs=2)
-    assert (result.num_kept, result.num_computed) == (len(kept), 40 - len(kept)), f"after {moment} s"
+    assert (result.num_kept, result.num_computed) == (len(kept), 16 - len(kept)), f"after {moment} s"
     assert kept == {path: path.stat().st_mtime_ns for path in kept}
     logged = [json.loads(line)["key"] for line in (out / "log.jsonl").read_text().splitlines()]
-    assert len(logged) == len(set(logged)) >= 39  # the last line of one that is killed may be missing
+    assert len(logged) == len(set(logged)) >= 15  # the last line of one that is killed may be missing
     assert len(kept) >= 1
 
 
@@ -253,7 +259,9 @@ def test_a_sample_is_that_of_its_seed(tmp_path, design):
         assert [sizes.count(size) for size in (1, 2, 4, 8)] == [4] * 4
 
 
-SEARCH = f"scenario: base.yaml\nslos: {{chat: {{ttft: 40 ms, attainment: 0.9}}}}\nsearch: {{trials: 12, fields: {FIELDS}}}\n"
+SEARCH = (
+    f"scenario: base.yaml\nslos: {{chat: {{ttft: 40 ms, attainment: 0.9}}}}\nsearch: {{trials: 12, fields: {FIELDS}}}\n"
+)
 
 
 def test_a_search_finds_the_rate_and_goes_on_where_it_was(tmp_path):

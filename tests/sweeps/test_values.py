@@ -53,7 +53,9 @@ def test_what_is_no_range_says_what_would_be(written, message):
 
 
 @examples(100)
-@given(first=st.integers(1, 1000), span=st.integers(1, 1000), share=st.floats(0, 1, exclude_max=True), log=st.booleans())
+@given(
+    first=st.integers(1, 1000), span=st.integers(1, 1000), share=st.floats(0, 1, exclude_max=True), log=st.booleans()
+)
 def test_every_place_in_a_range_is_within_it(first, span, share, log):
     scale = "log" if log else "linear"
     value = pick(parse_values({"from": first, "to": first + span, "scale": scale}), share)
