@@ -1,6 +1,7 @@
 """Computes tasks on a Ray cluster. Its nodes have pdsim installed, and the scenario's files at the same paths."""
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,12 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sweeps.compute import Done, compute
 from pdsim.sweeps.plan import Task
 from pdsim.sweeps.shard import failure, to_shard
+
+_PATIENCE_S = 5.0
+_LET_IN = (
+    "a cluster that answers but lets nobody in asks for a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+    "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
+)
 
 
 class RayCluster:
@@ -19,10 +26,13 @@ class RayCluster:
         except ImportError:
             raise ConfigError("engine ray needs Ray, which is not installed: pip install 'pdsim[ray]'") from None
         self._ray: Any = ray
+        if address is not None:
+            _check_listens(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except Exception as wrong:  # noqa: BLE001  Ray has many kinds of them
-            raise ConfigError(_explained(wrong, address)) from None
+            where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+            raise ConfigError(f"engine ray: {where}: {str(wrong).splitlines()[0]}; {_LET_IN}") from None
         self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
@@ -41,9 +51,14 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def _explained(wrong: Exception, address: str | None) -> str:
-    where = address or os.environ.get("RAY_ADDRESS") or "a cluster on this machine"
-    what = f"engine ray: {where}: {str(wrong).strip().splitlines()[0]}"
-    if "auth" in f"{type(wrong).__name__} {wrong}".lower():
-        return f"{what}; the cluster asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
-    return f"{what}; is it running (ray start --head), and is its address HOST:PORT or ray://HOST:PORT?"
+def _check_listens(address: str) -> None:
+    """Ray itself takes minutes to say that nobody does. Raises ConfigError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--engine ray:{address}: expected HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+    except OSError as wrong:
+        raise ConfigError(
+            f"--engine ray:{address}: cannot be reached: {wrong}; is it running (ray start --head --port {port})?"
+        ) from None

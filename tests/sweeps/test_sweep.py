@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from random import Random
+from types import ModuleType
 
 import pyarrow.dataset
 import pytest
@@ -259,14 +260,16 @@ def test_a_sample_is_that_of_its_seed(tmp_path, design):
         assert [sizes.count(size) for size in (1, 2, 4, 8)] == [4] * 4
 
 
-SEARCH = (
-    f"scenario: base.yaml\nslos: {{chat: {{ttft: 40 ms, attainment: 0.9}}}}\nsearch: {{trials: 12, fields: {FIELDS}}}\n"
-)
+SEARCH = f"""\
+scenario: base.yaml
+slos: {{chat: {{ttft: 40 ms, attainment: 0.9}}}}
+search: {{trials: 24, maximise: rate, fields: {FIELDS}}}
+"""
 
 
 def test_a_search_finds_the_rate_and_goes_on_where_it_was(tmp_path):
     pytest.importorskip("optuna")
-    path = write_sweep(tmp_path, SEARCH.replace("trials: 12", "trials: 24, maximise: rate"))
+    path = write_sweep(tmp_path, SEARCH)
     result = pdsim.sweep(path, out=tmp_path / "out", jobs=2)
     assert pdsim.sweep(path, out=tmp_path / "out", jobs=1).num_computed == 0
     best = result.best("chat")[0]
@@ -293,6 +296,16 @@ def test_ray_without_ray_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(pdsim.ConfigError, match=r"engine ray needs Ray.*pip install 'pdsim\[ray\]'"):
         pdsim.sweep(write_sweep(tmp_path), out=tmp_path / "out", engine="ray")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("nowhere", "expected HOST:PORT or ray://HOST:PORT"), ("127.0.0.1:1", "cannot be reached: .*Connection refused")],
+)
+def test_a_cluster_that_is_not_there_is_named(tmp_path, monkeypatch, address, message):
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with pytest.raises(pdsim.ConfigError, match=f"--engine ray:{address}: {message}"):
+        pdsim.sweep(write_sweep(tmp_path), out=tmp_path / "out", engine=f"ray:{address}")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Lists and ranges of values."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -71,4 +72,4 @@ def test_whole_numbers_of_a_range_are_equally_likely():
 
 def test_a_log_range_has_equal_ratios():
     values = parse_values({"from": 0.5, "to": 8.0, "count": 5, "scale": "log"}).values()
-    assert all(math.isclose(b / a, 2) for a, b in zip(values, values[1:], strict=False))
+    assert all(math.isclose(b / a, 2) for a, b in pairwise(values))
