@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from pdsim.cli import main
 from tests.sweep_files import SCENARIO, write_sweep
 
@@ -19,10 +21,9 @@ MANY_REQUESTS = SCENARIO.replace("num_requests: 20", "num_requests: 300")
 
 
 def output(capsys, *arguments) -> str:
-    try:
+    with pytest.raises(SystemExit) as stop:
         main([str(a) for a in arguments])
-    except SystemExit as stop:
-        assert not stop.code
+    assert not stop.value.code
     return capsys.readouterr().out
 
 
