@@ -1,6 +1,7 @@
 """Computes one point. Equal tasks give equal shards, in whatever process and order."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.simulation import RunResult, simulate
 from pdsim.sweeps.plan import Task
-from pdsim.sweeps.shard import failure, to_shard
+from pdsim.sweeps.shard import to_shard
 from pdsim.workload.clients import OpenLoop
 
 
@@ -30,14 +31,27 @@ def compute(task: Task) -> Done:
         row = _row(simulate(parse_scenario(task.data, base=task.base)))
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
-        row = failure("failed", f"{kind}{wrong}")
-    shard = to_shard({"key": task.key, "identity": task.identity, **row})
-    return Done(task.key, shard, time.process_time() - cpu_s, time.perf_counter() - wall_s)
+        row = _failure("failed", f"{kind}{wrong}")
+    return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
+
+
+def crashed(task: Task, how: str) -> Done:
+    """Of a task whose worker died, and how."""
+    return Done(task.key, _shard(task, _failure("crashed", f"its worker died {how}")))
+
+
+def _shard(task: Task, row: Mapping[str, Any]) -> bytes:
+    return to_shard({"key": task.key, "identity": task.identity, **row})
+
+
+def _failure(status: str, message: str) -> dict[str, Any]:
+    """The row of a point without a result."""
+    return {"status": status, "message": message}
 
 
 def _row(result: RunResult) -> dict[str, Any]:
     if result.stall:
-        return failure("failed", "stalled; " + "; ".join(result.stall[:3]))
+        return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
     summary, requests = result.summary(), result.records.requests
     done = [r for r in requests if r.outcome == "finished"]
     return {

@@ -12,9 +12,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from pdsim.sweeps.compute import Done
+from pdsim.sweeps.compute import Done, crashed
 from pdsim.sweeps.plan import Task
-from pdsim.sweeps.shard import failure, to_shard
 
 _ATTEMPTS = 2
 
@@ -46,7 +45,7 @@ class Pool:
                     if attempt < _ATTEMPTS:
                         waiting.appendleft((task, attempt + 1))
                     else:
-                        yield _crashed(task, death)
+                        yield crashed(task, f"{_ATTEMPTS} times, the last time of {death}")
                 else:
                     self._idle.append(worker)
                     yield done
@@ -99,8 +98,3 @@ class _Worker:
             self._tasks.close()
         self.answers.close()
         return self._process.wait()
-
-
-def _crashed(task: Task, death: WorkerDiedError) -> Done:
-    row = failure("crashed", f"its worker died {_ATTEMPTS} times, the last time of {death}")
-    return Done(task.key, to_shard({"key": task.key, "identity": task.identity, **row}))

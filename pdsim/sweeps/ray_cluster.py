@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sweeps.compute import Done, compute
+from pdsim.sweeps.compute import Done, compute, crashed
 from pdsim.sweeps.plan import Task
-from pdsim.sweeps.shard import failure, to_shard
 
 _PATIENCE_S = 5.0
 _LET_IN = (
@@ -44,8 +43,7 @@ class RayCluster:
             try:
                 yield self._ray.get(ready)
             except self._ray.exceptions.RayError as death:
-                row = failure("crashed", f"its worker died: {str(death).splitlines()[0]}")
-                yield Done(task.key, to_shard({"key": task.key, "identity": task.identity, **row}))
+                yield crashed(task, f"twice: {str(death).splitlines()[0]}")
 
     def close(self) -> None:
         self._ray.shutdown()

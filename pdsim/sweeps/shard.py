@@ -34,11 +34,6 @@ def metrics() -> dict[str, Any]:
     return {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
 
 
-def failure(status: str, message: str) -> dict[str, Any]:
-    """The row of a point without a result. status: failed, or crashed if its worker died."""
-    return {"status": status, "message": message}
-
-
 def to_shard(row: Mapping[str, Any]) -> bytes:
     """What the row does not have is null."""
     schema = pa.schema({**_HEAD, **metrics(), **_TAIL})
