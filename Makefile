@@ -51,8 +51,9 @@ imports: .venv/dev
 	@$(BIN)/lint-imports > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 
 schema-current: .venv/dev
-	$(SAY) schema pdsim.schema.json
+	$(SAY) schema "pdsim.schema.json pdsim.sweep.schema.json"
 	@$(BIN)/pdsim schema | cmp -s - pdsim.schema.json || { echo "pdsim.schema.json is out of date: make schema"; exit 1; }
+	@$(BIN)/pdsim schema sweep | cmp -s - pdsim.sweep.schema.json || { echo "pdsim.sweep.schema.json is out of date: make schema"; exit 1; }
 
 docs: .venv/dev ## check that links in the documentation lead somewhere
 	$(SAY) links "*.md"
@@ -61,9 +62,11 @@ docs: .venv/dev ## check that links in the documentation lead somewhere
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden
 
-schema: .venv/dev ## write pdsim.schema.json
+schema: .venv/dev ## write pdsim.schema.json and pdsim.sweep.schema.json
 	@$(BIN)/pdsim schema > .venv/schema.json
 	@cp .venv/schema.json pdsim.schema.json
+	@$(BIN)/pdsim schema sweep > .venv/schema.json
+	@cp .venv/schema.json pdsim.sweep.schema.json
 
 bench-harness: .venv/dev ## time what real mode adds to each decode step
 	@$(BIN)/python -m pdreal.harness_bench

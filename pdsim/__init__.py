@@ -5,11 +5,34 @@ result = simulate(load_scenario("scenario.yaml", ["decode.radix_cache=true"]))
 print(result.summary()["request_throughput"])
 """
 
+from typing import TYPE_CHECKING, Any
+
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, RunResult, simulate
 
+if TYPE_CHECKING:
+    from pdsim.sweeps.running import sweep
+
 __version__ = "0.1.0"
 
-__all__ = ["ConfigError", "Observation", "RunResult", "Scenario", "__version__", "load_scenario", "simulate"]
+__all__ = [
+    "ConfigError",
+    "Observation",
+    "RunResult",
+    "Scenario",
+    "__version__",
+    "load_scenario",
+    "simulate",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Sweeps load Arrow, which takes longer to load than all the rest."""
+    if name == "sweep":
+        from pdsim.sweeps.running import sweep  # noqa: PLC0415
+
+        return sweep
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,6 +18,19 @@ BELOW = {
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "calibration": {"scenario", "metrics", "scipy"},
     "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "simpy"},
+    "sweeps": {
+        "sim",
+        "system",
+        "scenario",
+        "workload",
+        "metrics",
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "scipy",
+        "optuna",
+        "ray",
+    },
 }
 """What each room may import besides itself and the standard library."""
 

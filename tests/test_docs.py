@@ -27,6 +27,7 @@ from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
 from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
 from pdsim.scenario.yaml_file import parse_yaml
+from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.lengths import Lengths
@@ -80,6 +81,9 @@ def test_yaml_that_is_shown_is_valid(block):
         del first["prefill"], first["decode"]
     if "provenance" in data or "sources" in data:
         return
+    if "scenario" in data:
+        SweepFile.model_validate(data)
+        return
     use = str((data.get("workload") or {}).get("use"))
     if ":" in use or "my_policies" in block.text:  # tests/test_contributing.py runs these
         return
@@ -119,6 +123,47 @@ def test_scenarios_of_other_commands_exist():
             if words[1] == "run" and words[2].startswith("experiments/"):
                 changes = [value for flag, value in pairwise(words) if flag == "--set"]
                 load_scenario(ROOT / words[2], changes)
+
+
+# docs/sweeps.md.
+
+SWEEPS = sections(DOCS / "sweeps.md")
+
+
+@pytest.fixture
+def sweeps(folder):
+    for block in blocks(DOCS / "sweeps.md", "yaml"):
+        (folder / block.name).write_text(block.text)
+    return folder
+
+
+def test_the_sweeps_that_are_shown_run(sweeps, capsys):
+    for line in commands(DOCS / "sweeps.md"):
+        with suppress(SystemExit):
+            main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        assert captured.out, line
+
+
+def test_python_of_sweeps_runs(sweeps, capsys):
+    (block,) = blocks(DOCS / "sweeps.md", "python")
+    exec(block.text, {})
+    assert "requests/s per GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("heading", "section"),
+    [("The file", SweepFile), ("random and sobol", Sample), ("slos", SloSettings), ("search", SearchSettings)],
+)
+def test_every_field_of_a_sweep_file_is_documented_with_its_default(heading, section):
+    rows = [row for row in table(SWEEPS[heading]) if len(row) == 4]
+    documented = {plain(row[0]): plain(row[2]) for row in rows}
+    assert documented == {field.alias or name: field_default(field) for name, field in section.model_fields.items()}
+
+
+def test_the_schema_of_sweep_files_is_current():
+    assert json.loads((ROOT / "pdsim.sweep.schema.json").read_text()) == sweep_schema()
 
 
 # docs/scenario.md.

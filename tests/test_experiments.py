@@ -6,6 +6,8 @@ import pytest
 
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
+from pdsim.sweeps.design import designed_points
+from pdsim.sweeps.sweep_file import load_sweep
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 SCENARIOS = [*FOLDER.glob("*/scenario.yaml"), *FOLDER.glob("demo/*.yaml")]
@@ -20,3 +22,9 @@ def test_the_arms_of_the_demo_differ_in_the_decode_radix_cache():
     off, on = (load_scenario(FOLDER / "demo" / f"radix-{arm}.yaml").model_dump() for arm in ("off", "on"))
     assert (off["decode"].pop("radix_cache"), on["decode"].pop("radix_cache")) == (False, True)
     assert {key for key in off if off[key] != on[key]} == {"name", "description"}
+
+
+def test_the_sweep_of_the_whole_trace_has_96_points():
+    points = designed_points(load_sweep(FOLDER / "sweep-mooncake" / "sweep.yaml"))
+    assert len(points) == 96
+    assert {point["prefill.instances"] + point["decode.instances"] for point in points} == {8}

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -186,6 +186,42 @@ def replay(run: Path, *, json_: Json = False) -> None:
 
 
 @app.command
+def sweep(
+    sweep: Path,
+    *,
+    out: Annotated[Path | None, Parameter(help="The folder of the sweep; else runs/NAME.")] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
+    engine: Annotated[str, Parameter(help="pool, ray or ray:ADDRESS.")] = "pool",
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Simulate many points of a scenario, and print the best. What the folder has is not computed again.
+
+    Parameters
+    ----------
+    sweep: A sweep file (YAML).
+
+    """
+    from pdsim.cli.progress import progress_over
+    from pdsim.sweeps.running import sweep as run_sweep
+
+    try:
+        with progress_over("sweeping", None, quiet=json_) as advance:
+            result = run_sweep(sweep, out=out, changes=set_ or (), jobs=jobs, engine=engine, progress=advance)
+    except KeyboardInterrupt:
+        print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
+        raise SystemExit(130) from None
+    if json_:
+        print_json(result.to_json())
+    else:
+        from pdsim.cli.sweep_table import print_sweep
+
+        print_sweep(result)
+    if all(point.error for point in result.points):
+        raise SystemExit(1)
+
+
+@app.command
 def catalog(*, json_: Json = False) -> None:
     """List the models and GPUs that scenarios can name."""
     from pdsim.cli.tables import print_catalog
@@ -198,11 +234,18 @@ def catalog(*, json_: Json = False) -> None:
 
 
 @app.command
-def schema() -> None:
-    """Print the JSON schema of scenario files."""
-    from pdsim.scenario.json_schema import scenario_schema
+def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
+    """Print the JSON schema of scenario files, or of sweep files.
 
-    print_json(scenario_schema())
+    Parameters
+    ----------
+    of: Which of the two.
+
+    """
+    from pdsim.scenario.json_schema import scenario_schema
+    from pdsim.sweeps.sweep_file import sweep_schema
+
+    print_json(sweep_schema() if of == "sweep" else scenario_schema())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

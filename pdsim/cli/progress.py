@@ -6,23 +6,30 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_over(what: str, total: int, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar on a terminal, and nothing elsewhere. Call without an argument to advance by one, or with the new count."""
+def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar with rate and time left on a terminal, and nothing elsewhere.
+
+    Call without an argument to advance by one, or with the new count and, if it has changed, the new total.
+    """
     if quiet or not sys.stderr.isatty():
-        yield lambda _done=None: None
+        yield lambda _done=None, _total=None: None
         return
+    from rich import progress as bars
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+    text, elapsed, left = bars.TextColumn, bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    columns = (text("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn(), elapsed)
+    ahead = (text("{task.fields[rate]}"), text("left"), left)
+    with bars.Progress(*columns, *ahead, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total, rate="")
 
-        def advance(done: int | None = None) -> None:
+        def advance(done: int | None = None, total: int | None = None) -> None:
             if done is None:
                 progress.advance(task)
             else:
-                progress.update(task, completed=done)
+                progress.update(task, completed=done, total=total)
+            speed = progress.tasks[task].speed
+            progress.update(task, rate=f"{speed:,.2g}/s" if speed else "")
 
         yield advance
 

@@ -99,7 +99,7 @@ _IF_ANY = {"accept_length", "pdsim.retraction_copies_s", "pdsim.retries", "pdsim
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Each run beside the first, in as many tables as it takes."""
-    console, others = _console(), list(summaries)[1:]
+    console, others = new_console(), list(summaries)[1:]
     size = len(others)
     while size > 1 and not _fits(console, _summaries(summaries, others[:size])):
         size -= 1
@@ -110,7 +110,7 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
     first = next(iter(summaries))
     shown = [first, *others]
-    table = _table("", "")
+    table = new_table("", "")
     for i, name in enumerate(shown):
         table.add_column(_folded(name), justify="right", vertical="bottom")
         if i:
@@ -130,7 +130,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
     """Fewer columns where there is no room for all, then fewer runs in one table."""
     by_run = {name: {row.stage: row for row in stage_times(records.requests)} for name, records in runs.items()}
-    console, names = _console(), list(by_run)
+    console, names = new_console(), list(by_run)
     for size in range(len(names), 0, -1):
         groups = [names[start : start + size] for start in range(0, len(names), size)]
         for explained, columns in _STAGE_COLUMNS:
@@ -157,7 +157,7 @@ _STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
 def _stages(
     by_run: Mapping[str, Mapping[str, StageTimes]], columns: Sequence[str], *, explained: bool, named: bool
 ) -> Table:
-    table = _table("where the time goes", "stage", "")
+    table = new_table("where the time goes", "stage", "")
     for name in by_run:
         for i, column in enumerate(columns):
             head = f"{_folded(name)}\n{column}" if named and i == 0 else column
@@ -183,7 +183,7 @@ def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
 
 def print_limits(limits: Mapping[str, Limit]) -> None:
     """What limits each run, and the numbers that say so."""
-    console = _console()
+    console = new_console()
     for name, limit in limits.items():
         place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
         head = f"what limits {name}: {limit.resource}{place}"
@@ -202,7 +202,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
     by_run = {name: instance_usage(records) for name, records in runs.items()}
 
     def table(*columns: str) -> Table:
-        made = _table("how busy each instance is while the cluster is loaded", "instance", *columns)
+        made = new_table("how busy each instance is while the cluster is loaded", "instance", *columns)
         for name, instances in by_run.items():
             if len(runs) > 1:
                 made.add_row(f"[bold]{_folded(name)}[/bold]")
@@ -212,7 +212,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
         return made
 
     few = ("busy", "no page", "no slot", "pages used", "link")
-    _print_first_that_fits(_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
+    _print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
 
 
 def _usage_cells(use: InstanceUsage) -> dict[str, str]:
@@ -228,14 +228,14 @@ def _usage_cells(use: InstanceUsage) -> dict[str, str]:
 
 
 def print_request(request: RequestRecord) -> None:
-    console = _console()
+    console = new_console()
     place = f"{request.prefill_id} -> {request.decode_id}"
     sizes = f"{request.num_prompt_tokens:,} + {request.num_output_tokens:,} tokens"
     title = f"request {request.request_id}: {sizes}, {place}, {request.outcome} {request.reason}".strip()
     console.print(f"[bold]{title}[/bold]", highlight=False)
 
     def table(*columns: str) -> Table:
-        made = _table("", "stage", "from, s", "ms", *columns)
+        made = new_table("", "stage", "from, s", "ms", *columns)
         for stage, duration in stage_ms(request).items():
             first, _, meaning = stages_of(request)[stage]
             cells = (stage, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}", meaning)
@@ -253,11 +253,11 @@ def print_request(request: RequestRecord) -> None:
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
     """One table, or one for each arm where that is too wide."""
-    console = _console()
+    console = new_console()
     columns = ("metric", "measured", "simulated", "error", "asked for")
 
     def whole() -> Table:
-        table = _table("", "case", "arm", *columns)
+        table = new_table("", "case", "arm", *columns)
         for arm in arms:
             for i, cells in enumerate(_errors(arm)):
                 table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
@@ -269,7 +269,7 @@ def print_errors(arms: Sequence[ArmErrors]) -> None:
         console.print(table)
         return
     for arm in arms:
-        table = _table(f"{arm.case}: {_arm(arm)}", *columns)
+        table = new_table(f"{arm.case}: {_arm(arm)}", *columns)
         for cells in _errors(arm):
             table.add_row(*cells)
         console.print(table)
@@ -286,10 +286,10 @@ def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
 
 
 def print_catalog() -> None:
-    console = _console()
+    console = new_console()
 
     def models(*columns: str) -> Table:
-        made = _table("models (KV in bf16, all of it on one GPU)", "model", *columns)
+        made = new_table("models (KV in bf16, all of it on one GPU)", "model", *columns)
         for name in names("models"):
             m = load_model(name)
             cells = {
@@ -305,7 +305,7 @@ def print_catalog() -> None:
 
     few = ("total", "active", "layers", "KV bytes\na token", "context")
     _print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
-    gpus = _table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
+    gpus = new_table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
     for name in names("gpus"):
         g = load_gpu(name)
         flops = ", ".join(f"{dtype} {rate / 1e12:,.0f}" for dtype, rate in g.flops.items())
@@ -314,7 +314,7 @@ def print_catalog() -> None:
     console.print(gpus)
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in _LEFT else "right", vertical="bottom")
@@ -338,7 +338,7 @@ def _fits(console: Console, table: Table) -> bool:
     return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
 
 
-def _console() -> Console:
+def new_console() -> Console:
     console = Console()
     return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
 

@@ -29,7 +29,7 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
     try:
         return Scenario.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:
-        raise ConfigError("\n".join(_explain(error, where, text) for error in wrong.errors())) from None
+        raise ConfigError(explain_errors(wrong, Scenario, where, text)) from None
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:
@@ -37,7 +37,12 @@ def apply_change(data: dict[str, Any], change: str) -> None:
     path, equals, value = change.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set {change}: expected path=value, such as decode.radix_cache=true")
-    *parents, last = path.strip().split(".")
+    set_field(data, path.strip(), parse_yaml(value, f"--set {change}"), where=f"--set {change}")
+
+
+def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:
+    """Set one field of plain data by its dotted path, such as decode.admission.reserved_tokens."""
+    *parents, last = path.split(".")
     at = data
     for key in parents:
         inside = SHORTHANDS.get(key, lambda value: value)(at.get(key)) if at is data else at.get(key)
@@ -46,18 +51,23 @@ def apply_change(data: dict[str, Any], change: str) -> None:
         elif inside is None:
             inside = {}
         elif not isinstance(inside, dict):
-            raise ConfigError(f"--set {change}: {key} is {inside!r}, which has no fields")
+            raise ConfigError(f"{where}: {key} is {inside!r}, which has no fields")
         at[key] = at = inside
-    at[last] = parse_yaml(value, f"--set {change}")
+    at[last] = value
 
 
-def _explain(error: Any, where: str, text: str) -> str:
+def explain_errors(wrong: ValidationError, section: type[Section], where: str, text: str = "") -> str:
+    """A line for each mistake in a file whose fields are those of the section."""
+    return "\n".join(_explain(error, section, where, text) for error in wrong.errors())
+
+
+def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
     path = [part for part in error["loc"] if not str(part).startswith(("function-", TAG))]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
     if error["type"] == "extra_forbidden":
-        known = _fields_at(error["loc"][:-1])
+        known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)
         return f"{place}: unknown field {name!r}{hint}; here are {', '.join(known)}"
     if error["type"] == "missing":
@@ -67,12 +77,12 @@ def _explain(error: Any, where: str, text: str) -> str:
     return f"{place}: {name}: {error['msg']}, found {error['input']!r}"
 
 
-def _fields_at(path: tuple[Any, ...]) -> list[str]:
-    section: type[Section] = Scenario
+def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
     for key in path:
         if str(key).startswith(TAG):
             section = KINDS[str(key).removeprefix(TAG)]
         elif key in section.model_fields and key != "faults":
             hint = section.model_fields[key].annotation
-            section = next(option for option in (hint, *get_args(hint)) if isinstance(option, type))
-    return list(section.model_fields)
+            options = (hint, *get_args(hint))
+            section = next(one for one in options if isinstance(one, type) and issubclass(one, Section))
+    return [field.alias or name for name, field in section.model_fields.items()]

@@ -30,7 +30,7 @@ def printed(monkeypatch):
 
     def call(width, printer, *arguments):
         out = StringIO()
-        monkeypatch.setattr(tables, "_console", lambda: Console(width=width, file=out))
+        monkeypatch.setattr(tables, "new_console", lambda: Console(width=width, file=out))
         printer(*arguments)
         lines = out.getvalue().splitlines()
         assert all(len(line) <= width for line in lines)

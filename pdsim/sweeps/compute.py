@@ -1,0 +1,72 @@
+"""Computes one point. Equal tasks give equal shards, in whatever process and order."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pdsim.metrics.saturation import is_saturated
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.simulation import RunResult, simulate
+from pdsim.sweeps.plan import Task
+from pdsim.sweeps.shard import to_shard
+from pdsim.workload.clients import OpenLoop
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task's shard, and what it took to compute."""
+
+    key: str
+    shard: bytes
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+def compute(task: Task) -> Done:
+    """A point that fails is a row that says so."""
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    try:
+        row = _row(simulate(parse_scenario(task.data, base=task.base)))
+    except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
+        kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
+        row = _failure("failed", f"{kind}{wrong}")
+    return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
+
+
+def crashed(task: Task, how: str) -> Done:
+    """Of a task whose worker died, and how."""
+    return Done(task.key, _shard(task, _failure("crashed", f"its worker died {how}")))
+
+
+def _shard(task: Task, row: Mapping[str, Any]) -> bytes:
+    return to_shard({"key": task.key, "identity": task.identity, **row})
+
+
+def _failure(status: str, message: str) -> dict[str, Any]:
+    """The row of a point without a result."""
+    return {"status": status, "message": message}
+
+
+def _row(result: RunResult) -> dict[str, Any]:
+    if result.stall:
+        return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
+    summary, requests = result.summary(), result.records.requests
+    done = [r for r in requests if r.outcome == "finished"]
+    return {
+        **summary,
+        **summary["pdsim"],
+        "status": "ok",
+        "message": "",
+        "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),
+        "gpus": num_gpus(result.scenario),
+        "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],
+        "e2e_ns": [r.end_ns - r.arrival_ns for r in done if r.end_ns is not None],
+        "output_tokens": [r.num_output_tokens for r in done],
+    }
+
+
+def num_gpus(scenario: Scenario) -> int:
+    servers = (scenario.prefill, scenario.decode, scenario.aggregated)
+    return sum(server.instances * server.tp for server in servers if server is not None)

@@ -1,0 +1,75 @@
+"""A sweep's folder: one shard for each computed task, which task is which point, and a log of the work.
+
+points/KEY.parquet   results, each written whole or not at all
+plan.parquet         one row for each point and seed: its fields, and the key of its shard
+log.jsonl            one line for each computed shard: CPU and wall seconds
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from pdsim.sweeps.compute import Done
+from pdsim.sweeps.plan import Point, shown
+
+
+class Store:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._points = folder / "points"
+        self._points.mkdir(parents=True, exist_ok=True)
+
+    def path(self, key: str) -> Path:
+        return self._points / f"{key}.parquet"
+
+    def has(self, key: str) -> bool:
+        """Not if its worker died: that may have had other reasons than the point."""
+        path = self.path(key)
+        if not path.is_file():
+            return False
+        (status,) = parquet.read_table(path, columns=["status"])["status"].to_pylist()
+        return bool(status != "crashed")
+
+    def keep(self, done: Done) -> None:
+        """The shard, and then a line in the log."""
+        _write_whole(self.path(done.key), done.shard)
+        line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def write_plan(self, points: Sequence[Point]) -> None:
+        rows = [(point, seed, task.key) for point in points for seed, task in point.tasks.items()]
+        columns: dict[str, Any] = {
+            "point": [point.number for point, _, _ in rows],
+            "seed": [seed for _, seed, _ in rows],
+            "key": [key for _, _, key in rows],
+        }
+        for field in dict.fromkeys(name for point in points for name in point.changes):
+            columns[field] = _column([point.changes.get(field) for point, _, _ in rows])
+        sink = pa.BufferOutputStream()
+        parquet.write_table(pa.table(columns), sink)
+        _write_whole(self.folder / "plan.parquet", sink.getvalue().to_pybytes())
+
+
+def _column(values: Iterable[Any]) -> Any:
+    """Of one type, if all values are; else as text."""
+    values = list(values)
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {bool} or kinds <= {int, float} or kinds <= {str}:
+        return pa.array(values)
+    return pa.array([None if value is None else shown(value) for value in values])
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Under another name first: a file that is there is complete, whenever the writer dies."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

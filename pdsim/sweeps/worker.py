@@ -1,0 +1,39 @@
+"""One process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
+
+import gc
+import os
+import pickle
+import signal
+import sys
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO
+
+from pdsim.sweeps.compute import compute
+from pdsim.sweeps.plan import Task
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the pool that is interrupted, and closes the input
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a policy prints is no answer
+    source = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    tasks: SimpleQueue[Task] = SimpleQueue()
+    Thread(target=_receive, args=(source, tasks), daemon=True).start()
+    while True:
+        pickle.dump(compute(tasks.get()), answers)
+        answers.flush()
+        gc.collect()  # a run makes cycles, and the next one collects nothing
+
+
+def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:
+    """Nobody waits for the answer any more when the input ends, however the other side ended."""
+    try:
+        while True:
+            tasks.put(pickle.load(source))  # noqa: S301  it is our own process
+    except EOFError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

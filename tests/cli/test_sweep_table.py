@@ -1,0 +1,50 @@
+"""The table of a sweep: what is best, missed, saturated, failed."""
+
+import json
+
+import pytest
+
+from pdsim.cli import main
+from tests.sweep_files import SCENARIO, write_sweep
+
+SWEEP = """\
+scenario: base.yaml
+seeds: [1, 2]
+points:
+  - {client.arrivals.rate: 2/s}
+  - {client.arrivals.rate: 1/s}
+  - {client.arrivals.rate: 10000/s}
+  - {prefill.tp: 5}
+slos: {chat: {ttft: 1 s, tpot: 1 ms, attainment: 0.5}, loose: {e2e: 1 h}}
+"""
+MANY_REQUESTS = SCENARIO.replace("num_requests: 20", "num_requests: 300")
+
+
+def output(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    assert not stop.value.code
+    return capsys.readouterr().out
+
+
+def test_each_slo_has_a_table(tmp_path, capsys):
+    path = write_sweep(tmp_path, SWEEP, MANY_REQUESTS)
+    text = output(capsys, "sweep", path, "--out", tmp_path / "out", "--jobs", 1)
+    chat, loose = text.split("loose: E2E 1 h for 0.99 of requests; 2 of 4 points meet it")
+    assert "chat: TTFT 1 s, TPOT 1 ms for 0.5 of requests; 0 of 4 points meet it" in chat
+    rows = [line.split() for line in loose.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+    assert [row[0] for row in rows[:3]] == ["1", "2", "3"], "the higher rate first, what is saturated last"
+    assert rows[2][-3:] == ["-", "-", "saturated"]
+    assert "±" in loose
+    assert chat.count("missed") == 2
+    assert "1 failed: prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b" in loose
+    assert "8 runs computed, 0 kept from before" in loose
+
+    found = json.loads(output(capsys, "sweep", path, "--out", tmp_path / "out", "--json"))
+    assert (found["computed"], found["kept"], found["best"]["loose"]) == (0, 8, [1, 2, 3])
+    assert found["points"][3] == {
+        "point": 4,
+        "fields": {"prefill.tp": 5},
+        "error": "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b",
+    }
+    assert found["points"][0]["metrics"]["completed"] == {"mean": 300.0, "half_width": 0.0}

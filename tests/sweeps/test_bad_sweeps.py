@@ -1,0 +1,78 @@
+"""Wrong sweep files: one clear message before anything runs, exit code 2."""
+
+import pytest
+
+from pdsim.cli import main
+from tests.sweep_files import write_sweep
+
+HEAD = "scenario: base.yaml\n"
+
+WRONG = [
+    ("grid: {page_size: [4]}", "sweep.yaml: scenario is missing"),
+    (HEAD, "sweep.yaml: nothing to sweep: give it grid, points, random, sobol or search"),
+    (HEAD + "gird: {}", "sweep.yaml, line 2: unknown field 'gird' (did you mean 'grid'?); here are name, description"),
+    (HEAD + "grid: {}", "sweep.yaml, line 2: grid: no fields: give it some"),
+    (HEAD + "grid: {page_size: []}", "grid.page_size: an empty list"),
+    (HEAD + "points: []", "sweep.yaml, line 2: points: Tuple should have at least 1 item"),
+    (HEAD + "seeds: []\ngrid: {page_size: [4]}", "seeds: Tuple should have at least 1 item"),
+    (HEAD + "grid: {seed: [1, 2]}", "seed: replications are the sweep's own field, as in seeds: [1, 2, 3]"),
+    (HEAD + "grid: {page_size: {from: 1.0, to: 2}}", "page_size: a range in a grid needs count, or step"),
+    (HEAD + "grid: {'prefill.tp, decode.tp': [[1, 2], [2]]}", "expected a list of 2 values for each point, found [2]"),
+    (
+        HEAD + "grid: {'prefill.tp, decode.tp': {from: 1, to: 2}}",
+        "fields that change together have a list, not a range",
+    ),
+    (HEAD + "grid: {'prefill.tp, page_size': [[1, 2]], page_size: [4]}", "page_size stands there twice"),
+    (HEAD + "sobol: {count: 12, fields: {page_size: [4]}}", "sobol.count: 12 is no power of two; near are 8 and 16"),
+    (HEAD + "random: {fields: {page_size: [4]}}", "random.count is missing"),
+    (HEAD + "random: {count: 4, field: {page_size: [4]}}", "unknown field 'random.field' (did you mean 'fields'?)"),
+    (HEAD + "grid: {page_size: [4]}\nslos: {chat: {attainment: 1}}", "slos.chat: no limit: give it ttft, tpot or e2e"),
+    (HEAD + "grid: {page_size: [4]}\nslos: {chat: {ttft: 2}}", "slos.chat.ttft: bare number 2: write a duration"),
+    (HEAD + "search: {trials: 4, fields: {page_size: [4]}}", "search.slo is missing; there are none; give it some"),
+    (
+        HEAD + "slos: {chat: {ttft: 1 s}}\nsearch: {trials: 4, slo: chta, fields: {page_size: [4]}}",
+        "search.slo: no SLO 'chta' (did you mean 'chat'?); there are chat",
+    ),
+    (
+        HEAD + "grid: {decode.radix: [true]}",
+        "sweep.yaml, point 1 (decode.radix=true): unknown field 'decode.radix' (did you mean 'radix_cache'?)",
+    ),
+    (
+        HEAD + "grid: {page_size: [4, 0]}",
+        "point 2 (page_size=0): page_size: Input should be greater than or equal to 1",
+    ),
+    (HEAD + "grid: {network.bandwidth: [3]}", "network.bandwidth: bare number 3: write a bandwidth with its unit"),
+    (HEAD + "grid: {seeds.x: [4]}", "unknown field 'seeds' (did you mean 'seed'?)"),
+    (HEAD + "grid: {prefill.gpu: [h1000, h2000]}", "no point is possible; the first: prefill: no gpu 'h1000'"),
+    ("scenario: bsae.yaml\ngrid: {page_size: [4]}", "bsae.yaml does not exist"),
+    ("- a list", "sweep.yaml: expected a mapping of fields, found list"),
+]
+
+
+def message(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2, error
+    assert error.startswith("pdsim: ")
+    return error
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_a_wrong_sweep_is_named_before_anything_runs(tmp_path, capsys, text, expected):
+    error = message(capsys, "sweep", write_sweep(tmp_path, text), "--out", tmp_path / "out")
+    assert expected in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--engine", "dask"], "--engine dask: there are pool, ray and ray:ADDRESS"),
+        (["--jobs", "0"], "--jobs 0: at least 1"),
+        (["--set", "page_sise=4"], "unknown field 'page_sise' (did you mean 'page_size'?)"),
+    ],
+)
+def test_a_wrong_flag_is_named(tmp_path, capsys, flags, expected):
+    path = write_sweep(tmp_path)
+    assert expected in message(capsys, "sweep", path, "--out", tmp_path / "out", *flags)
