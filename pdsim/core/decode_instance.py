@@ -382,8 +382,17 @@ class DecodeInstance:
                     num_pages = -(-request.num_kv_tokens // self.page_size)
                     commands.append(SaveKv(request.request_id, tuple(request.lease.table[:num_pages])))
             else:
-                capacity = self.cache.pool.num_pages * self.page_size
-                tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
-                commands.append(Failed(request.request_id, reason))
+                commands.append(Failed(request.request_id, self._outgrown(request)))
         return lacked
+
+    def _outgrown(self, request: DecodeRequest) -> str:
+        """Why the last request of the batch does not fit alone."""
+        num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
+        num_pages = self.cache.pool.num_pages
+        if num_tokens > (capacity := num_pages * self.page_size):
+            return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
+        num_held = len({page for other in self.holding() for page in other.lease.table})
+        return (
+            f"{num_tokens} tokens do not fit: requests that do not run hold {num_held} of {num_pages} pages of "
+            f"{self.instance_id}"
+        )
