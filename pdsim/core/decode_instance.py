@@ -8,6 +8,7 @@ retracted     gave its pages back, its KV is in host memory            next_step
 gone          prompt and output are cached                             -> Finished
 
 Queued and retracted requests wait for pages: admission_queue.py.
+
 A request that is given up before its KV has come (Cancel, PeerDown of its prefill instance, a wait that is too long)
 keeps its pages as long as somebody may still write into them: releases.py.
 """
