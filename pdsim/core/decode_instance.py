@@ -1,13 +1,13 @@
 """Life of a request in a decode instance.
 
-uncomputed    NewRequest came, and pages are granted to computed       on_message(PromptComputed)
-              prompts only (allocation: prefill_complete)
 queued        NewRequest came                                          next_step: matched, locked, granted pages
 transferring  pages reserved, KV on its way                            on_message(KvArrived), seen by the next next_step
 ready         KV complete                                              next_step -> FirstToken; the prompt is cached
 running       one token per step                                       next_step -> DecodeStep, on_step_done
 retracted     gave its pages back, its KV is in host memory            next_step: ready again when its pages fit
 gone          prompt and output are cached                             -> Finished
+
+Queued and retracted requests wait for pages: admission_queue.py.
 
 A request that is given up before its KV has come (Cancel, PeerDown of its prefill instance, a wait that is too long)
 keeps its pages as long as somebody may still write into them: releases.py.
@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from pdsim.core.admission_queue import FOREVER, AdmissionQueue, DecodeRequest
 from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.instance import Levels, PolicyError
+from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
@@ -52,12 +53,10 @@ from pdsim.core.messages import (
 )
 from pdsim.core.names import receiver_of
 from pdsim.core.releases import Releases, Releasing
-from pdsim.core.running_batch import RunningBatch, RunningRequest
+from pdsim.core.running_batch import RunningBatch
 from pdsim.core.speculative_batch import Speculation, running_batch
-from pdsim.policy.protocols import AdmissionPolicy, Admitted, PreemptionPolicy
-from pdsim.policy.views import Candidate
+from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
-_FOREVER = 1 << 62
 _WAIT = Wait()
 
 
@@ -82,12 +81,6 @@ class DecodeLimits:
     """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
 
-@dataclass(slots=True, kw_only=True)
-class DecodeRequest(RunningRequest):
-    prefill_id: str
-    ends_with_first_token: bool = False
-
-
 class DecodeInstance:
     max_steps_in_flight = 1
 
@@ -108,15 +101,11 @@ class DecodeInstance:
         self.page_size = cache.page_size
         self.now_ns = 0
         self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation)
-        self._uncomputed: dict[int, DecodeRequest] = {}
-        self._computed_early: set[int] = set()
-        """Before their NewRequest came."""
-        self.queued: deque[DecodeRequest] = deque()
+        self.queue = AdmissionQueue(
+            instance_id, cache, admission_policy, grants_computed_only=limits.grants_computed_only
+        )
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
-        self._retracted: dict[int, DecodeRequest] = {}
-        self._refused: dict[int, str] = {}
-        """Requests that one side will not serve, and why."""
         self._arrived: set[int] = set()
         """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
@@ -124,11 +113,7 @@ class DecodeInstance:
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
-        self._down: set[str] = set()
-        """Prefill instances."""
-        self._admission_policy = admission_policy
         self._preemption_policy = preemption_policy
-        self._blocked_by = ""
 
     # What admission and preemption policies see.
 
@@ -158,21 +143,21 @@ class DecodeInstance:
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
-        return self._retracted.values()
+        return self.queue.retracted.values()
 
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         match message:
             case NewRequest():
-                return self._on_new_request(message)
+                return self.queue.on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
             case RankSaw():
                 agreed = self._agreement.see(message)
                 return [] if agreed is None else self.on_message(agreed, now_ns)
             case PromptComputed():
-                return self._on_computed(message.request_id)
+                self.queue.on_computed(message.request_id)
             case CellScattered():
                 self._scattered.append(message)
                 return [] if message.completes is None else self._on_arrived(message.completes)
@@ -183,15 +168,14 @@ class DecodeInstance:
             case PeerDown():
                 return self._on_prefill_down(message, now_ns)
             case PeerUp():
-                self._down.discard(message.instance_id)
-                return []
+                self.queue.on_prefill_up(message.instance_id)
             case FlushCache():
                 self.cache.flush()
-                return []
             case Woken():
-                return []
+                pass
             case _:
                 raise TypeError(f"{self.instance_id}: a decode instance does not take {message}")
+        return []
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
@@ -205,7 +189,7 @@ class DecodeInstance:
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
             if self.batch.num_requests:
-                waits = changed and (self.queued or self._retracted)
+                waits = changed and (self.queue.queued or self.queue.retracted)
                 return self.batch.step(1 if waits else ask_again_steps), commands
             if not changed:
                 return _WAIT, commands
@@ -230,86 +214,73 @@ class DecodeInstance:
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        held = [*self.holding(), *self.queued, *self._retracted.values(), *self._uncomputed.values()]
+        held = [*self.holding(), *self.queue.requests()]
         scattered = [cell.request_id for cell in self._scattered]
         return [*(request.request_id for request in held), *scattered, *self._agreement.held]
 
     def levels(self) -> Levels:
         return Levels(
             *self.cache.levels(),
-            num_queued=len(self.queued),
+            num_queued=len(self.queue.queued),
             num_transferring=len(self.transferring),
             num_ready=len(self.ready),
             num_running=self.batch.num_requests,
-            num_retracted=len(self._retracted),
-            blocked_by=self._blocked_by if self.queued else "",
+            num_retracted=len(self.queue.retracted),
+            blocked_by=self.queue.blocked_by if self.queue.queued else "",
         )
 
     def waiting_for(self) -> list[str]:
         where, have = self.instance_id, f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
         lines = [
             f"{where}: request {r.request_id} ({r.num_prompt_tokens} tokens) waits for admission, {have}"
-            for r in self.queued
+            for r in self.queue.queued
         ]
-        lines += [f"{where}: request {i} waits for prefill to compute it" for i in self._uncomputed]
+        lines += [f"{where}: request {i} waits for prefill to compute it" for i in self.queue.uncomputed]
         lines += [f"{where}: request {i} waits for its KV" for i in self.transferring if i not in self._arrived]
-        lines += [f"{where}: request {i} is retracted and waits for pages, {have}" for i in self._retracted]
+        lines += [f"{where}: request {i} is retracted and waits for pages, {have}" for i in self.queue.retracted]
         return lines + [f"{where}: request {r.request_id} waits for a place in the batch" for r in self.ready]
 
     # Admission.
 
     def _take_in(self, commands: list[Command]) -> int:
         """Returns after how many steps, if nothing else happens, to try again."""
-        if self._retracted:
-            ask_again_steps = self._resume(commands)
-            if self._retracted:
+        if self.queue.retracted:
+            self._resume(commands)
+            if self.queue.retracted:
                 if not self.batch.num_requests and not self.ready:
                     self._collect_arrived(commands)  # or it would hold its pages for ever: SGLang can lock up here
-                return ask_again_steps
+                return self.queue.ask_again_steps
         if waits_steps := self._steps_to_poll():
-            return waits_steps if self.queued or self._arrived or self._scattered else _FOREVER
+            return waits_steps if self.queue.queued or self._arrived or self._scattered else FOREVER
+        self._admit(commands)
         if self._arrived or self._scattered:
-            ask_again_steps = self._admit(commands)
             self._collect_arrived(commands)
-            return ask_again_steps
-        return self._admit(commands)
+        return self.queue.ask_again_steps
 
     def _steps_to_poll(self) -> int:
         """Until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
         return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
-    def _on_new_request(self, message: NewRequest) -> list[Command]:
-        if (reason := self._refused.get(message.request_id)) is not None:
-            return [Failed(message.request_id, reason)]
-        if message.prefill_id in self._down:
-            return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
-        num_tokens = len(message.prompt)
-        if num_tokens > (capacity := self.cache.pool.num_pages * self.page_size):
-            reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            self._refused[message.request_id] = reason
-            return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
-        request = DecodeRequest(
-            message.request_id,
-            message.arrival_ns,
-            message.prompt,
-            num_tokens,
-            message.max_output_tokens,
-            prefill_id=message.prefill_id,
-        )
-        if self.limits.grants_computed_only and request.request_id not in self._computed_early:
-            self._uncomputed[request.request_id] = request
-        else:
-            self._computed_early.discard(request.request_id)
-            self.queued.append(request)
-        return []
+    def _resume(self, commands: list[Command]) -> None:
+        while request := self.queue.resume_next(self, self._num_slots):
+            self.ready.append(request)
+            if self.limits.saves_retracted:
+                commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
 
-    def _on_computed(self, request_id: int) -> list[Command]:
-        """Nothing new where pages are granted early."""
-        if request := self._uncomputed.pop(request_id, None):
-            self.queued.append(request)
-        elif self.limits.grants_computed_only and request_id not in self._refused:
-            self._computed_early.add(request_id)
-        return []
+    def _admit(self, commands: list[Command]) -> None:
+        while request := self.queue.admit_next(self, self._num_slots):
+            self.transferring[request.request_id] = request
+            num_shared, pages = request.lease.num_shared, tuple(request.lease.table[request.lease.num_shared :])
+            granted = KvGranted(request.request_id, num_shared * self.page_size, pages)
+            commands.append(Send(request.prefill_id, granted))
+            if self._times_out:
+                commands += self._ungiven.add(request.request_id, self.now_ns)
+
+    @property
+    def _num_slots(self) -> int:
+        return self.limits.max_running_requests + self.limits.extra_slots
+
+    # Giving up.
 
     def _on_abort(self, message: Abort) -> list[Command]:
         """Nothing is being written into the request's pages, nor will be."""
@@ -318,75 +289,10 @@ class DecodeInstance:
             return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
-        elif not self._dequeue(request_id):  # refused here as well, or not here yet, or gone
-            self._refused.setdefault(request_id, reason)
+        elif not self.queue.withdraw(request_id):  # refused here as well, or not here yet, or gone
+            self.queue.refuse(request_id, reason)
             return []
         return [Failed(request_id, reason, retryable)]
-
-    def _dequeue(self, request_id: int) -> DecodeRequest | None:
-        request = next((r for r in self.queued if r.request_id == request_id), None)
-        if request is None:
-            return self._uncomputed.pop(request_id, None)
-        self.queued.remove(request)
-        return request
-
-    def _admit(self, commands: list[Command]) -> int:
-        """First come first served, up to the first that does not fit. Returns in how many steps to try again."""
-        num_slots = self.limits.max_running_requests + self.limits.extra_slots
-        self._blocked_by = ""
-        while self.queued:
-            if self.num_active >= num_slots:
-                self._blocked_by = "slots"
-                break
-            request = self.queued[0]
-            lease = self.cache.open(request.prompt, request.num_prompt_tokens)
-            num_cached = lease.num_shared * self.page_size
-            num_new_pages = -(-request.num_prompt_tokens // self.page_size) - lease.num_shared
-            answer = self._admission_policy.admit(
-                Candidate(request, request.num_prompt_tokens, num_cached, num_new_pages), self
-            )
-            if not isinstance(answer, Admitted):
-                self.cache.drop(lease)
-                self._blocked_by = "pages"
-                return answer.ask_again_steps or _FOREVER
-            self._check_admitted(request, num_new_pages)
-            self.cache.grow(lease, num_new_pages)
-            request.lease = lease
-            self.transferring[request.request_id] = self.queued.popleft()
-            pages = tuple(lease.table[lease.num_shared :])
-            commands.append(Send(request.prefill_id, KvGranted(request.request_id, num_cached, pages)))
-            if self._times_out:
-                commands += self._ungiven.add(request.request_id, self.now_ns)
-        return _FOREVER
-
-    def _resume(self, commands: list[Command]) -> int:
-        """Retracted requests come back first, whole: they are not matched against the prefix cache again."""
-        num_slots = self.limits.max_running_requests + self.limits.extra_slots
-        while self._retracted and self.num_active < num_slots:
-            request = next(iter(self._retracted.values()))
-            num_pages = -(-request.num_kv_tokens // self.page_size)
-            answer = self._admission_policy.admit(
-                Candidate(request, request.num_kv_tokens, 0, num_pages, resumes=True), self
-            )
-            if not isinstance(answer, Admitted):
-                return answer.ask_again_steps or _FOREVER
-            self._check_admitted(request, num_pages)
-            request.lease = self.cache.open(request.prompt, 0)
-            self.cache.grow(request.lease, num_pages)
-            del self._retracted[request.request_id]
-            self.ready.append(request)
-            if self.limits.saves_retracted:
-                commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
-        return _FOREVER
-
-    def _check_admitted(self, request: DecodeRequest, num_new_pages: int) -> None:
-        if num_new_pages > self.num_available_pages:
-            raise PolicyError(
-                f"{self._admission_policy}: admitted request {request.request_id}, which needs {num_new_pages} pages; "
-                f"{self.num_available_pages} are available on {self.instance_id}"
-            )
-
-    # Giving up.
 
     def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
         """The router has told the client already."""
@@ -401,26 +307,18 @@ class DecodeInstance:
             self.cache.drop(ready.lease)
         elif self.batch.has(request_id):
             self.batch.remove(request_id)
-        elif not (self._dequeue(request_id) or self._retracted.pop(request_id, None)):
-            self._refused.setdefault(request_id, reason)
+        elif not (self.queue.withdraw(request_id) or self.queue.retracted.pop(request_id, None)):
+            self.queue.refuse(request_id, reason)
         return []
 
     def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
         """What it has not sent will not come. If it is back, it may be sending for requests of its new life."""
-        if not down.has_restarted:
-            self._down.add(down.instance_id)
         reason = f"{down.instance_id} was lost"
-        queued = [r for r in (*self.queued, *self._uncomputed.values()) if r.prefill_id == down.instance_id]
-        commands: list[Command] = [Failed(r.request_id, reason, retryable=True) for r in queued]
-        for request in queued:
-            self._dequeue(request.request_id)
-        for request in self._due_from(down.instance_id):
+        commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
+        due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
+        for request in due:
             commands += self._fail(request, reason, now_ns)
         return commands if down.has_restarted else commands + self._releases.on_writer_dead(down.instance_id)
-
-    def _due_from(self, prefill_id: str) -> list[DecodeRequest]:
-        due = self.transferring.values()
-        return [r for r in due if r.prefill_id == prefill_id and r.request_id not in self._arrived]
 
     def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[Command]:
         cancel = Send(request.prefill_id, Cancel(request.request_id, reason))
@@ -479,14 +377,23 @@ class DecodeInstance:
         for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
             if self.batch.num_requests:
-                self._retracted[request.request_id] = request
+                self.queue.retracted[request.request_id] = request
                 commands.append(Retracted(request.request_id))
                 if self.limits.saves_retracted:
                     num_pages = -(-request.num_kv_tokens // self.page_size)
                     commands.append(SaveKv(request.request_id, tuple(request.lease.table[:num_pages])))
             else:
-                capacity = self.cache.pool.num_pages * self.page_size
-                tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
-                commands.append(Failed(request.request_id, reason))
+                commands.append(Failed(request.request_id, self._outgrown(request)))
         return lacked
+
+    def _outgrown(self, request: DecodeRequest) -> str:
+        """Why the last request of the batch does not fit alone."""
+        num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
+        num_pages = self.cache.pool.num_pages
+        if num_tokens > (capacity := num_pages * self.page_size):
+            return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
+        num_held = len({page for other in self.holding() for page in other.lease.table})
+        return (
+            f"{num_tokens} tokens do not fit: requests that do not run hold {num_held} of {num_pages} pages of "
+            f"{self.instance_id}"
+        )

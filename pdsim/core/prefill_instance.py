@@ -8,6 +8,8 @@ parked         computed before decode has granted pages               -> PromptC
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
 
+Grants that are late, early, or not to come: grants.py.
+
 A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
 nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
 
@@ -16,13 +18,13 @@ computed one at the end of a chunk, parked ones when nothing else moves. What wa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdsim.core.agreement import RankAgreement
-from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
+from pdsim.core.grants import Grants
 from pdsim.core.instance import Levels
-from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
+from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
     Cancel,
@@ -47,10 +49,9 @@ from pdsim.core.messages import (
     Woken,
 )
 from pdsim.core.names import sender_of
+from pdsim.core.prefill_request import PrefillRequest
 from pdsim.core.send_planner import SendPlanner
-from pdsim.core.transfer_plan import UNGRANTED, SendCursor
 from pdsim.policy.protocols import PrefillPolicy
-from pdsim.policy.views import TokenSequence
 
 _WAIT = Wait()
 
@@ -78,51 +79,6 @@ class PrefillLimits:
         return 2 * self.max_running_requests
 
 
-@dataclass(slots=True)
-class PrefillRequest:
-    request_id: int
-    arrival_ns: int
-    prompt: TokenSequence
-    num_prompt_tokens: int
-    decode_id: str
-    cursor: SendCursor = UNGRANTED
-    lease: Lease = field(default_factory=lambda: NO_LEASE)
-    num_cached_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_computed_tokens: int = 0
-    given_up: bool = False
-    gives_way: bool = False
-    """As soon as no forward computes it."""
-    num_attempts: int = 1
-    ends_with_first_token: bool = False
-    """Known of a parked one."""
-
-    @property
-    def is_granted(self) -> bool:
-        return self.cursor is not UNGRANTED
-
-    @property
-    def is_in_forward(self) -> bool:
-        return self.num_computed_tokens < self.num_scheduled_tokens
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens
-
-    @property
-    def num_growth_tokens(self) -> int:
-        """The first token: here max_new_tokens is 1."""
-        return 1
-
-    @property
-    def num_sent_tokens(self) -> int:
-        return self.cursor.num_sent_tokens
-
-    @property
-    def page_table(self) -> list[int]:
-        return self.lease.table
-
-
 class PrefillInstance:
     def __init__(
         self,
@@ -138,7 +94,6 @@ class PrefillInstance:
         self.limits = limits
         self.page_size = cache.page_size
         self.max_steps_in_flight = 2 if limits.overlap else 1
-        self.bootstrapping: dict[int, NewRequest] = {}
         self.granted: list[PrefillRequest] = []
         self.sending: dict[int, PrefillRequest] = {}
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
@@ -147,14 +102,9 @@ class PrefillInstance:
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
         )
-        self._optimistic: dict[int, PrefillRequest] = {}
-        """Not granted, in whatever state."""
+        self._grants = Grants(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
-        """Of these, the ones that wait for their grant with nothing in hand."""
-        self._early_grants: dict[int, KvGranted] = {}
-        self._refused: set[int] = set()
-        """Requests that one side will not serve: what still comes of them is ignored."""
-        self._ungranted = Deadlines(instance_id, limits.bootstrap_timeout_ns)
+        """Optimistic ones that have given way: they wait for their grant with nothing in hand."""
         self._down: set[str] = set()
         """Decode instances."""
         self._sent: list[int] = []
@@ -174,23 +124,16 @@ class PrefillInstance:
             case NewRequest():
                 return self._on_new_request(message, now_ns)
             case KvGranted():
-                if message.request_id in self.bootstrapping:
-                    return self._grant(message)
-                if message.request_id in self._optimistic:
-                    return self._grant_late(message, now_ns)
-                if message.request_id not in self._refused:
-                    self._early_grants[message.request_id] = message
-                    return self._ungranted.add(message.request_id, now_ns)
+                if request := self._grants.ungranted.pop(message.request_id, None):
+                    return self._grant(request, message, now_ns)
+                return self._grants.keep(message, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
             case RankSaw():
                 if (agreed := self._agreement.see(message)) is not None:
                     return self.on_message(agreed, now_ns)
             case Abort():
-                if any(message.request_id in some for some in (self._builder.begun, self.sending, self._optimistic)):
-                    return self._give_up(message.request_id)
-                if self.bootstrapping.pop(message.request_id, None) is None:
-                    self._refused.add(message.request_id)
+                return self._on_abort(message.request_id)
             case Cancel():
                 return self._give_up(message.request_id)
             case PeerDown():
@@ -210,8 +153,7 @@ class PrefillInstance:
         if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)
         self._blocked_by = ""
-        if self._optimistic:
-            self._stop_optimistic_chunks()
+        self._stop_optimistic_chunks()
         if self.granted:
             self._enqueue_granted()
         chunks, hold_until_ns, blocked_by = self._fill(now_ns)
@@ -264,10 +206,9 @@ class PrefillInstance:
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        queued = [*self.bootstrapping, *self._early_grants, *(request.request_id for request in self.granted)]
-        waiting = [request.request_id for request in self._builder.waiting]
+        queued = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
-        return [*queued, *waiting, *held, *self._agreement.held]
+        return [*(request.request_id for request in queued), *self._grants.early, *held, *self._agreement.held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
@@ -287,58 +228,45 @@ class PrefillInstance:
 
     def waiting_for(self) -> list[str]:
         where = self.instance_id
-        parked = [i for i in self.sending if i in self._optimistic]
-        ungranted = [*self.bootstrapping, *self._set_aside, *parked]
+        bootstrapping = [request.request_id for request in self._grants.bootstrapping]
+        parked = [i for i in self.sending if i in self._grants.ungranted]
+        ungranted = [*bootstrapping, *self._set_aside, *parked]
         lines = [f"{where}: request {i} waits for decode to grant pages" for i in ungranted]
         lines += [f"{where}: request {r.request_id} waits for a first-token slot" for r in self.granted]
         for r in self._builder.waiting:
             have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
             lines.append(f"{where}: request {r.request_id} ({r.num_prompt_tokens} tokens) waits for its turn, {have}")
-        sending = [i for i in self.sending if i not in self._optimistic]
+        sending = [i for i in self.sending if i not in parked]
         return lines + [f"{where}: request {i} waits for its transfer to end" for i in sending]
 
     # Arriving and leaving.
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        if message.request_id in self._refused or message.decode_id in self._down:
+        if self._grants.is_refused(message.request_id) or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:
             capacity = self.cache.pool.num_pages * self.page_size
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            self._refused.add(message.request_id)
+            self._grants.refuse(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
-        self.bootstrapping[message.request_id] = message
-        if early := self._early_grants.pop(message.request_id, None):
-            return self._grant(early)
+        request = PrefillRequest(message.request_id, message.arrival_ns, message.prompt, num_tokens, message.decode_id)
+        if early := self._grants.early.pop(request.request_id, None):
+            return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:
-            request = self._request(self.bootstrapping.pop(message.request_id))
-            self._optimistic[request.request_id] = request
+            request.num_attempts = 1
             self.granted.append(request)
-        return self._ungranted.add(message.request_id, now_ns)
+        return self._grants.expect(request, now_ns)
 
-    def _request(self, new: NewRequest, cursor: SendCursor = UNGRANTED) -> PrefillRequest:
-        return PrefillRequest(new.request_id, new.arrival_ns, new.prompt, len(new.prompt), new.decode_id, cursor)
-
-    def _grant(self, grant: KvGranted) -> list[Command]:
-        new = self.bootstrapping.pop(grant.request_id)
+    def _grant(self, request: PrefillRequest, grant: KvGranted, now_ns: int) -> list[Command]:
+        """An optimistic one may be begun already, or computed."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
-            return [self._oversized(new.request_id, new.decode_id)]
-        self.granted.append(self._request(new, cursor))
-        return []
-
-    def _oversized(self, request_id: int, decode_id: str) -> Command:
-        return Send(decode_id, Abort(request_id, f"its KV does not fit the staging ring of {decode_id}"))
-
-    def _grant_late(self, grant: KvGranted, now_ns: int) -> list[Command]:
-        """Of a prompt that may be begun already, or computed."""
-        request = self._optimistic.pop(grant.request_id)
-        cursor = self._planner.cursor(grant)
-        if cursor is None:
-            return [self._oversized(request.request_id, request.decode_id), *self._give_up(request.request_id)]
+            reason = f"its KV does not fit the staging ring of {request.decode_id}"
+            return [Send(request.decode_id, Abort(request.request_id, reason)), *self._give_up_ungranted(request)]
         request.cursor = cursor
-        if self._set_aside.pop(request.request_id, None):
+        if request.request_id in self._set_aside or not request.is_optimistic:
+            self._set_aside.pop(request.request_id, None)
             self.granted.append(request)
         is_begun = request.num_scheduled_tokens and not request.gives_way
         commands = self._planner.ask_staging(request) if is_begun else []
@@ -382,7 +310,8 @@ class PrefillInstance:
 
     def _in_the_way(self) -> int | None:
         """The youngest of the parked, if nothing moves before one of them goes: SGLang would wait for a timeout."""
-        all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= self._optimistic.keys()
+        ungranted = self._grants.ungranted.keys()
+        all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
 
     def _granted_wait(self) -> bool:
@@ -403,27 +332,28 @@ class PrefillInstance:
 
     def _give_up(self, request_id: int) -> list[Command]:
         """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
-        self._refused.add(request_id)
-        self._early_grants.pop(request_id, None)
-        self._optimistic.pop(request_id, None)
+        ungranted = self._grants.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
             self._builder.stop(request)
             return self._stop_sending(request)
-        return [self._tell_sender(request_id, self._forget(request_id))]
+        found = self._forget(request_id) or ungranted
+        return [self._tell_sender(request_id, found.decode_id if found else "")]
 
-    def _forget(self, request_id: int) -> str:
-        """Drop a request that was not begun. Its decode instance, or nothing if it is not known here."""
-        if new := self.bootstrapping.pop(request_id, None):
-            return new.decode_id
+    def _give_up_ungranted(self, request: PrefillRequest) -> list[Command]:
+        """Of one that waits for its grant, nothing is to be stopped."""
+        return self._give_up(request.request_id) if request.is_optimistic else []
+
+    def _forget(self, request_id: int) -> PrefillRequest | None:
+        """Drop a request that was not begun."""
         if request := self._builder.withdraw(request_id):
-            return request.decode_id
+            return request
         if request := self.sending.get(request_id) or self._set_aside.pop(request_id, None):
-            return request.decode_id
+            return request
         for i, request in enumerate(self.granted):
             if request.request_id == request_id:
-                return self.granted.pop(i).decode_id
-        return ""
+                return self.granted.pop(i)
+        return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[Command]:
         """As soon as no forward computes it."""
@@ -439,22 +369,23 @@ class PrefillInstance:
     def _on_decode_down(self, down: PeerDown) -> list[Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
-        held = [*self.granted, *self._builder.waiting, *self.holding(), *self._set_aside.values()]
-        lost = [new.request_id for new in self.bootstrapping.values() if new.decode_id == down.instance_id]
-        lost += [request.request_id for request in held if request.decode_id == down.instance_id]
+        waiting = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
+        here = [*waiting, *self.holding(), *self._set_aside.values()]
+        lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
+
+    def _on_abort(self, request_id: int) -> list[Command]:
+        if request_id in self._builder.begun or request_id in self.sending:
+            return self._give_up(request_id)
+        if request := self._grants.ungranted.pop(request_id, None):
+            return self._give_up_ungranted(request)
+        self._grants.refuse(request_id)
+        return []
 
     def _expire(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
-        for request_id in self._ungranted.expired(now_ns, commands, self._is_ungranted):
-            self._refused.add(request_id)
-            self._early_grants.pop(request_id, None)
-            if found := self.bootstrapping.pop(request_id, None) or self._optimistic.get(request_id):
-                reason = f"{found.decode_id} granted no pages in time"
-                commands.append(Send(found.decode_id, Abort(request_id, reason, retryable=True)))
-            if request_id in self._optimistic:
-                commands += self._give_up(request_id)
+        for request in self._grants.expired(now_ns, commands):
+            reason = f"{request.decode_id} granted no pages in time"
+            commands.append(Send(request.decode_id, Abort(request.request_id, reason, retryable=True)))
+            commands += self._give_up_ungranted(request)
         return commands
-
-    def _is_ungranted(self, request_id: int) -> bool:
-        return any(request_id in some for some in (self.bootstrapping, self._early_grants, self._optimistic))

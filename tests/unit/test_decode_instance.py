@@ -283,6 +283,21 @@ def test_admitting_without_pages_is_refused():
         d.next_step(0)
 
 
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_request_that_the_pool_could_hold_fails_for_what_others_hold(arrived):
+    d = instance(num_pages=6, page=4, admission=Admits(), max_running_requests=1, extra_slots=1)
+    step = start(d, 8)
+    arrive(d, 1, 12)
+    d.on_step_done(step, StepResult(), 0)
+    step, commands = d.next_step(0)
+    assert granted(commands) == [(1, 0, 3)]
+    if arrived:
+        d.on_message(KvArrived(1, first_token_ends=False), 0)
+    d.on_step_done(step, StepResult(3), 0)
+    step, commands = d.next_step(0)
+    assert commands[0] == Failed(0, "13 tokens do not fit: requests that do not run hold 3 of 6 pages of decode-0")
+
+
 def test_retracting_what_does_not_run_is_refused():
     d = instance(num_pages=5, page=4, preemption=Chooses(7))
     d.on_step_done(start(d, 4, 4, max_output=8), StepResult(4), 0)

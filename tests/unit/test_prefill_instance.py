@@ -425,6 +425,14 @@ def test_a_grant_whose_request_never_comes_is_forgotten():
     assert p.requests() == []
 
 
+def test_a_grant_whose_request_is_refused_is_forgotten():
+    p = instance(num_pages=2)
+    p.on_message(KvGranted(1, 0, (1, 2)), 0)
+    (told,) = arrive(p, 1, 8, grant=False)
+    assert told == Send("decode-0", Abort(1, "a prompt of 8 tokens does not fit the 8 tokens of prefill-0"))
+    assert p.requests() == []
+
+
 def optimistic(attempts=1, **limits) -> PrefillInstance:
     return instance(optimistic_attempts=attempts, **limits)
 

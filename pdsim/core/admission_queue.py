@@ -1,0 +1,161 @@
+"""Requests that wait for pages of a decode instance.
+
+uncomputed    NewRequest came, and pages are granted to computed       on_computed
+              prompts only (allocation: prefill_complete)
+queued        first come, first served                                 admit_next: matched, locked, pages reserved
+retracted     ran, and gave its pages back                             resume_next: pages reserved
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send
+from pdsim.core.running_batch import RunningRequest
+from pdsim.policy.protocols import AdmissionPolicy, Admitted
+from pdsim.policy.views import Candidate, DecodeView
+
+FOREVER = 1 << 62
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeRequest(RunningRequest):
+    prefill_id: str
+    ends_with_first_token: bool = False
+
+
+class AdmissionQueue:
+    """Of one decode instance."""
+
+    def __init__(self, decode_id: str, cache: KvCache, policy: AdmissionPolicy, *, grants_computed_only: bool) -> None:
+        self.queued: deque[DecodeRequest] = deque()
+        self.uncomputed: dict[int, DecodeRequest] = {}
+        self.retracted: dict[int, DecodeRequest] = {}
+        self.blocked_by = ""
+        """What the head of the queue lacked when last asked for: "slots", "pages", or nothing."""
+        self.ask_again_steps = FOREVER
+        """After how many steps, if nothing else happens, the answer may be another."""
+        self._computed_early: set[int] = set()
+        """Before their NewRequest came."""
+        self._refused: dict[int, str] = {}
+        """Requests that one side will not serve, and why."""
+        self._down: set[str] = set()
+        """Prefill instances."""
+        self._decode_id = decode_id
+        self._cache = cache
+        self._policy = policy
+        self._grants_computed_only = grants_computed_only
+
+    def requests(self) -> list[DecodeRequest]:
+        return [*self.queued, *self.uncomputed.values(), *self.retracted.values()]
+
+    # Coming.
+
+    def on_new_request(self, message: NewRequest) -> list[Command]:
+        if (reason := self._refused.get(message.request_id)) is not None:
+            return [Failed(message.request_id, reason)]
+        if message.prefill_id in self._down:
+            return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
+        num_tokens = len(message.prompt)
+        if num_tokens > (capacity := self._cache.pool.num_pages * self._cache.page_size):
+            reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self._decode_id}"
+            self._refused[message.request_id] = reason
+            return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
+        request = DecodeRequest(
+            message.request_id,
+            message.arrival_ns,
+            message.prompt,
+            num_tokens,
+            message.max_output_tokens,
+            prefill_id=message.prefill_id,
+        )
+        if self._grants_computed_only and request.request_id not in self._computed_early:
+            self.uncomputed[request.request_id] = request
+        else:
+            self._computed_early.discard(request.request_id)
+            self.queued.append(request)
+        return []
+
+    def on_computed(self, request_id: int) -> None:
+        """Nothing new where pages are granted early."""
+        if request := self.uncomputed.pop(request_id, None):
+            self.queued.append(request)
+        elif self._grants_computed_only and request_id not in self._refused:
+            self._computed_early.add(request_id)
+
+    # Getting pages.
+
+    def admit_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
+        """First come first served: nobody passes a head that does not fit."""
+        self.blocked_by, self.ask_again_steps = "", FOREVER
+        if not self.queued:
+            return None
+        if view.num_active >= num_slots:
+            self.blocked_by = "slots"
+            return None
+        request = self.queued[0]
+        lease = self._cache.open(request.prompt, request.num_prompt_tokens)
+        num_cached_tokens = lease.num_shared * self._cache.page_size
+        num_new_pages = self._num_pages(request.num_prompt_tokens) - lease.num_shared
+        candidate = Candidate(request, request.num_prompt_tokens, num_cached_tokens, num_new_pages)
+        if not self._fits(candidate, view):
+            self._cache.drop(lease)
+            self.blocked_by = "pages"
+            return None
+        self._cache.grow(lease, num_new_pages)
+        request.lease = lease
+        return self.queued.popleft()
+
+    def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
+        """A retracted request comes back whole: it is not matched against the prefix cache again."""
+        self.ask_again_steps = FOREVER
+        if not self.retracted or view.num_active >= num_slots:
+            return None
+        request = next(iter(self.retracted.values()))
+        num_pages = self._num_pages(request.num_kv_tokens)
+        if not self._fits(Candidate(request, request.num_kv_tokens, 0, num_pages, resumes=True), view):
+            return None
+        request.lease = self._cache.open(request.prompt, 0)
+        self._cache.grow(request.lease, num_pages)
+        return self.retracted.pop(request.request_id)
+
+    def _fits(self, candidate: Candidate, view: DecodeView) -> bool:
+        answer = self._policy.admit(candidate, view)
+        if not isinstance(answer, Admitted):
+            self.ask_again_steps = answer.ask_again_steps or FOREVER
+            return False
+        if candidate.num_new_pages > view.num_available_pages:
+            raise PolicyError(
+                f"{self._policy}: admitted request {candidate.request.request_id}, which needs "
+                f"{candidate.num_new_pages} pages; {view.num_available_pages} are available on {self._decode_id}"
+            )
+        return True
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._cache.page_size)
+
+    # Giving up.
+
+    def refuse(self, request_id: int, reason: str) -> None:
+        """It fails as it comes, if it is still to come."""
+        self._refused.setdefault(request_id, reason)
+
+    def withdraw(self, request_id: int) -> DecodeRequest | None:
+        """A request that has had no pages leaves, if it waits here."""
+        request = next((r for r in self.queued if r.request_id == request_id), None)
+        if request is None:
+            return self.uncomputed.pop(request_id, None)
+        self.queued.remove(request)
+        return request
+
+    def on_prefill_down(self, prefill_id: str, reason: str, *, has_restarted: bool) -> list[Command]:
+        if not has_restarted:
+            self._down.add(prefill_id)
+        lost = [r.request_id for r in (*self.queued, *self.uncomputed.values()) if r.prefill_id == prefill_id]
+        for request_id in lost:
+            self.withdraw(request_id)
+        return [Failed(request_id, reason, retryable=True) for request_id in lost]
+
+    def on_prefill_up(self, prefill_id: str) -> None:
+        self._down.discard(prefill_id)

@@ -1,0 +1,55 @@
+"""What decode has granted the requests of a prefill instance, or is still to grant them.
+
+ungranted   NewRequest came                      until its grant comes, in time, or it is given up
+early       KvGranted came first                 until NewRequest comes, in time
+refused     one side will not serve it           what still comes of it is ignored
+"""
+
+from pdsim.core.deadlines import Deadlines
+from pdsim.core.messages import Command, KvGranted
+from pdsim.core.prefill_request import PrefillRequest
+
+
+class Grants:
+    """Of one prefill instance."""
+
+    def __init__(self, prefill_id: str, *, timeout_ns: int | None) -> None:
+        """timeout_ns: how long a request may wait for its grant, and a grant for its request."""
+        self.ungranted: dict[int, PrefillRequest] = {}
+        """In whatever state: optimistic ones may be computed."""
+        self.early: dict[int, KvGranted] = {}
+        self._refused: set[int] = set()
+        self._deadlines = Deadlines(prefill_id, timeout_ns)
+
+    @property
+    def bootstrapping(self) -> list[PrefillRequest]:
+        """Those that are not begun before their grant."""
+        return [request for request in self.ungranted.values() if not request.is_optimistic]
+
+    def expect(self, request: PrefillRequest, now_ns: int) -> list[Command]:
+        self.ungranted[request.request_id] = request
+        return self._deadlines.add(request.request_id, now_ns)
+
+    def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
+        """Its request is still to come, if it is not refused."""
+        if grant.request_id in self._refused:
+            return []
+        self.early[grant.request_id] = grant
+        return self._deadlines.add(grant.request_id, now_ns)
+
+    def is_refused(self, request_id: int) -> bool:
+        return request_id in self._refused
+
+    def refuse(self, request_id: int) -> PrefillRequest | None:
+        """The request, if it has no grant yet."""
+        self._refused.add(request_id)
+        self.early.pop(request_id, None)
+        return self.ungranted.pop(request_id, None)
+
+    def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
+        """Requests that were granted nothing in time. They are refused, as are those that did not come."""
+        overdue = self._deadlines.expired(now_ns, commands, self._is_live)
+        return [request for request_id in overdue if (request := self.refuse(request_id))]
+
+    def _is_live(self, request_id: int) -> bool:
+        return request_id in self.ungranted or request_id in self.early
