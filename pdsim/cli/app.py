@@ -49,7 +49,7 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    _fail_if_incomplete(finished)
+    _finish(finished)
 
 
 @app.command
@@ -82,7 +82,7 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
-        _fail_if_incomplete(one)
+        _finish(one)
 
 
 @app.command
@@ -234,7 +234,10 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def _fail_if_incomplete(finished: Any) -> None:
+def _finish(finished: Any) -> None:
+    """Warnings once each, and the exit code of what did not end."""
+    for message in finished.summary["pdsim"].get("outside_measured", ()):
+        print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
     if finished.interrupted:
         print(f"pdsim: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
         raise SystemExit(130)

@@ -7,10 +7,15 @@ from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.system.memory import Layout, memory_tier
 
 
+def prefill_cost(scenario: Scenario, layout: Layout) -> CostModel:
+    return _bounded(scenario, scenario.cost.prefill.model(layout))
+
+
 def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
     """Of the decode steps of an instance, in a resolved scenario."""
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    model, speculative, graphs = scenario.cost.decode.model(layout), settings.speculative, scenario.cost.graphs
+    model = _bounded(scenario, scenario.cost.decode.model(layout))
+    speculative, graphs = settings.speculative, scenario.cost.graphs
     if speculative is not None:
         model = Verification(
             target=model,
@@ -23,3 +28,9 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
         model = GraphReplay(model, sorted(graphs.sizes or default), graphs.eager_layer * layout.model.num_layers)
     return model
+
+
+def _bounded(scenario: Scenario, model: CostModel) -> CostModel:
+    """Of GPU steps as they were measured, before drafts and graphs change them."""
+    measured = scenario.cost.measured
+    return model if measured is None else measured.bound(model)

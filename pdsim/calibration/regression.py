@@ -1,0 +1,119 @@
+"""Robust least squares over relative errors, with whole shapes held out and intervals by bootstrap. Needs scipy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdsim.calibration.forms import Form
+from pdsim.calibration.rows import Columns, Floats, Rows
+
+SOFT = 0.03
+"""Relative error from which on a residual counts by its size, no longer by its square."""
+ABOVE_LEAST = 1.3
+"""Times by so much above the least of all are taken for work at first."""
+NUM_FOLDS = 5
+NUM_SAMPLES = 100
+INTERVAL = (2.5, 97.5)
+"""Percentiles of the bootstrap."""
+SHAPES_PER_DOUBLING = 2
+"""Sizes nearer to each other than that are one shape: steps that follow each other know each other's times."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A form with its coefficients, and how well it predicts shapes that it was not fitted to."""
+
+    form: Form
+    rows: Rows
+    values: dict[str, float]
+    """In ns."""
+    intervals: dict[str, tuple[float, float]]
+    num_shapes: int
+    held_out: Floats
+    """Relative error of each row, by a fit to other shapes: positive where the fit is too high."""
+
+    @property
+    def error(self) -> float:
+        """Mean absolute, held out."""
+        return float(np.abs(self.held_out).mean())
+
+    def residuals(self) -> Floats:
+        values = np.array([self.values[name] for name in self.form.parameters])
+        return _errors(self.form, values, self.rows.columns)
+
+
+def fit(form: Form, rows: Rows) -> Fitted:
+    """Raises ValueError where the rows have fewer shapes than the form has parameters."""
+    shapes, num_shapes = _shapes(form, rows.columns)
+    if num_shapes < len(form.parameters):
+        raise ValueError(f"{num_shapes} shapes cannot tell {len(form.parameters)} parameters apart")
+    values = _robust(form, rows.columns)
+    return Fitted(
+        form,
+        rows,
+        dict(zip(form.parameters, values.tolist(), strict=True)),
+        _intervals(form, rows, shapes, num_shapes),
+        num_shapes,
+        _held_out(form, rows, shapes, values),
+    )
+
+
+def _robust(form: Form, columns: Columns) -> Floats:
+    """Coefficients, found in units of what would make up a mean time alone, so that their steps are of one size."""
+    from scipy.optimize import least_squares, nnls  # noqa: PLC0415  an extra
+
+    design, times_ns = form.design(columns), columns["time_ns"]
+    weighted = design / times_ns[:, None]
+    size = 1 / np.maximum(np.abs(weighted).mean(axis=0), 1e-300)
+    starts = [nnls(weighted * size, np.ones(len(times_ns)))[0]]
+    if form.has_least:  # none, or one that hides what little work there is: a slope is seen from neither to the other
+        above = times_ns > ABOVE_LEAST * times_ns.min()
+        working = nnls(weighted[above] * size, np.ones(above.sum()))[0] if above.any() else starts[0]
+        size = np.append(size, times_ns.min())
+        starts = [np.append(starts[0], 0.5), np.append(working, 1.0)]
+
+    def errors(units: Floats) -> Floats:
+        return np.asarray(form.times_ns(units * size, design) / times_ns - 1)
+
+    def slopes(units: Floats) -> Floats:
+        return np.asarray(form.slopes(units * size, design) * size / times_ns[:, None])
+
+    robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT}
+    found = [least_squares(errors, np.maximum(start, 1e-4), slopes, **robust) for start in starts]
+    return np.asarray(min(found, key=lambda one: one.cost).x * size)
+
+
+def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
+    return np.asarray(form.times_ns(values, form.design(columns)) / columns["time_ns"] - 1)
+
+
+def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
+    """The number of each row's shape, from the smallest on."""
+    sizes = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape]
+    distinct, shapes = np.unique(np.column_stack(sizes), axis=0, return_inverse=True)
+    return shapes.ravel(), len(distinct)
+
+
+def _held_out(form: Form, rows: Rows, shapes: NDArray[Any], values: Floats) -> Floats:
+    """Every shape is held out once; where too few are left for a fit, none is."""
+    errors = _errors(form, values, rows.columns)
+    for fold in range(NUM_FOLDS):
+        out = shapes % NUM_FOLDS == fold
+        if out.any() and len(np.unique(shapes[~out])) >= len(form.parameters):
+            others = _robust(form, rows.where(~out).columns)
+            errors[out] = _errors(form, others, rows.where(out).columns)
+    return errors
+
+
+def _intervals(form: Form, rows: Rows, shapes: NDArray[Any], num_shapes: int) -> dict[str, tuple[float, float]]:
+    """Whole shapes are drawn, not rows: repeats of one shape are off together."""
+    rng = np.random.default_rng(0)
+    of_shape = [np.flatnonzero(shapes == shape) for shape in range(num_shapes)]
+    samples = []
+    for _ in range(NUM_SAMPLES):
+        drawn = np.concatenate([of_shape[shape] for shape in rng.integers(num_shapes, size=num_shapes)])
+        samples.append(_robust(form, rows.where(drawn).columns))
+    low, high = np.percentile(samples, INTERVAL, axis=0)
+    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(form.parameters)}
