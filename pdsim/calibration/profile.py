@@ -1,9 +1,10 @@
 """From measured rows to a profile: what is fitted, by which form, and how it is written down."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (forms.prefill_form, forms.prefill_table),
     "decode": (forms.decode_form, forms.decode_table),
 }
+LEAST_NS = 1e-6
+"""What is written as nothing: the fit comes close to its bound, but never there."""
 HOST = ("start", "launch", "result", "send")
 """What a loop takes on its CPU; `message` and `agreement` are the network's."""
 _RANGES = {
@@ -45,6 +48,9 @@ class Calibration:
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
+    """Raises ConfigError without rows of prefill and decode, or without scipy."""
+    if find_spec("scipy") is None:
+        raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
     fits: dict[str, Fitted] = {}
     notes = []
     for rows in measurements.rows:
@@ -187,7 +193,7 @@ def _told(of: Fitted) -> dict[str, Any]:
         "form": of.form.name,
         "rows": len(of.rows),
         "shapes": of.num_shapes,
-        "held_out_error": f"{of.error:.2%} mean absolute, {np.percentile(np.abs(of.held_out), 90):.2%} at the 90th percentile",
+        "held_out_error": f"{of.error:.2%} mean absolute, {of.error_p90:.2%} at the 90th percentile",
         "parameters_ns": {
             name: f"{value:.4g}, {of.intervals[name][0]:.4g} to {of.intervals[name][1]:.4g}"
             for name, value in of.values.items()
@@ -199,7 +205,7 @@ def _time(ns: float) -> str:
     for unit, factor in (("ms", 1e6), ("us", 1e3)):
         if ns >= factor:
             return f"{_digits(ns / factor)} {unit}"
-    return f"{_digits(ns)} ns"
+    return f"{_digits(ns)} ns" if ns > LEAST_NS else "0 ns"
 
 
 def _digits(value: float) -> str:

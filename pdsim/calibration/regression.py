@@ -15,6 +15,8 @@ ABOVE_LEAST = 1.3
 """Times by so much above the least of all are taken for work at first."""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
+ROWS_OF_SHAPE = 12
+"""In a sample of the bootstrap."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap."""
 SHAPES_PER_DOUBLING = 2
@@ -39,9 +41,14 @@ class Fitted:
         """Mean absolute, held out."""
         return float(np.abs(self.held_out).mean())
 
-    def residuals(self) -> Floats:
-        values = np.array([self.values[name] for name in self.form.parameters])
-        return _errors(self.form, values, self.rows.columns)
+    @property
+    def error_p90(self) -> float:
+        return float(np.percentile(np.abs(self.held_out), 90))
+
+    @property
+    def bias(self) -> float:
+        """Median."""
+        return float(np.median(self.held_out))
 
 
 def fit(form: Form, rows: Rows) -> Fitted:
@@ -80,7 +87,7 @@ def _robust(form: Form, columns: Columns) -> Floats:
     def slopes(units: Floats) -> Floats:
         return np.asarray(form.slopes(units * size, design) * size / times_ns[:, None])
 
-    robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT}
+    robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT, "ftol": 1e-6, "xtol": 1e-6, "max_nfev": 40}
     found = [least_squares(errors, np.maximum(start, 1e-4), slopes, **robust) for start in starts]
     return np.asarray(min(found, key=lambda one: one.cost).x * size)
 
@@ -108,12 +115,16 @@ def _held_out(form: Form, rows: Rows, shapes: NDArray[Any], values: Floats) -> F
 
 
 def _intervals(form: Form, rows: Rows, shapes: NDArray[Any], num_shapes: int) -> dict[str, tuple[float, float]]:
-    """Whole shapes are drawn, not rows: repeats of one shape are off together."""
+    """Whole shapes are drawn, not rows: repeats of one shape are off together, and a few of them say how much."""
     rng = np.random.default_rng(0)
-    of_shape = [np.flatnonzero(shapes == shape) for shape in range(num_shapes)]
+    of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]
     samples = []
     for _ in range(NUM_SAMPLES):
         drawn = np.concatenate([of_shape[shape] for shape in rng.integers(num_shapes, size=num_shapes)])
         samples.append(_robust(form, rows.where(drawn).columns))
     low, high = np.percentile(samples, INTERVAL, axis=0)
     return {name: (float(low[i]), float(high[i])) for i, name in enumerate(form.parameters)}
+
+
+def _spread(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows[np.unique(np.linspace(0, len(rows) - 1, ROWS_OF_SHAPE).astype(int))]

@@ -121,6 +121,55 @@ def validate(
 
 
 @app.command
+def calibrate(
+    *rows: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
+    name: Annotated[str | None, Parameter(help="Of the profile, instead of its file's.")] = None,
+    gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
+    plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
+    table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
+    json_: Json = False,
+) -> None:
+    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to.
+
+    Parameters
+    ----------
+    rows: Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+
+    """
+    import shlex
+
+    from pdsim.calibration.case import percent
+    from pdsim.calibration.profile import calibrate as fit_rows
+    from pdsim.calibration.profile import profile_of
+    from pdsim.calibration.rows import read_rows
+    from pdsim.cli.runner import saying
+    from pdsim.cli.tables import print_calibration
+    from pdsim.scenario.yaml_file import write_yaml
+
+    if not rows:
+        raise ConfigError("calibrate needs files of rows")
+    measurements, bound = read_rows(rows), percent(table_above, "--table-above")
+    with saying("fitting ...", quiet=json_):
+        made = fit_rows(measurements, gpu=gpu, table_above=bound)
+    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows)])
+    profile = profile_of(made, name or out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(profile, out)
+    if plots is not None:
+        from pdsim.calibration.plots import write_residuals
+
+        write_residuals(made, plots)
+    for note in made.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        _print_json(profile)
+    else:
+        print_calibration(made)
+        print(f"profile: {out}")
+
+
+@app.command
 def explain(
     run: Path,
     *,

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
+from pdsim.calibration.profile import Calibration
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
@@ -24,7 +25,7 @@ _LONG_MS = 1000.0
 _LONG_NUMBER = 1000
 _VISIBLE = 0.005
 """Smaller differences have no colour."""
-_LEFT = ("", "stage", "what happens", "arm", "case", "metric", "model", "GPU", "instance", "what", "asked for")
+_LEFT = ("", "stage", "what happens", "arm", "case", "metric", "model", "GPU", "instance", "what", "asked for", "part", "form", "coefficients, ns")
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,17 @@ def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
     for metric, m in arm.metrics.items():
         asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
         yield (metric, _significant(m.measured), _significant(m.simulated), f"{_signed(100 * m.error)}%", asked)
+
+
+def print_calibration(made: Calibration) -> None:
+    """What was fitted, and the errors on shapes that it was not fitted to."""
+    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
+    table = _table("fits, and their errors on shapes held out", *columns)
+    for name, of in made.fits.items():
+        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
+        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", f"{_signed(100 * of.bias)}%")
+        table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
+    _console().print(table)
 
 
 def print_catalog() -> None:
