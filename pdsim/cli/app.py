@@ -58,25 +58,28 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     Parameters
     ----------
-    runs: Scenario files, which are simulated, or folders of earlier runs.
+    runs: Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
+        vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
     out: Write a folder for each simulated run, and compare.png, here.
 
     """
     from pdsim.cli.runner import obtain_runs, write_comparison
 
     if len(runs) < 2:  # noqa: PLR2004
-        raise ConfigError(f"compare needs two or more scenarios or run folders, found {len(runs)}")
+        raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
     finished = obtain_runs(runs, _changes(set_, seed), out, quiet=json_)
     if json_:
         _print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
         from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
 
-        records = {run.name: run.records for run in finished}
+        observed = [run for run in finished if run.is_observed]
+        records = {run.name: run.records for run in observed}
         print_summaries({run.name: run.summary for run in finished})
-        print_stages(records)
-        print_usage(records)
-        print_limits({run.name: run.limit() for run in finished})
+        if observed:
+            print_stages(records)
+            print_usage(records)
+            print_limits({run.name: run.limit() for run in observed})
     if out is not None:
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
@@ -285,7 +288,7 @@ def _print_json(value: Any) -> None:
 
 def _finish(finished: Any) -> None:
     """Warnings once each, and the exit code of what did not end."""
-    for message in finished.summary["pdsim"].get("outside_measured", ()):
+    for message in finished.summary.get("pdsim", {}).get("outside_measured", ()):
         print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
     if finished.interrupted:
         print(f"pdsim: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)

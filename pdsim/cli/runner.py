@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
+from pdsim.calibration.imported import read_results
 from pdsim.metrics.limits import Limit, limiting_resource
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary, write_records
@@ -19,6 +20,9 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
 from pdsim.sim.simulation import Observation, Simulation
 
+_RESULTS = (".json", ".jsonl")
+"""Suffixes of what load generators write; scenarios are YAML."""
+
 
 @dataclass
 class FinishedRun:
@@ -28,10 +32,17 @@ class FinishedRun:
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
 
+    @property
+    def is_observed(self) -> bool:
+        """A run of ours: another tool's result is a summary and no more."""
+        return "pdsim" in self.summary
+
     def limit(self) -> Limit:
         return limiting_resource(self.records, self.summary.get("max_concurrency"))
 
-    def limit_json(self) -> dict[str, str]:
+    def limit_json(self) -> dict[str, str] | None:
+        if not self.is_observed:
+            return None
         limit = self.limit()
         return {
             "resource": limit.resource,
@@ -70,19 +81,23 @@ def run_scenario(
 
 
 def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
-    """Folders are read, scenario files simulated."""
+    """Folders and other tools' results are read, scenario files simulated."""
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
             name = read_summary(path).get("tag") or path.name
-            run = FinishedRun(name, read_summary(path), read_records(path))
+            found = [FinishedRun(name, read_summary(path), read_records(path))]
+        elif path.suffix in _RESULTS:
+            results = read_results(path)
+            found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
         else:
             folder = None if out is None else out / load_scenario(path, changes).name
-            run = run_scenario(path, changes, folder, quiet=quiet, levels=True)
-        if any(run.name == other.name for other in runs):
-            run.name = f"{run.name} ({path})"
-        runs.append(run)
-        if run.interrupted:
+            found = [run_scenario(path, changes, folder, quiet=quiet, levels=True)]
+        for run in found:
+            if any(run.name == other.name for other in runs):
+                run.name = f"{run.name} ({path})"
+            runs.append(run)
+        if runs[-1].interrupted:
             break
     return runs
 
@@ -92,7 +107,8 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) ->
         from pdsim.metrics.plots import comparison
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = comparison({run.name: run.summary for run in runs}, {run.name: run.records for run in runs})
+        records = {run.name: run.records for run in runs if run.is_observed}
+        figure = comparison({run.name: run.summary for run in runs}, records)
         figure.savefig(path, dpi=110)
 
 

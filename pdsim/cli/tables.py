@@ -37,24 +37,26 @@ class _Row:
     better: int = 0
     """Whether more is (+1) or less (-1)."""
 
-    def value(self, summary: Mapping[str, Any]) -> float:
-        """0 for what a run did not count."""
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """0 for what a run did not count, None for what another tool does not report."""
         value: Any = summary
         for key in self.field.split("."):
-            value = value.get(key, 0)
-        return float(value or 0)
+            value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
+        return None if value is None and "pdsim" not in summary else float(value or 0)
 
-    def cells(self, values: Sequence[float]) -> tuple[str, list[str]]:
+    def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
         """Title with unit, and the values in it."""
         if self.kind == "time":
-            unit = _unit(values)
-            return f"{self.title}, {unit}", [_in_unit(value, unit, self.decimals) for value in values]
+            unit = _unit([value for value in values if value is not None])
+            return f"{self.title}, {unit}", [_if_any(value, lambda v: _in_unit(v, unit, self.decimals)) for value in values]
         if self.kind == "share":
-            return self.title, [f"{value:.1%}" for value in values]
+            return self.title, [_if_any(value, lambda v: f"{v:.1%}") for value in values]
         scale = 1e9 if self.kind == "bytes" else 1
-        return self.title, [f"{value / scale:,.{self.decimals}f}" for value in values]
+        return self.title, [_if_any(value, lambda v: f"{v / scale:,.{self.decimals}f}") for value in values]
 
-    def difference(self, value: float, reference: float) -> str:
+    def difference(self, value: float | None, reference: float | None) -> str:
+        if value is None or reference is None:
+            return ""
         if self.kind == "share":
             return f"{_signed(100 * (value - reference))} pt"
         if not reference:
@@ -353,6 +355,10 @@ def _fits(console: Console, table: Table) -> bool:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
+
+
+def _if_any(value: float | None, shown: Callable[[float], str]) -> str:
+    return "" if value is None else shown(value)
 
 
 def _unit(values_ms: Iterable[float]) -> str:
