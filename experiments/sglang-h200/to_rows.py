@@ -1,4 +1,4 @@
-"""The forward passes of this study as `pdsim calibrate` reads them: python experiments/sglang-h200/to_rows.py ROWS.csv.gz
+"""Forward passes as `pdsim calibrate` reads them: python experiments/sglang-h200/to_rows.py ROWS.csv.gz
 
 Those of Qwen3-8B on one GPU. Times are the GPU's, measured while serving: of a GPU that may have computed for long.
 """

@@ -6,6 +6,7 @@ A monotone table is such a sum too: a first value, and what each step from one k
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Form:
             batch, posting, moving = (design * values).T
             return np.asarray(batch + (1 - self.overlap) * posting + np.maximum(self.overlap * posting, moving))
         if self.has_least:
-            return np.maximum(values[-1], design @ values[:-1])
+            return np.asarray(np.maximum(values[-1], design @ values[:-1]))
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
@@ -119,6 +120,4 @@ def _steps(column: str, knots: Sequence[float]) -> dict[str, Term]:
     def climbed(columns: Columns, low: float, high: float) -> Floats:
         return np.clip((columns[column] - low) / (high - low), 0, 1)
 
-    return {
-        f"to {high:g}": partial(climbed, low=low, high=high) for low, high in zip(knots, knots[1:], strict=False)
-    }
+    return {f"to {high:g}": partial(climbed, low=low, high=high) for low, high in pairwise(knots)}

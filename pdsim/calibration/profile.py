@@ -12,7 +12,7 @@ import numpy as np
 from pdsim.calibration import forms
 from pdsim.calibration.forms import Form
 from pdsim.calibration.regression import Fitted, fit
-from pdsim.calibration.rows import Measurements, Rows
+from pdsim.calibration.rows import STAGING, Measurements, Rows
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_transport, names
 
@@ -65,7 +65,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
     host_ns = {rows.name: float(np.median(rows.columns["time_ns"])) for rows in measurements.of("host")}
     gpu = gpu or _gpu_of(measurements.devices)
-    if gpu is None and fits.keys() & {"gather", "scatter"}:
+    if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
     return Calibration(measurements, fits, host_ns, gpu, tuple(notes))
 
@@ -73,8 +73,11 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     """The content of a profile file."""
     network = {
-        "transports": {rows.name: _link(made.fits[rows.name]) for rows in made.measurements.of("transfer")
-                       if rows.name in made.fits},
+        "transports": {
+            rows.name: _link(made.fits[rows.name])
+            for rows in made.measurements.of("transfer")
+            if rows.name in made.fits
+        },
         "staging": _staging(made),
         **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
         **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
@@ -169,7 +172,7 @@ def _staging(made: Calibration) -> dict[str, Any]:
         return {}
     memory_bytes_per_ns = load_gpu(made.gpu).memory_bandwidth / 1e9
     told: dict[str, Any] = {}
-    for kind in ("gather", "scatter"):
+    for kind in STAGING:
         if kind in made.fits:
             of = made.fits[kind]
             submit_ns = 1e3 * of.rows.columns["submit_us"]

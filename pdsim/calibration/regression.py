@@ -127,4 +127,5 @@ def _intervals(form: Form, rows: Rows, shapes: NDArray[Any], num_shapes: int) ->
 
 
 def _spread(rows: NDArray[Any]) -> NDArray[Any]:
-    return rows[np.unique(np.linspace(0, len(rows) - 1, ROWS_OF_SHAPE).astype(int))]
+    chosen: NDArray[Any] = rows[np.unique(np.linspace(0, len(rows) - 1, ROWS_OF_SHAPE).astype(int))]
+    return chosen

@@ -29,8 +29,13 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "host": (),
 }
 """What a row of each kind must have, besides `time_us`."""
-OPTIONAL = {"prefill": {"prompts": 1.0}, "gather": {"submit_us": 0.0}, "scatter": {"submit_us": 0.0}}
+OPTIONAL: dict[str, dict[str, float]] = {
+    "prefill": {"prompts": 1.0},
+    "gather": {"submit_us": 0.0},
+    "scatter": {"submit_us": 0.0},
+}
 """What it may have, and what stands for an empty field."""
+STAGING = ("gather", "scatter")
 NAMES = {"transfer": "transport", "host": "what"}
 """Which column tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")
@@ -131,8 +136,8 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
         if kind not in QUANTITIES:
             raise ConfigError(f"{where}: no kind {kind!r}{did_you_mean(kind, QUANTITIES)}; {', '.join(QUANTITIES)}")
     elif "kernel" in line:
-        ours = line["kernel"] in QUANTITIES and line.get("variant") == OUR_KERNELS and line.get("time_us")
-        kind = line["kernel"] if ours and line["kernel"] != "decode" else None
+        is_ours = line["kernel"] in STAGING and line.get("variant") == OUR_KERNELS and line.get("time_us")
+        return line["kernel"] if is_ours else None
     elif "transport" in line:
         kind = "transfer"
     else:

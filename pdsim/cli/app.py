@@ -247,6 +247,38 @@ def replay(run: Path, *, json_: Json = False) -> None:
 
 
 @app.command
+def sglang(
+    scenario: Path,
+    *,
+    model: Annotated[str, Parameter(help="Path or name of the model, for SGLang.")] = "$MODEL",
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Print the commands that put a scenario on real GPUs with SGLang: servers, gateway, load.
+
+    Parameters
+    ----------
+    scenario: A scenario file (YAML).
+
+    """
+    from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.sglang import launch
+
+    loaded = load_scenario(scenario, _changes(set_, seed))
+    made = launch(loaded, model)
+    if json_:
+        _print_json({"commands": made.commands, "notes": made.notes})
+        return
+    for what, command in made.commands.items():
+        print(f"# {what}\n{command}\n")
+    for note in made.notes:
+        print(f"# not carried over: {note}")
+    if "load" in made.commands:
+        print(f"# beside the simulation\npdsim compare {scenario} {loaded.name}.jsonl")
+
+
+@app.command
 def catalog(*, json_: Json = False) -> None:
     """List the models and GPUs that scenarios can name."""
     from pdsim.cli.tables import print_catalog

@@ -25,7 +25,22 @@ _LONG_MS = 1000.0
 _LONG_NUMBER = 1000
 _VISIBLE = 0.005
 """Smaller differences have no colour."""
-_LEFT = ("", "stage", "what happens", "arm", "case", "metric", "model", "GPU", "instance", "what", "asked for", "part", "form", "coefficients, ns")
+_LEFT = (
+    "",
+    "stage",
+    "what happens",
+    "arm",
+    "case",
+    "metric",
+    "model",
+    "GPU",
+    "instance",
+    "what",
+    "asked for",
+    "part",
+    "form",
+    "coefficients, ns",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,9 @@ class _Row:
         """Title with unit, and the values in it."""
         if self.kind == "time":
             unit = _unit([value for value in values if value is not None])
-            return f"{self.title}, {unit}", [_if_any(value, lambda v: _in_unit(v, unit, self.decimals)) for value in values]
+            return f"{self.title}, {unit}", [
+                _if_any(value, lambda v: _in_unit(v, unit, self.decimals)) for value in values
+            ]
         if self.kind == "share":
             return self.title, [_if_any(value, lambda v: f"{v:.1%}") for value in values]
         scale = 1e9 if self.kind == "bytes" else 1

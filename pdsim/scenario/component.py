@@ -211,7 +211,9 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
     """Of a table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
-        raise ValueError(f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}")
+        raise ValueError(
+            f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
+        )
     return {key: dimension.parse(amount) for key, amount in value.items()}
 
 

@@ -54,7 +54,7 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def read_profile(path: Path) -> dict[str, Any]:
-    profile = read_yaml(path)
+    profile: dict[str, Any] = read_yaml(path)
     for field in ("cost", "provenance"):
         if not isinstance(profile, dict) or field not in profile:
             raise ValueError(f"profile {path} has no field {field!r}")
