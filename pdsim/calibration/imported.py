@@ -74,7 +74,7 @@ def _imported(path: Path, number: int, row: Any) -> Imported:
     if "aiperf_version" in row or isinstance(row.get("request_latency"), dict):
         return Imported(_name(path, number, None), "AIPerf", _aiperf(row, where))
     if "tput_per_gpu" in row:
-        return Imported(_name(path, number, row.get("infmax_model_prefix")), "InferenceX", _inferencex(row))
+        return Imported(_name(path, number, row.get("infmax_model_prefix")), "InferenceX", _inferencex(row, where))
     if "mean_e2e_latency_ms" in row:
         return Imported(_name(path, number, row.get("tag")), "SGLang", _known(row))
     if "mean_ttft_ms" in row:
@@ -123,7 +123,7 @@ def _factor(metric: Mapping[str, Any], units: Mapping[str, float], where: str) -
     return units[metric["unit"]]
 
 
-def _inferencex(row: Mapping[str, Any]) -> dict[str, Any]:
+def _inferencex(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Times are in seconds. Output is told per decode GPU and input per prefill GPU, if the roles have their own."""
     names = {"e2el": "e2e_latency", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
     summary = {
@@ -132,8 +132,12 @@ def _inferencex(row: Mapping[str, Any]) -> dict[str, Any]:
         for statistic in _STATISTICS
         if row.get(f"{statistic}_{theirs}") is not None
     }
-    if row.get("disagg") in {True, "true", "True"}:
-        prefill, decode = int(row["num_prefill_gpu"]), int(row["num_decode_gpu"])
+    is_pair = row.get("disagg") in {True, "true", "True"}
+    sizes = ("num_prefill_gpu", "num_decode_gpu") if is_pair else ("tp",)
+    if missing := [name for name in sizes if not row.get(name)]:
+        raise ConfigError(f"{where}: InferenceX's row has no {', '.join(missing)}, which its rates per GPU are of")
+    if is_pair:
+        prefill, decode = (int(row[name]) for name in sizes)
         gpus = {"total_throughput": prefill + decode, "output_throughput": decode, "input_throughput": prefill}
     else:
         gpus = dict.fromkeys(("total_throughput", "output_throughput", "input_throughput"), int(row["tp"]))

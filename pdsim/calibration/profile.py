@@ -13,6 +13,7 @@ from pdsim.calibration import forms
 from pdsim.calibration.forms import Form
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
+from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_transport, names
 
@@ -51,6 +52,11 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     """Raises ConfigError without rows of prefill and decode, or without scipy."""
     if find_spec("scipy") is None:
         raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
+    gpu = gpu or _gpu_of(measurements.devices)
+    if gpu is not None and gpu not in names("gpus"):
+        raise ConfigError(
+            f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
+        )
     fits: dict[str, Fitted] = {}
     notes = []
     for rows in measurements.rows:
@@ -64,7 +70,6 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         lacking = " and ".join(kind for kind in _PHASES if kind not in fits)
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
     host_ns = {rows.name: float(np.median(rows.columns["time_ns"])) for rows in measurements.of("host")}
-    gpu = gpu or _gpu_of(measurements.devices)
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
     return Calibration(measurements, fits, host_ns, gpu, tuple(notes))

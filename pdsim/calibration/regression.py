@@ -1,6 +1,7 @@
 """Robust least squares over relative errors, with whole shapes held out and intervals by bootstrap. Needs scipy."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,23 @@ class Fitted:
     rows: Rows
     values: dict[str, float]
     """In ns."""
-    intervals: dict[str, tuple[float, float]]
     num_shapes: int
     held_out: Floats
     """Relative error of each row, by a fit to other shapes: positive where the fit is too high."""
+
+    @cached_property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together, and few say how much."""
+        rng = np.random.default_rng(0)
+        shapes, num_shapes = _shapes(self.form, self.rows.columns)
+        of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]
+        near = np.array(list(self.values.values()))
+        samples = []
+        for _ in range(NUM_SAMPLES):
+            drawn = np.concatenate([of_shape[shape] for shape in rng.integers(num_shapes, size=num_shapes)])
+            samples.append(_robust(self.form, self.rows.where(drawn).columns, near))
+        low, high = np.percentile(samples, INTERVAL, axis=0)
+        return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
 
     @property
     def error(self) -> float:
@@ -61,25 +75,32 @@ def fit(form: Form, rows: Rows) -> Fitted:
         form,
         rows,
         dict(zip(form.parameters, values.tolist(), strict=True)),
-        _intervals(form, rows, shapes, num_shapes),
         num_shapes,
         _held_out(form, rows, shapes, values),
     )
 
 
-def _robust(form: Form, columns: Columns) -> Floats:
-    """Coefficients, found in units of what would make up a mean time alone, so that their steps are of one size."""
+def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
+    """Coefficients, found in units of what would make up a mean time alone, so that their steps are of one size.
+
+    `near` is known to be close to them.
+    """
     from scipy.optimize import least_squares, nnls  # noqa: PLC0415  an extra
 
     design, times_ns = form.design(columns), columns["time_ns"]
     weighted = design / times_ns[:, None]
     size = 1 / np.maximum(np.abs(weighted).mean(axis=0), 1e-300)
-    starts = [nnls(weighted * size, np.ones(len(times_ns)))[0]]
-    if form.has_least:  # none, or one that hides what little work there is: a slope is seen from neither to the other
+    starts = [nnls(weighted * size, np.ones(len(times_ns)))[0]] if near is None else []
+    if (
+        form.has_least and near is None
+    ):  # none, or one that hides what little work there is: a slope is seen from neither to the other
         above = times_ns > ABOVE_LEAST * times_ns.min()
         working = nnls(weighted[above] * size, np.ones(above.sum()))[0] if above.any() else starts[0]
-        size = np.append(size, times_ns.min())
         starts = [np.append(starts[0], 0.5), np.append(working, 1.0)]
+    if form.has_least:
+        size = np.append(size, times_ns.min())
+    if near is not None:
+        starts = [near / size]
 
     def errors(units: Floats) -> Floats:
         return np.asarray(form.times_ns(units * size, design) / times_ns - 1)
@@ -112,18 +133,6 @@ def _held_out(form: Form, rows: Rows, shapes: NDArray[Any], values: Floats) -> F
             others = _robust(form, rows.where(~out).columns)
             errors[out] = _errors(form, others, rows.where(out).columns)
     return errors
-
-
-def _intervals(form: Form, rows: Rows, shapes: NDArray[Any], num_shapes: int) -> dict[str, tuple[float, float]]:
-    """Whole shapes are drawn, not rows: repeats of one shape are off together, and a few of them say how much."""
-    rng = np.random.default_rng(0)
-    of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]
-    samples = []
-    for _ in range(NUM_SAMPLES):
-        drawn = np.concatenate([of_shape[shape] for shape in rng.integers(num_shapes, size=num_shapes)])
-        samples.append(_robust(form, rows.where(drawn).columns))
-    low, high = np.percentile(samples, INTERVAL, axis=0)
-    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(form.parameters)}
 
 
 def _spread(rows: NDArray[Any]) -> NDArray[Any]:

@@ -29,13 +29,9 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "host": (),
 }
 """What a row of each kind must have, besides `time_us`."""
-OPTIONAL: dict[str, dict[str, float]] = {
-    "prefill": {"prompts": 1.0},
-    "gather": {"submit_us": 0.0},
-    "scatter": {"submit_us": 0.0},
-}
-"""What it may have, and what stands for an empty field."""
 STAGING = ("gather", "scatter")
+OPTIONAL: dict[str, dict[str, float]] = {"prefill": {"prompts": 1.0}} | {kind: {"submit_us": 0.0} for kind in STAGING}
+"""What it may have, and what stands for an empty field."""
 NAMES = {"transfer": "transport", "host": "what"}
 """Which column tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
@@ -17,19 +17,19 @@ class Table:
     Between two entries times lie on a straight line; outside they are those of the nearest entry.
     """
 
-    prefill_ns: Mapping[int, float] = field(default_factory=dict)
+    prefill_ns: Mapping[int, float] | None = None
     """By new tokens; they must not fall."""
     prefill_per_pair_ns: float = 0
     """Per pair of a new token and a token before it."""
     prefill_least_ns: float = 0
     """However little its work: the launch of its kernels."""
-    decode_ns: Mapping[int, float] = field(default_factory=dict)
+    decode_ns: Mapping[int, float] | None = None
     """By requests."""
     decode_per_context_token_ns: float = 0
 
     def __post_init__(self) -> None:
         for name, entries in (("prefill", self.prefill_ns), ("decode", self.decode_ns)):
-            times = [entries[size] for size in sorted(entries)]
+            times = [(entries or {})[size] for size in sorted(entries or {})]
             if times != sorted(times):
                 raise ValueError(f"Table needs {name} times that do not fall, found {times} ns")
 
@@ -43,8 +43,8 @@ class TableModel:
 
     def __init__(self, settings: Table) -> None:
         self._settings = settings
-        self._prefill = Entries(settings.prefill_ns)
-        self._decode = Entries(settings.decode_ns)
+        self._prefill = Entries(settings.prefill_ns or {})
+        self._decode = Entries(settings.decode_ns or {})
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)

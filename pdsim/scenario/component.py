@@ -193,7 +193,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
     for seam in BUILT_IN:
         if seam in options or hint == seam:
             return build_component(seam, value, base)
-    if dimension is not None and get_origin(hint) is Mapping:
+    if dimension is not None and any(get_origin(option) is Mapping for option in options):
         return _quantities(dimension, value)
     if dimension is not None:
         amount = dimension.parse(value)
