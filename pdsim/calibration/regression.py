@@ -38,7 +38,7 @@ class Fitted:
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together, and few say how much."""
+        """Of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together."""
         rng = np.random.default_rng(0)
         shapes, num_shapes = _shapes(self.form, self.rows.columns)
         of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]

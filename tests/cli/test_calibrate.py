@@ -1,14 +1,9 @@
 """Rows in, profile out, and a scenario that runs on it."""
 
-import json
-import runpy
-import sys
-
 import pytest
 
 from pdsim.calibration.rows import write_rows
 from tests.cli.test_commands import exit_code, output, output_json
-from tests.markdown import ROOT
 from tests.unit.test_calibration import (
     PROVENANCE,
     affine_decode_us,
@@ -114,24 +109,3 @@ def test_wrong_use_of_a_profile_is_one_message(capsys, folder, change, message):
     output(capsys, "calibrate", *FILES, "-o", "profile.yaml")
     assert exit_code("run", "scenario.yaml", "--set", change) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_forward_passes_of_sglang_make_the_profile_of_their_study(capsys, tmp_path, monkeypatch):
-    """The study fits the same rows by its own code; its GPU clock and waves are what the general form lacks."""
-    monkeypatch.setattr(sys, "argv", ["to_rows.py", str(tmp_path / "rows.csv.gz")])
-    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "sglang-h200"))
-    runpy.run_path(str(ROOT / "experiments" / "sglang-h200" / "to_rows.py"), run_name="__main__")
-    profile = output_json(capsys, "calibrate", tmp_path / "rows.csv.gz", "-o", tmp_path / "profile.yaml")
-    decode = {
-        name: value.split(",")[0] for name, value in profile["provenance"]["fitted"]["decode"]["parameters_ns"].items()
-    }
-    assert float(decode["base"]) == pytest.approx(5.157e6, rel=0.01)
-    assert float(decode["per_request"]) == pytest.approx(6290, rel=0.02)
-    assert float(decode["per_context_token"]) == pytest.approx(17.38 + 20, rel=0.01)
-    held_out = {
-        kind: float(told["held_out_error"].split("%")[0]) for kind, told in profile["provenance"]["fitted"].items()
-    }
-    assert held_out["decode"] < 3
-    assert held_out["prefill"] < 8
-    json.dumps(profile)

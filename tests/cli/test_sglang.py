@@ -14,7 +14,11 @@ prefill: {gpu: h200, instances: 2, tp: 2}
 decode: {gpu: h200, radix_cache: true, polling_interval: 3}
 router: {prefill: cache_aware, decode: round_robin}
 network: {transport: nixl-cuda-ipc, staging: {ring: 2 GiB}}
-workload: {use: random_lengths, num_requests: 30, input_tokens: {use: uniform, low: 500, high: 1000}, output_tokens: {use: uniform, low: 50, high: 100}}
+workload:
+  use: random_lengths
+  num_requests: 30
+  input_tokens: {use: uniform, low: 500, high: 1000}
+  output_tokens: {use: uniform, low: 50, high: 100}
 client: {use: open_loop, arrivals: {use: poisson, rate: 4/s}}
 """
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
 
 from pdsim.calibration import forms
 from pdsim.calibration.profile import calibrate, profile_of
@@ -162,9 +164,6 @@ def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):
 
 
 def test_parquet_reads_as_csv_does(tmp_path):
-    from pyarrow import csv as arrow_csv
-    from pyarrow import parquet
-
     write_rows(tmp_path / "rows.csv", decode_rows(affine_decode_us), PROVENANCE)
     parquet.write_table(arrow_csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
     (plain,), (packed,) = (read_rows([tmp_path / f"rows.{kind}"]).rows for kind in ("csv", "parquet"))
