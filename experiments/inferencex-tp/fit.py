@@ -1,7 +1,7 @@
 """Fit this study to one row, and to nothing else: python experiments/inferencex-tp/fit.py
 
-Two numbers: what a layer of a decode step takes beyond its bytes, and what a request takes outside the GPU. A row has two
-numbers too, so that the fitted arm is met by construction. The rest are the roofline's defaults.
+Two numbers: what a layer of a decode step takes beyond its bytes, and what a request takes outside the GPU. A row has
+two numbers too, so that the fitted arm is met by construction. The rest are the roofline's defaults.
 """
 
 from collections.abc import Mapping

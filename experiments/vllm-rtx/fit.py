@@ -1,7 +1,7 @@
 """Fit this study to one deployment, and to nothing else: python experiments/vllm-rtx/fit.py
 
-Two numbers: how much of the nominal rates matrix products reach, and decode attention. What is not fitted is the roofline's
-default, but for the host: vLLM's schedule overlaps, and its graphs span prefill, so no forward waits for launches.
+Two numbers: how much of the nominal rates matrix products reach, and decode attention. What is not fitted is the
+roofline's default, but for the host: vLLM's schedule overlaps and its graphs span prefill, so no forward waits for it.
 """
 
 from collections.abc import Mapping

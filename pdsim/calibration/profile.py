@@ -128,7 +128,7 @@ def _overlap(transport: str) -> float:
 
 
 def _gpu_of(device: str) -> str | None:
-    known = [name for name in names("gpus") if name in device.lower()]
+    known = [name for name in names("gpus") if name in device.lower().replace(" ", "-")]
     return max(known, key=len, default=None)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -66,17 +67,19 @@ class Fitted:
 
 
 def fit(form: Form, rows: Rows) -> Fitted:
-    """Raises ValueError where the rows have fewer shapes than the form has parameters."""
+    """Raises ValueError where the shapes that are left when some are held out are fewer than the form's parameters."""
     shapes, num_shapes = _shapes(form, rows.columns)
-    if num_shapes < len(form.parameters):
-        raise ValueError(f"{num_shapes} shapes cannot tell {len(form.parameters)} parameters apart")
+    if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
+        raise ValueError(
+            f"{num_shapes} shapes, some of them held out, cannot tell {len(form.parameters)} parameters apart"
+        )
     values = _robust(form, rows.columns)
     return Fitted(
         form,
         rows,
         dict(zip(form.parameters, values.tolist(), strict=True)),
         num_shapes,
-        _held_out(form, rows, shapes, values),
+        _held_out(form, rows, shapes),
     )
 
 
@@ -85,22 +88,12 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
     `near` is known to be close to them.
     """
-    from scipy.optimize import least_squares, nnls  # noqa: PLC0415  an extra
+    from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
     design, times_ns = form.design(columns), columns["time_ns"]
-    weighted = design / times_ns[:, None]
-    size = 1 / np.maximum(np.abs(weighted).mean(axis=0), 1e-300)
-    starts = [nnls(weighted * size, np.ones(len(times_ns)))[0]] if near is None else []
-    if (
-        form.has_least and near is None
-    ):  # none, or one that hides what little work there is: a slope is seen from neither to the other
-        above = times_ns > ABOVE_LEAST * times_ns.min()
-        working = nnls(weighted[above] * size, np.ones(above.sum()))[0] if above.any() else starts[0]
-        starts = [np.append(starts[0], 0.5), np.append(working, 1.0)]
+    size = 1 / np.maximum((design / times_ns[:, None]).mean(axis=0), 1e-300)
     if form.has_least:
         size = np.append(size, times_ns.min())
-    if near is not None:
-        starts = [near / size]
 
     def errors(units: Floats) -> Floats:
         return np.asarray(form.times_ns(units * size, design) / times_ns - 1)
@@ -108,9 +101,29 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
     def slopes(units: Floats) -> Floats:
         return np.asarray(form.slopes(units * size, design) * size / times_ns[:, None])
 
+    starts = _starts(form, design, times_ns) if near is None else [near]
     robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT, "ftol": 1e-6, "xtol": 1e-6, "max_nfev": 40}
-    found = [least_squares(errors, np.maximum(start, 1e-4), slopes, **robust) for start in starts]
+    found = [least_squares(errors, np.maximum(start / size, 1e-4), slopes, **robust) for start in starts]
     return np.asarray(min(found, key=lambda one: one.cost).x * size)
+
+
+def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
+    """Plain least squares. Where there may be a least time, none or all that is short: neither sees the other's slope."""
+    everything = _plain(design, times_ns)
+    if not form.has_least:
+        return [everything]
+    least_ns = times_ns.min()
+    above = times_ns > ABOVE_LEAST * least_ns
+    working = _plain(design[above], times_ns[above]) if above.any() else everything
+    return [np.append(everything, least_ns / 2), np.append(working, least_ns)]
+
+
+def _plain(design: Floats, times_ns: Floats) -> Floats:
+    from scipy.optimize import nnls  # noqa: PLC0415  an extra
+
+    weighted = design / times_ns[:, None]
+    size = np.maximum(weighted.mean(axis=0), 1e-300)
+    return np.asarray(nnls(weighted / size, np.ones(len(times_ns)))[0] / size)
 
 
 def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
@@ -124,12 +137,12 @@ def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
     return shapes.ravel(), len(distinct)
 
 
-def _held_out(form: Form, rows: Rows, shapes: NDArray[Any], values: Floats) -> Floats:
-    """Every shape is held out once; where too few are left for a fit, none is."""
-    errors = _errors(form, values, rows.columns)
+def _held_out(form: Form, rows: Rows, shapes: NDArray[Any]) -> Floats:
+    """Every shape is held out once."""
+    errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold
-        if out.any() and len(np.unique(shapes[~out])) >= len(form.parameters):
+        if out.any():
             others = _robust(form, rows.where(~out).columns)
             errors[out] = _errors(form, others, rows.where(out).columns)
     return errors
