@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test check lint types imports schema-current docs golden schema bench bench-peers clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs golden schema bench bench-harness bench-peers clients clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,11 @@ test: .venv/dev ## run all tests
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q
 
+test-gpu: ## compile the kernels and run their tests, with the torch of $(PYTHON), on a machine with a GPU
+	$(SAY) pytest tests/kernels
+	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("torch sees no GPU here")'
+	@PYTHONPATH=kernels $(PYTHON) -m pytest -q tests/kernels
+
 check: lint types imports schema-current ## lint, format, types, import law, schema
 
 lint: .venv/dev
@@ -38,7 +43,7 @@ lint: .venv/dev
 	@$(BIN)/ruff format --quiet --check
 
 types: .venv/dev
-	$(SAY) mypy pdsim
+	$(SAY) mypy "pdsim pdreal pdkernels"
 	@$(BIN)/mypy --no-error-summary
 
 imports: .venv/dev
@@ -60,17 +65,23 @@ schema: .venv/dev ## write pdsim.schema.json
 	@$(BIN)/pdsim schema > .venv/schema.json
 	@cp .venv/schema.json pdsim.schema.json
 
+bench-harness: .venv/dev ## time what real mode adds to each decode step
+	@$(BIN)/python -m pdreal.harness_bench
+
 bench: .venv/demo ## time the simulator
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/speed.py
+
+clients: .venv/dev ## run public HTTP clients against pdreal serve, each in its own environment
+	@real/clients/run.sh
 
 bench-peers: .venv/demo ## time other simulators on the same load
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/peers.py
 
-clean: ## remove .venv, .bench, caches and the demo's results
-	@rm -rf .venv .bench build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	@find bench experiments pdsim tests -name __pycache__ -type d -prune -exec rm -rf {} +
+clean: ## remove .venv, .bench, .clients, caches and the demo's results
+	@rm -rf .venv .bench .clients build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@find bench experiments kernels pdsim real tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
 	$(SAY) venv "$(PYTHON)"
@@ -88,6 +99,6 @@ $(MADE):
 	@touch $@
 
 .venv/dev: $(MADE) pyproject.toml constraints.txt
-	$(SAY) install "pdsim[dev]"
-	@$(PIP_INSTALL) --editable ".[dev]"
+	$(SAY) install "pdsim[dev,kernels,real]"
+	@$(PIP_INSTALL) --editable ".[dev,kernels,real]"
 	@touch .venv/demo $@

@@ -70,9 +70,7 @@ def fit(form: Form, rows: Rows) -> Fitted:
     """Raises ValueError where the shapes that are left when some are held out are fewer than the form's parameters."""
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
-        raise ValueError(
-            f"{num_shapes} shapes, some of them held out, cannot tell {len(form.parameters)} parameters apart"
-        )
+        raise ValueError(f"{num_shapes} shapes, some of them held out, cannot fix {len(form.parameters)} coefficients")
     values = _robust(form, rows.columns)
     return Fitted(
         form,
@@ -108,7 +106,7 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
-    """Plain least squares. Where there may be a least time, none or all that is short: neither sees the other's slope."""
+    """Plain least squares. A least time may hide nothing or all that is short: neither sees the other's slope."""
     everything = _plain(design, times_ns)
     if not form.has_least:
         return [everything]

@@ -1,17 +1,25 @@
 """The commands. A wrong file or flag is one message and exit code 2; a run that stalls exits with 1."""
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Parameter
 
 from pdsim import __version__
-from pdsim.core.instance import PolicyError
-from pdsim.metrics.run_folder import RunFolderError
+from pdsim.cli.command import (
+    Json,
+    Out,
+    Seed,
+    Set,
+    changes_of,
+    fail_if_incomplete,
+    print_json,
+    run_app,
+    warn_outside_measured,
+)
 from pdsim.scenario.yaml_file import ConfigError
 
 app = App(
@@ -19,13 +27,6 @@ app = App(
     help="Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.",
     version=__version__,
 )
-
-Set = Annotated[
-    list[str] | None, Parameter(name="--set", negative=(), help="Change a field: path=value. May be given again.")
-]
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
-Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
-Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
 
 
 @app.command
@@ -39,9 +40,9 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     """
     from pdsim.cli.runner import run_scenario
 
-    finished = run_scenario(scenario, _changes(set_, seed), out, quiet=json_)
+    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_)
     if json_:
-        _print_json(finished.summary)
+        print_json(finished.summary)
     else:
         from pdsim.cli.tables import print_stages, print_summaries
 
@@ -49,7 +50,8 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    _finish(finished)
+    warn_outside_measured(finished)
+    fail_if_incomplete(finished)
 
 
 @app.command
@@ -67,9 +69,9 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     if len(runs) < 2:  # noqa: PLR2004
         raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
-    finished = obtain_runs(runs, _changes(set_, seed), out, quiet=json_)
+    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_)
     if json_:
-        _print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
+        print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
         from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
 
@@ -85,7 +87,8 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
-        _finish(one)
+        warn_outside_measured(one)
+        fail_if_incomplete(one)
 
 
 @app.command
@@ -103,7 +106,7 @@ def validate(
     """
     from pdsim.calibration.case import find_cases
     from pdsim.calibration.compare import compare_case
-    from pdsim.cli.runner import progress_over
+    from pdsim.cli.progress import progress_over
     from pdsim.cli.tables import print_errors
     from pdsim.sim.simulation import simulate
 
@@ -118,7 +121,7 @@ def validate(
 
         errors = [arm for case in found for arm in compare_case(case, summary)]
     if json_:
-        _print_json([arm.to_json() for arm in errors])
+        print_json([arm.to_json() for arm in errors])
     else:
         print_errors(errors)
 
@@ -146,7 +149,7 @@ def calibrate(
     from pdsim.calibration.profile import calibrate as fit_rows
     from pdsim.calibration.profile import profile_of
     from pdsim.calibration.rows import read_rows
-    from pdsim.cli.runner import saying
+    from pdsim.cli.progress import saying
     from pdsim.cli.tables import print_calibration
     from pdsim.scenario.yaml_file import write_yaml
 
@@ -166,7 +169,7 @@ def calibrate(
     for note in made.notes:
         print(f"pdsim: {note}", file=sys.stderr)
     if json_:
-        _print_json(profile)
+        print_json(profile)
     else:
         print_calibration(made)
         print(f"profile: {out}")
@@ -195,20 +198,20 @@ def explain(
     from pdsim.metrics.explain import stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
 
-    (finished,) = obtain_runs((run,), _changes(set_, seed), None, quiet=json_)
+    (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:
         record = next((r for r in finished.records.requests if r.request_id == request), None)
         if record is None:
             last = max((r.request_id for r in finished.records.requests), default=-1)
             raise ConfigError(f"--request {request}: the run has requests 0 to {last}")
         if json_:
-            _print_json({**asdict(record), "stages_ms": stage_ms(record)})
+            print_json({**asdict(record), "stages_ms": stage_ms(record)})
         else:
             print_request(record)
     elif json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        _print_json({"limit": finished.limit_json(), "stages": stages, "instances": instances})
+        print_json({"limit": finished.limit_json(), "stages": stages, "instances": instances})
     else:
         print_stages({finished.name: finished.records})
         print_usage({finished.name: finished.records})
@@ -236,12 +239,12 @@ def replay(run: Path, *, json_: Json = False) -> None:
         count = replay_journal(read_journal(run), state_machines(scenario), partial(restarted, scenario))
     except ReplayError as difference:
         if json_:
-            _print_json({"run": str(run), "identical": False, "difference": str(difference)})
+            print_json({"run": str(run), "identical": False, "difference": str(difference)})
         else:
             print(f"{run}: {difference}", file=sys.stderr)
         raise SystemExit(1) from None
     if json_:
-        _print_json({"run": str(run), "identical": True, "calls": count})
+        print_json({"run": str(run), "identical": True, "calls": count})
     else:
         print(f"{run}: {count} calls replayed, all decisions identical")
 
@@ -265,10 +268,10 @@ def sglang(
     from pdsim.scenario.loading import load_scenario
     from pdsim.scenario.sglang import launch
 
-    loaded = load_scenario(scenario, _changes(set_, seed))
+    loaded = load_scenario(scenario, changes_of(set_, seed))
     made = launch(loaded, model)
     if json_:
-        _print_json({"commands": made.commands, "notes": made.notes})
+        print_json({"commands": made.commands, "notes": made.notes})
         return
     for what, command in made.commands.items():
         print(f"# {what}\n{command}\n")
@@ -285,7 +288,7 @@ def catalog(*, json_: Json = False) -> None:
     from pdsim.system.catalog import names
 
     if json_:
-        _print_json({"models": names("models"), "gpus": names("gpus")})
+        print_json({"models": names("models"), "gpus": names("gpus")})
     else:
         print_catalog()
 
@@ -295,39 +298,8 @@ def schema() -> None:
     """Print the JSON schema of scenario files."""
     from pdsim.scenario.json_schema import scenario_schema
 
-    _print_json(scenario_schema())
+    print_json(scenario_schema())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    sys.path.insert(0, "")  # policies may lie in the folder that one works in
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (CycloptsError, ConfigError, RunFolderError, PolicyError) as wrong:
-        print(f"pdsim: {wrong}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(0) from None
-
-
-def _changes(changes: list[str] | None, seed: int | None) -> tuple[str, ...]:
-    return (*(changes or ()), *(() if seed is None else (f"seed={seed}",)))
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
-
-
-def _finish(finished: Any) -> None:
-    """Warnings once each, and the exit code of what did not end."""
-    for message in finished.summary.get("pdsim", {}).get("outside_measured", ()):
-        print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
-    if finished.interrupted:
-        print(f"pdsim: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
-        raise SystemExit(130)
-    if finished.stall:
-        lines = [f"pdsim: {finished.name}: stalled: nothing can happen any more, and these wait:", *finished.stall[:20]]
-        if len(finished.stall) > 20:  # noqa: PLR2004
-            lines.append(f"... and {len(finished.stall) - 20} more")
-        print("\n  ".join(lines), file=sys.stderr)
-        raise SystemExit(1)
+    run_app(app, arguments)

@@ -10,7 +10,7 @@ Prompts come first: only when none can be begun or gone on with does the batch d
 end of the queue, and its prompt with the outputs it had is computed again.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines
@@ -24,6 +24,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    FlushCache,
     Message,
     NewRequest,
     PrefillStep,
@@ -155,6 +156,8 @@ class AggregatedInstance:
                 return self._on_new_request(message, now_ns)
             case Cancel():
                 self._give_up(message.request_id)
+            case FlushCache():
+                self.cache.flush()
             case Woken():
                 pass
             case _:
@@ -198,6 +201,11 @@ class AggregatedInstance:
             self.batch.end(request_id, output)
             self._blocked_by = ""
         return [Finished(request_id) for request_id, _ in result.ended]
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        """Pages of a request that is begun or runs, in order. KeyError if it has none."""
+        begun = self._builder.begun.get(request_id)
+        return self.batch.page_table(request_id) if begun is None else begun.lease.table
 
     def holding(self) -> list[AggregatedRequest]:
         """Requests that hold pages."""

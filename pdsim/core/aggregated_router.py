@@ -1,6 +1,6 @@
 """Chooses an aggregated instance for each request."""
 
-from pdsim.core.messages import Arrival, Command, Message, NewRequest, Outcome, Send
+from pdsim.core.messages import Arrival, Command, FlushCache, Message, NewRequest, Outcome, Send
 from pdsim.core.router import RoleRouter
 
 
@@ -15,6 +15,8 @@ class AggregatedRouter:
         if isinstance(message, Arrival):
             new = self.route(message, now_ns)
             return [Send(to, new) for to in new.instance_ids]
+        if isinstance(message, FlushCache):
+            return self.instances.forget()
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         self.leave(message.request_id)

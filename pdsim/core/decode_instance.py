@@ -14,7 +14,7 @@ keeps its pages as long as somebody may still write into them: releases.py.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.agreement import RankAgreement
@@ -30,6 +30,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    FlushCache,
     FreeCells,
     KvArrived,
     KvGranted,
@@ -184,6 +185,9 @@ class DecodeInstance:
             case PeerUp():
                 self._down.discard(message.instance_id)
                 return []
+            case FlushCache():
+                self.cache.flush()
+                return []
             case Woken():
                 return []
             case _:
@@ -212,6 +216,13 @@ class DecodeInstance:
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        """Pages of a request's KV, in order. KeyError if it has none."""
+        if self.batch.has(request_id):
+            return self.batch.page_table(request_id)
+        ready = {request.request_id: request for request in self.ready}
+        return (self.transferring.get(request_id) or ready[request_id]).lease.table
 
     def holding(self) -> list[Releasing]:
         """Requests that hold pages."""

@@ -71,7 +71,7 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     nodes = [] if tree is None else list(_nodes(tree.root))
     free = pool.free_pages()
     _require(len(free) == pool.num_free, "PAGE-1", "free pages", len(free), pool.num_free)
-    private = [page for lease in leases for page in lease.table[lease.num_shared :]]
+    private = [page for lease in leases for page in (*lease.table[lease.num_shared :], *lease.replaced)]
     owned = sorted([*free, *private, *(page for node in nodes for page in node.pages)])
     _require(owned == list(range(1, pool.num_pages + 1)), "PAGE-2", "every page has one owner", owned, pool.num_pages)
     if tree is not None:

@@ -20,6 +20,8 @@ class Lease:
     node: Node | None = None
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
+    replaced: list[int] = field(default_factory=list)
+    """Its own pages that the prefix cache turned out to have, and that somebody may still read."""
     read_node: Node | None = None
     """The end of the cached path that the decode steps of a batch read."""
 
@@ -31,10 +33,14 @@ NO_LEASE = Lease()
 class KvCache:
     """What can happen to a lease: open, grow, checkpoint, and close or drop."""
 
-    def __init__(self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None, *, keeps_replaced: bool = False
+    ) -> None:
+        """keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen."""
         self.pool = pool
         self.page_size = page_size
         self.prefix_cache = prefix_cache
+        self._keeps_replaced = keeps_replaced
 
     @property
     def num_available_pages(self) -> int:
@@ -98,10 +104,18 @@ class KvCache:
     def drop(self, lease: Lease) -> None:
         """Give up the lease; what the request owns is freed."""
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
+        if lease.replaced:
+            self.pool.free(lease.replaced)
+            lease.replaced = []
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.unlock(lease.node)
         lease.node, lease.table, lease.num_shared = None, [], 0
+
+    def flush(self) -> None:
+        """Forget what is cached and no lease holds."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.evict(self.prefix_cache.num_evictable_pages)
 
     def add_reader(self, lease: Lease) -> None:
         """The request joins a batch: from now on each decode step reads its KV."""
@@ -128,7 +142,10 @@ class KvCache:
         node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
         if found:
             replaced = slice(shared, shared + len(found))
-            self.pool.free(lease.table[replaced])
+            if self._keeps_replaced:
+                lease.replaced += lease.table[replaced]
+            else:
+                self.pool.free(lease.table[replaced])
             lease.table[replaced] = found
         lease.num_shared = whole
         return node

@@ -187,6 +187,10 @@ class Woken(NamedTuple):
     """It is the time of a WakeAt, or later."""
 
 
+class FlushCache(NamedTuple):
+    """Client to router, router to every instance: forget what is cached and nobody uses."""
+
+
 class FirstToken(NamedTuple):
     """The first token is streamed, by decode if there is one."""
 
@@ -261,6 +265,7 @@ Message = (
     | PeerDown
     | PeerUp
     | Woken
+    | FlushCache
     | FirstToken
     | Outcome
 )
@@ -286,12 +291,13 @@ class StartTransfer(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Copy a cell from the ring into its pages. Bytes are those of one writer."""
+    """Copy a cell from the ring, where it begins at this offset, into its pages. Bytes are those of one writer."""
 
     decode_id: str
     request_id: int
     cell: int
     num_bytes: int
+    staging_offset_bytes: int
 
 
 class WakeAt(NamedTuple):

@@ -15,6 +15,7 @@ Optimistic prompts are begun before decode has granted them pages. They give way
 computed one at the end of a chunk, parked ones when nothing else moves. What was computed of them stays cached.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.agreement import RankAgreement
@@ -26,6 +27,7 @@ from pdsim.core.messages import (
     Abort,
     Cancel,
     Command,
+    FlushCache,
     KvGranted,
     KvSent,
     Message,
@@ -195,6 +197,8 @@ class PrefillInstance:
                 return self._on_decode_down(message)
             case PeerUp():
                 self._down.discard(message.instance_id)
+            case FlushCache():
+                self.cache.flush()
             case Woken():
                 pass
             case _:
@@ -253,6 +257,10 @@ class PrefillInstance:
                 request.ends_with_first_token = chunk.request_id in ended
                 commands.append(Send(request.decode_id, PromptComputed(request.request_id)))
         return commands
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        """Pages of a prompt that is begun or being sent, in order. KeyError if it has none."""
+        return (self._builder.begun.get(request_id) or self.sending[request_id]).page_table
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""

@@ -133,8 +133,8 @@ class RadixCache:
         step: Node | None = node
         while step is not below and step is not None:
             if step.locks == 0:
-                self.num_evictable_pages -= step.num_pages
-                self.num_protected_pages += step.num_pages
+                self.num_evictable_pages -= len(step.pages)
+                self.num_protected_pages += len(step.pages)
                 step.heap_serial = 0
             step.locks += 1
             step = step.parent
@@ -145,8 +145,8 @@ class RadixCache:
             assert step.locks > 0, f"node [{step.start}, {step.stop}) unlocked more often than locked"
             step.locks -= 1
             if step.locks == 0:
-                self.num_evictable_pages += step.num_pages
-                self.num_protected_pages -= step.num_pages
+                self.num_evictable_pages += len(step.pages)
+                self.num_protected_pages -= len(step.pages)
                 self._offer(step)
             step = step.parent
 
@@ -156,7 +156,7 @@ class RadixCache:
         while step is not None:
             step.readers += 1
             if step.readers == 1:
-                self.num_read_pages += step.num_pages
+                self.num_read_pages += len(step.pages)
             step = step.parent
 
     def remove_reader(self, node: Node) -> None:
@@ -164,7 +164,7 @@ class RadixCache:
         while step is not None:
             step.readers -= 1
             if step.readers == 0:
-                self.num_read_pages -= step.num_pages
+                self.num_read_pages -= len(step.pages)
             step = step.parent
 
     def evict(self, num_pages: int) -> int:

@@ -116,7 +116,8 @@ class Receiver:
         if incoming is None or incoming.aborted:
             return []
         incoming.num_written += 1
-        return [Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes)]
+        span = self.ring.span((message.request_id, message.cell))
+        return [Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes, span.offset)]
 
     def _on_scattered(self, message: CellScattered) -> list[Command]:
         incoming = self._incoming.get(message.request_id)

@@ -22,6 +22,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    FlushCache,
     Message,
     NewRequest,
     PeerDown,
@@ -88,6 +89,8 @@ class RetryingRouter:
             case Arrival():
                 self.live[message.request_id] = _Request(message)
                 return self._try(self.live[message.request_id], now_ns)
+            case FlushCache():
+                return self.router.on_message(message, now_ns)
             case Woken():
                 return self._try_due(now_ns)
             case FirstToken():

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import Arrival, Command, Finished, Message, NewRequest, Outcome, PrefillDone, Send
+from pdsim.core.messages import (
+    Arrival,
+    Command,
+    Failed,
+    Finished,
+    FlushCache,
+    Message,
+    NewRequest,
+    PrefillDone,
+    Send,
+)
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -85,6 +95,11 @@ class RoleRouter:
             if self._remembered:
                 self._remembered[instance_id] = self._new_memory()
 
+    def forget(self) -> list[Command]:
+        """What was in the caches; and have them forget it."""
+        self._remembered = {}
+        return [Send(instance_id, FlushCache()) for instance_id in self._loads]
+
     def mark_up(self, instance_id: str) -> None:
         self._down.discard(instance_id)
 
@@ -122,15 +137,21 @@ class Router:
         self.at_decode: dict[int, NewRequest] = {}
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        if isinstance(message, Arrival):
-            new = self.route(message, now_ns)
-            return [Send(to, new) for to in new.instance_ids]
-        if not isinstance(message, Outcome):
-            raise TypeError(f"a router does not take {message}")
-        if not isinstance(message, Finished):
-            self.leave_prefill(message.request_id)
-        if not isinstance(message, PrefillDone):
-            self.leave_decode(message.request_id)
+        match message:
+            case Arrival():
+                new = self.route(message, now_ns)
+                return [Send(to, new) for to in new.instance_ids]
+            case FlushCache():
+                return [*self.prefill.forget(), *self.decode.forget()]
+            case PrefillDone():
+                self.leave_prefill(message.request_id)
+            case Finished():
+                self.leave_decode(message.request_id)
+            case Failed():
+                self.leave_prefill(message.request_id)
+                self.leave_decode(message.request_id)
+            case _:
+                raise TypeError(f"a router does not take {message}")
         return []
 
     def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> NewRequest:

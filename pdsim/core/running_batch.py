@@ -5,9 +5,9 @@ joined, and its phase, which says in which steps it opens a new page:
   it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
@@ -30,12 +30,11 @@ class RunningRequest:
     """Brought up to date when it leaves the batch, and for a policy that looks."""
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     joined_at_step: int = 0
-    join_number: int = 0
 
     @property
     def num_kv_tokens(self) -> int:
         """The last output token has no KV yet: the next step computes it."""
-        return self.num_prompt_tokens + max(self.num_output_tokens - 1, 0)
+        return self.num_prompt_tokens + (self.num_output_tokens - 1 if self.num_output_tokens else 0)
 
 
 Request = TypeVar("Request", bound=RunningRequest)
@@ -56,9 +55,8 @@ class RunningBatch(Generic[Request]):
         self._num_shared_pages = 0
         """Pages of the prefix cache that they read, counted once for each of them."""
         self._requests: dict[int, Request] = {}
-        self._by_phase: list[tuple[int, int, Lease]] = []
-        """(phase, number of the join, lease), sorted: the order in which pages are opened."""
-        self._num_joins = 0
+        self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
+        """Leases by request, in the order in which they joined."""
         self._joined: list[int] = []
         """Since the last step, as are those that left without an end."""
         self._left: list[int] = []
@@ -72,20 +70,21 @@ class RunningBatch(Generic[Request]):
     def has(self, request_id: int) -> bool:
         return request_id in self._requests
 
+    def page_table(self, request_id: int) -> Sequence[int]:
+        return self._requests[request_id].lease.table
+
     # Coming and going.
 
     def join(self, request: Request) -> None:
         """Its KV is complete and its last output token known."""
         request.joined_at_step = self.num_steps
-        self._num_joins += 1
-        request.join_number = self._num_joins
         self._requests[request.request_id] = request
         self._joined.append(request.request_id)
         self.num_requests += 1
         self.num_kv_tokens += request.num_kv_tokens
         self._num_shared_pages += request.lease.num_shared
         self._cache.add_reader(request.lease)
-        insort(self._by_phase, (self._phase(request), self._num_joins, request.lease))
+        self._by_phase[self._phase(request)][request.request_id] = request.lease
 
     def end(self, request_id: int, output: TokenSequence) -> None:
         """It has its last token."""
@@ -166,7 +165,7 @@ class RunningBatch(Generic[Request]):
 
     def _leave(self, request_id: int) -> Request:
         request = self._requests.pop(request_id)
-        del self._by_phase[bisect_left(self._by_phase, (self._phase(request), request.join_number))]
+        del self._by_phase[self._phase(request)][request_id]
         self._update(request)
         self.num_requests -= 1
         self.num_kv_tokens -= request.num_kv_tokens
@@ -176,15 +175,12 @@ class RunningBatch(Generic[Request]):
 
     def _due(self, skip_steps: int, num_steps: int) -> list[Lease]:
         """Leases that open a page, in order, in num_steps <= page_size steps after the next skip_steps."""
-        ordered = self._by_phase
         start = (self.num_steps + skip_steps) % self._page_size
         stop = start + num_steps
-        first = bisect_left(ordered, (start,))
-        if stop <= self._page_size:
-            entries = ordered[first : bisect_left(ordered, (stop,))]
-        else:
-            entries = ordered[first:] + ordered[: bisect_left(ordered, (stop - self._page_size,))]
-        return [entry[2] for entry in entries]
+        phases = self._by_phase[start:stop]
+        if stop > self._page_size:
+            phases += self._by_phase[: stop - self._page_size]
+        return list(chain.from_iterable(map(dict.values, phases)))
 
     def _open_later_pages(self, num_steps: int) -> None:
         leases = self._due(1, min(num_steps, self._page_size))

@@ -145,7 +145,7 @@ class SendPlanner:
         for piece in request.cursor.advance(end, request.page_table, is_last=chunk.is_last):
             load = self._wire.load(piece.source, piece.target, with_state=chunk.is_last)
             for group in range(self._layer_groups):
-                part = load.part(group, self._layer_groups)
+                part = self._wire.part(load, group, self._layer_groups)
                 units.append(self._unit(request, piece, part, now_ns, after_layers=(step_id, group)))
         return units
 

@@ -59,6 +59,10 @@ class StagingRing:
         """Whether it is lent under this key."""
         return key in self._live
 
+    def span(self, key: Hashable) -> Span:
+        """What is lent under this key."""
+        return self._live[key].span
+
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
         """Lend bytes that may still be in use; None if the whole ring is too small."""
         assert key not in self._live, f"{key} holds a span already"

@@ -11,7 +11,6 @@ latent KV        every rank holds all of it: one writer per decode rank     whol
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import sub
 from typing import NamedTuple
 
 
@@ -24,6 +23,7 @@ class Wire:
     """KV of one page that one prefill rank sends to one decode rank, all layers."""
     num_planes: int
     """Arrays that hold a part of every page: K and V of each layer, or the latent of each layer."""
+    planes_per_layer: int = 1
     num_writers: int = 1
     """Prefill ranks that write to one decode rank."""
     num_targets: int = 1
@@ -49,6 +49,18 @@ class Wire:
             return Load(num_bytes + self.state_bytes, num_descriptors + self.num_state_planes)
         return Load(num_bytes, num_descriptors)
 
+    def part(self, load: "Load", group: int, num_groups: int) -> "Load":
+        """What of a load belongs to one group of layers; layers with state lie somewhere between those with KV."""
+        if self.num_state_planes:
+            return load.share(range(group, group + 1), num_groups)
+        num_layers = self.num_planes // self.planes_per_layer
+        return load.share(layers_of_group(num_layers, group, num_groups), num_layers)
+
+
+def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
+    """Groups are as equal as whole layers allow."""
+    return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
+
 
 class Load(NamedTuple):
     """What one pair of ranks moves: bytes, and pieces of memory that the engine is told to copy."""
@@ -56,12 +68,15 @@ class Load(NamedTuple):
     num_bytes: int
     num_descriptors: int
 
-    def part(self, index: int, num_parts: int) -> "Load":
-        """One of num_parts that are as equal as whole numbers allow."""
-        return Load(*(n * (index + 1) // num_parts - n * index // num_parts for n in self))
+    def share(self, parts: range, num_parts: int) -> "Load":
+        """Some neighbours of num_parts that are as equal as whole numbers allow."""
+        return Load(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
 def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
     """Longest stretches in which the page ids of both sides rise by one."""
-    steps = zip(map(sub, source[1:], source), map(sub, target[1:], target), strict=True)
-    return len(source) - list(steps).count((1, 1))
+    count = 1 if source else 0
+    for before, after, target_before, target_after in zip(source, source[1:], target, target[1:], strict=False):
+        if after - before != 1 or target_after - target_before != 1:
+            count += 1
+    return count

@@ -62,6 +62,8 @@ class RooflineModel:
         spec, gpu, tp = layout.model, layout.gpu, layout.tp
         self._settings = settings
         self._spec = spec
+        self._flops_per_token = spec.flops_per_token
+        self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
@@ -98,9 +100,9 @@ class RooflineModel:
         return line
 
     def _matrices_ns(self, num_tokens: int) -> float:
-        compute = self._spec.flops_per_token * num_tokens / self._matrix_flops
+        compute = self._flops_per_token * num_tokens / self._matrix_flops
         expert_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
-        read = (self._spec.shared_bytes_read + expert_bytes) / self._memory_bandwidth
+        read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns
 
     def _reductions_ns(self, num_tokens: int) -> float:

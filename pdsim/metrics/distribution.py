@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import floor, sqrt
 from operator import add
-from typing import NamedTuple
 
 
 class Samples:
@@ -33,13 +32,8 @@ class Samples:
         return _interpolate(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
 
 
-class Run(NamedTuple):
-    """`weight` copies each of the values first, first + growth, ... : length of them."""
-
-    first: float
-    growth: float
-    length: int
-    weight: int
+Run = tuple[float, float, int, int]
+"""(first, growth, length, weight): weight copies each of the values first, first + growth, ... : length of them."""
 
 
 class RunSamples:

@@ -72,13 +72,15 @@ def tpot_ms(request: RequestRecord) -> float:
 
 def itl_samples(records: RunRecords) -> RunSamples:
     """Gaps between tokens: each decode step is one for every request of its batch, except those with a pause."""
-    runs = [Run(p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.pauses]
+    runs: list[Run] = [
+        (p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.pauses
+    ]
     for step in records.steps:
         if step.kind == "decode":
             first, growth = step.first_ns / _MS, step.growth_ns / _MS
-            runs.append(Run(first, growth, step.num_steps, step.num_requests - step.num_resumed))
+            runs.append((first, growth, step.num_steps, step.num_requests - step.num_resumed))
             if step.num_resumed and step.num_steps > 1:
-                runs.append(Run(first + growth, growth, step.num_steps - 1, step.num_resumed))
+                runs.append((first + growth, growth, step.num_steps - 1, step.num_resumed))
     return RunSamples(runs)
 
 

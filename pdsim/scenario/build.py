@@ -156,7 +156,7 @@ def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInst
     made: list[PrefillInstance | DecodeInstance] = [
         PrefillInstance(
             instance_id,
-            cache=kv_cache(scenario, prefill),
+            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
             limits=_prefill_limits(prefill, scenario.health),
             policy=deepcopy(prefill.policy),
             planner=wiring.planner(scenario, instance_id, *layouts),

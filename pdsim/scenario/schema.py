@@ -28,7 +28,7 @@ from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import cost_by_role, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
-from pdsim.system.model import Dtype, StateDtype
+from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
@@ -40,7 +40,7 @@ class ModelSettings(Section):
     """In the catalog."""
     weight_dtype: Dtype | None = None
     """None: the catalog's."""
-    kv_dtype: Dtype = "bf16"
+    kv_dtype: KvDtype = "bf16"
     state_dtype: StateDtype = "fp32"
     """Of linear-attention layers (--mamba-ssm-dtype)."""
 
@@ -327,14 +327,14 @@ class Scenario(Section):
         assert decoding is not None
         return decoding.speculative
 
-    def benchmark_fields(self) -> dict[str, Any]:
+    def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""
         closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
         arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
         trace_rate = "inf" if closed else "trace"
         return {
             "tag": self.name,
-            "backend": "pdsim",
+            "backend": backend,
             "dataset_name": type(self.workload).__name__,
             "request_rate": getattr(arrivals, "rate_per_s", trace_rate),
             "max_concurrency": closed,

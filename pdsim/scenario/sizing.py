@@ -99,10 +99,10 @@ def max_running(settings: ServerSettings, layout: Layout, num_pool_tokens: int, 
     return max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
 
 
-def kv_cache(scenario: Scenario, settings: ServerSettings) -> KvCache:
+def kv_cache(scenario: Scenario, settings: ServerSettings, *, keeps_replaced: bool = False) -> KvCache:
     """A fresh one, of resolved settings."""
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     eviction: EvictionPolicy = deepcopy(settings.eviction)
     tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
-    return KvCache(pool, scenario.page_size, tree)
+    return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)

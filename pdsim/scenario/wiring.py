@@ -42,17 +42,18 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, de
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
     attention = prefill.model.attention
     if isinstance(attention, LatentAttention):
-        writers, num_planes, slices = 1, attention.num_layers, False
+        writers, planes_per_layer, slices = 1, 1, False
         page_bytes = prefill.kv_token_bytes * page_size
     else:
         copies = max(1, prefill.tp // attention.num_kv_heads) if deduplicate else 1
         writers = max(1, prefill.tp // decode.tp // copies)
-        num_planes, slices = 2 * attention.num_layers, prefill.tp != decode.tp
+        planes_per_layer, slices = 2, prefill.tp != decode.tp
         page_bytes = min(prefill.kv_token_bytes, decode.kv_token_bytes) * page_size
     return Wire(
         page_size=page_size,
         page_bytes=page_bytes,
-        num_planes=num_planes,
+        num_planes=planes_per_layer * attention.num_layers,
+        planes_per_layer=planes_per_layer,
         num_writers=writers,
         num_targets=max(1, decode.tp // prefill.tp),
         num_pairs=decode.tp * writers,

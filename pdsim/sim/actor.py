@@ -161,10 +161,7 @@ class Actor:
 
     def _go_on_later(self) -> None:
         """When the host has time."""
-        self._timeline.after(max(0, self._host_free_ns - self._timeline.now_ns), self._go_on, order=self._order)
-
-    def _go_on(self, _: None) -> None:
-        self._advance(None)
+        self._timeline.after(max(0, self._host_free_ns - self._timeline.now_ns), self._advance, order=self._order)
 
     def _hand_on(self, commands: list[Command]) -> None:
         """Units leave the host one after another; all else at once."""
@@ -193,7 +190,7 @@ class Actor:
 
     def _begin_wait(self, wait: Wait) -> None:
         if self._inbox:  # what it told another state machine had an answer at once
-            self._timeline.after(0, self._go_on, order=self._order)
+            self._timeline.after(0, self._advance, order=self._order)
             return
         self._waits = True
         if wait.until_ns is not None:
@@ -210,7 +207,7 @@ class Actor:
         if self._timeline.is_last_now:
             self._advance(None)
         else:
-            self._timeline.after(0, lambda _: self._advance(None), order=self._order)
+            self._timeline.after(0, self._advance, order=self._order)
 
     # Prefill.
 

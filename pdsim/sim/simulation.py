@@ -1,6 +1,5 @@
 """Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,20 +14,21 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
+from pdsim.garbage import garbage_kept
+from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
-from pdsim.sim.client import ClientDriver
 from pdsim.sim.executor import Executor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.front_end import FrontEnd
 from pdsim.sim.ranks import Ranks
-from pdsim.sim.recorder import Recorder
 from pdsim.sim.speculative_executor import SpeculativeExecutor
 from pdsim.sim.timeline import Timeline
 from pdsim.sim.transfers import Transfers
+from pdsim.workload.client_driver import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 
@@ -48,7 +48,10 @@ class RunResult:
         if outside := self.outside_measured():
             extra["outside_measured"] = outside
         speculative = self.scenario.speculative is not None
-        return {**self.scenario.benchmark_fields(), **summarize(self.records, speculative=speculative, extra=extra)}
+        return {
+            **self.scenario.benchmark_fields("pdsim"),
+            **summarize(self.records, speculative=speculative, extra=extra),
+        }
 
     def outside_measured(self) -> list[str]:
         """What steps did beyond the rows that the profile was fitted to: a message for each field."""
@@ -186,19 +189,13 @@ class Simulation:
         )
 
     def run(self) -> RunResult:
-        """Collecting garbage in between finds none: everything that is made is kept or freed at once."""
         for actor in self._actors.values():
             actor.start()
         self._client.start()
         if self._faults is not None:
             self._faults.start()
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_kept():
             self._timeline.run_all()
-        finally:
-            if was_enabled:
-                gc.enable()
         return self.result()
 
     def result(self) -> RunResult:
@@ -226,7 +223,7 @@ class Simulation:
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
-        self._recorder.on_arrival(spec, self._timeline.now_ns)
+        self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
         if self._faults is not None:
             self._live.add(spec.request_id)
             self._faults.on_sent(spec.request_id)
@@ -347,7 +344,7 @@ class Simulation:
                     self._commands[type(command)](command)
 
     def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_choice(instance, self._timeline.now_ns)
+        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
 
     # What goes wrong. Nothing of this happens unless the scenario says so.
 

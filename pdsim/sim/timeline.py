@@ -8,8 +8,7 @@ so that it never matters who scheduled first.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simpy import Environment, Event
 from simpy.events import EventPriority
@@ -43,14 +42,7 @@ def _nothing(_: Any) -> None:
 class Timeline(Environment):
     """SimPy's environment, whose every delay is a whole number of ns."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def now_ns(self) -> int: ...
-
-    else:
-        now_ns = property(attrgetter("_now"))
-
+    now_ns = 0
     num_events = 0
     """Scheduled so far."""
 
@@ -59,20 +51,21 @@ class Timeline(Environment):
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
         self.num_events += 1
-        heappush(self._queue, (self._now + delay_ns, order, self.num_events, alarm))
+        heappush(self._queue, (self.now_ns + delay_ns, order, self.num_events, alarm))
         return alarm
 
     def run_all(self) -> None:
         """SimPy's run, for alarms alone: nothing else is scheduled here, and none of them can fail."""
         queue: list[Any] = self._queue
         while queue:
-            self._now, _, _, alarm = heappop(queue)
+            now_ns, _, _, alarm = heappop(queue)
+            self._now = self.now_ns = now_ns
             alarm.callback(alarm.payload)
 
     @property
     def is_last_now(self) -> bool:
         """Whether nothing else is due at this very instant."""
-        return not self._queue or self._queue[0][0] > self._now
+        return not self._queue or self._queue[0][0] > self.now_ns
 
     @property
     def has_ended(self) -> bool:

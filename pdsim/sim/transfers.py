@@ -6,9 +6,9 @@ from pdsim.core import messages as m
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster, Interconnect
 from pdsim.sim.network import Network, Transfer
-from pdsim.sim.recorder import Recorder, transfer_record
 from pdsim.sim.timeline import Timeline
 
 
@@ -65,7 +65,9 @@ class Transfers:
         unit = transfer.unit
         sender_id = self._sender_of[unit.source]
         worker = self._senders[sender_id].worker(unit)
-        self._recorder.on_transfer(transfer_record(transfer, self._interconnect.wire, worker, self._timeline.now_ns))
+        row = transfer_record(unit, self._interconnect.wire, worker, transfer.start_ns, self._timeline.now_ns)
+        row = row._replace(setup_ns=transfer.setup_ns, line_ns=transfer.line_ns, posting_ns=transfer.posting_ns)
+        self._recorder.on_transfer(row)
         self._tell(sender_id, m.UnitSent(unit))
 
     def _on_failed(self, transfer: Transfer) -> None:

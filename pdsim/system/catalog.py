@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.system.gpu import GpuSpec
-from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention, ModelSpec, RecurrentState
+from pdsim.system.model import (
+    Experts,
+    GroupedQueryAttention,
+    LatentAttention,
+    LlamaArchitecture,
+    ModelSpec,
+    RecurrentState,
+    RopeScaling,
+)
 from pdsim.system.transport import Transport
 
 _FOLDER = Path(__file__).parent / "catalog"
@@ -26,14 +34,19 @@ def load_model(name: str) -> ModelSpec:
     data = _read("models", name)
     attention = data.pop("attention")
     kinds: dict[str, Any] = {"grouped-query": GroupedQueryAttention, "latent": LatentAttention}
-    experts, state = data.pop("experts", None), data.pop("state", None)
+    experts, state, llama = data.pop("experts", None), data.pop("state", None), data.pop("llama", None)
     return ModelSpec(
         name=name,
         attention=kinds[attention.pop("kind")](**attention),
         experts=None if experts is None else Experts(**experts),
         state=None if state is None else RecurrentState(**state),
+        llama=None if llama is None else _llama(**llama),
         **data,
     )
+
+
+def _llama(rope_scaling: dict[str, Any] | None = None, **fields: Any) -> LlamaArchitecture:
+    return LlamaArchitecture(rope_scaling=None if rope_scaling is None else RopeScaling(**rope_scaling), **fields)
 
 
 @cache

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.system.gpu import GpuSpec
-from pdsim.system.model import DTYPE_BYTES, Dtype, GroupedQueryAttention, ModelSpec, StateDtype
+from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, ModelSpec, StateDtype
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -38,7 +38,7 @@ class Layout:
     tp: int
     dp: int = 1
     """Instances of one server."""
-    kv_dtype: Dtype
+    kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
     def __post_init__(self) -> None:

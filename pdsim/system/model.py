@@ -5,10 +5,13 @@ from typing import Literal
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
+KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
+"""fp32 is for CPUs."""
+
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPE_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "fp4": 0.5}
+DTYPE_BYTES: dict[KvDtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,28 @@ class RecurrentState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretch of rotary position embeddings: config.json's rope_scaling of type llama3."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaArchitecture:
+    """What it takes beyond the sizes to run a model of the Llama family, Qwen3 among it, for real. Costs ignore it."""
+
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False
+    """Query and key heads are normalised before they are rotated, as Qwen3 does."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """One model. Field meanings follow its config.json; `sources` says where each number comes from."""
 
@@ -101,6 +126,7 @@ class ModelSpec:
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None
     state: RecurrentState | None = None
+    llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 
     @property

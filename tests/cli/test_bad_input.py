@@ -33,7 +33,7 @@ CHANGES = [
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",
-        "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200, rtx-4090, rtx-pro-6000; did you",
+        "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200, rtx-4090, rtx-pro-6000; did",
     ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
@@ -41,7 +41,7 @@ CHANGES = [
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
-    ("model.kv_dtype=int4", "model.kv_dtype: Input should be 'bf16', 'fp8' or 'fp4', found 'int4'"),
+    ("model.kv_dtype=int4", "model.kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
-from pdsim.cli.runner import saying
+from pdsim.cli.progress import saying
 from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
 
@@ -208,12 +208,12 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
     code = (
         "import signal, sys\n"
         "from pdsim.cli import main\n"
-        "from pdsim.sim import client\n"
-        "send = client.ClientDriver.on_end\n"
+        "from pdsim.workload.client_driver import ClientDriver\n"
+        "send = ClientDriver.on_end\n"
         "def on_end(self, request_id):\n"
         "    if request_id == 9: signal.raise_signal(signal.SIGINT)\n"
         "    send(self, request_id)\n"
-        "client.ClientDriver.on_end = on_end\n"
+        "ClientDriver.on_end = on_end\n"
         f"main(['run', {str(scenario)!r}, '--out', {str(out)!r}, '--json'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -88,6 +88,21 @@ def test_descriptors_by_path(wire, descriptors):
     assert wire.load(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
 
 
+def test_layer_groups_are_whole_layers():
+    """Five groups of the 28 layers of Qwen3-0.6B: three of six and two of five layers, K and V of each."""
+    wire = Wire(page_size=16, page_bytes=28 * 2 * 1000, num_planes=56, planes_per_layer=2)
+    load = wire.load((1, 2, 9), (4, 5, 6), with_state=False)
+    parts = [wire.part(load, group, 5) for group in range(5)]
+    assert [part.num_descriptors for part in parts] == [2 * 2 * layers for layers in (5, 6, 5, 6, 6)]
+    assert [part.num_bytes for part in parts] == [3 * 2 * 1000 * layers for layers in (5, 6, 5, 6, 6)]
+
+
+def test_groups_of_layers_with_state_are_equal_parts():
+    wire = Wire(page_size=16, page_bytes=300, num_planes=2, planes_per_layer=2, state_bytes=100, num_state_planes=6)
+    load = wire.load((1,), (4,), with_state=True)
+    assert [wire.part(load, group, 4) for group in range(4)] == [(100, 2)] * 4
+
+
 def test_runs_are_counted_where_both_sides_go_on():
     wire = Wire(page_size=1, page_bytes=1, num_planes=1)
     assert wire.load((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3

@@ -1,6 +1,6 @@
 """A decode instance, call by call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -188,6 +188,23 @@ def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_toke
     step, commands = d.next_step(0)
     assert FirstToken(0) not in commands
     assert (step.joined, step.num_context_tokens) == ((0,), 4 + 4 + 1)
+    assert len(d.page_table(0)) == 3
+
+
+def test_page_tables_of_requests_in_every_state():
+    d = instance(num_pages=8, page=4)
+    d.limits = replace(d.limits, max_running_requests=1, extra_slots=1)
+    arrive(d, 0, 4)
+    arrive(d, 1, 5)
+    _, commands = d.next_step(0)
+    pages = {command.message.request_id: command.message.pages for command in commands}
+    assert {i: tuple(d.page_table(i)) for i in (0, 1)} == pages
+    for i in (0, 1):
+        d.on_message(KvArrived(i, first_token_ends=False), 0)
+    d.next_step(0)  # 0 runs, 1 is ready
+    assert [len(d.page_table(i)) for i in (0, 1)] == [2, 2]
+    with pytest.raises(KeyError):
+        d.page_table(2)
 
 
 def test_ties_in_retraction_go_to_the_longest_prompt():

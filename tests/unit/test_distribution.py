@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.distribution import Run, RunSamples, Samples
+from pdsim.metrics.distribution import RunSamples, Samples
 
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 runs = st.lists(
-    st.builds(Run, st.floats(0, 1000), st.sampled_from([0.0, 0.25, 3.0]), st.integers(1, 30), st.integers(1, 5)),
+    st.tuples(st.floats(0, 1000), st.sampled_from([0.0, 0.25, 3.0]), st.integers(1, 30), st.integers(1, 5)),
     min_size=1,
     max_size=12,
 )
@@ -27,7 +27,7 @@ def test_samples_are_numpys(values):
 
 @given(runs)
 def test_runs_are_what_they_stand_for(runs):
-    written_out = [r.first + r.growth * i for r in runs for i in range(r.length) for _ in range(r.weight)]
+    written_out = [first + growth * i for first, growth, n, weight in runs for i in range(n) for _ in range(weight)]
     samples = RunSamples(runs)
     assert samples.count == len(written_out)
     assert samples.mean() == pytest.approx(np.mean(written_out))

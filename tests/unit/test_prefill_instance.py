@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from pdsim.core.instance import PolicyError
+from pdsim.core.invariants import check, check_idle
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Abort,
@@ -38,15 +39,20 @@ from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.policy.transfer import EveryChunk, WholePrompt
 
 
-def instance(num_pages=100, page=4, policy=None, transfer=None, **limits) -> PrefillInstance:
+def instance(num_pages=100, page=4, policy=None, transfer=None, layer_groups=0, **limits) -> PrefillInstance:
     pool = PagePool(num_pages)
     given = {"max_running_requests": 8, "chunked_prefill_tokens": 16, "max_prefill_tokens": 1000, "overlap": False}
     return PrefillInstance(
         "prefill-0",
-        cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed())),
+        cache=KvCache(pool, page, RadixCache(pool, page, LeastRecentlyUsed()), keeps_replaced=layer_groups > 0),
         limits=PrefillLimits(**{**given, **limits}),
         policy=policy or FirstComeFirstServed(),
-        planner=SendPlanner("prefill-0", Wire(page_size=page, page_bytes=100, num_planes=2), transfer or EveryChunk()),
+        planner=SendPlanner(
+            "prefill-0",
+            Wire(page_size=page, page_bytes=100, num_planes=2),
+            transfer or EveryChunk(),
+            layer_groups=layer_groups,
+        ),
     )
 
 
@@ -88,6 +94,22 @@ def test_a_grant_may_come_before_its_request():
     assert forward(p)[0] == [(1, 0, 10)]
 
 
+def test_pages_that_layers_are_sent_from_are_not_free_before_they_are_sent():
+    p = instance(layer_groups=1)
+    for i in (1, 2):  # the same prompt twice in one forward: the cache keeps one copy of its KV
+        arrive(p, i, Spans.of(7, 8))
+    step, commands = p.next_step(0)
+    sent_from = {c.request_id: set(c.source_pages) for c in commands}
+    p.on_step_done(step, StepResult(), 0)
+    check(p)
+    assert sent_from[2].isdisjoint([*sent_from[1], *p.cache.pool.free_pages()])
+    for i in (1, 2):
+        p.on_message(KvSent(i), 0)
+    p.next_step(0)
+    assert sent_from[2] <= set(p.cache.pool.free_pages())
+    check_idle(p)
+
+
 def test_one_prompt_at_a_time_is_partly_computed():
     p = instance()
     for i, n in ((1, 10), (2, 30), (3, 5)):
@@ -96,6 +118,19 @@ def test_one_prompt_at_a_time_is_partly_computed():
     assert forward(p)[0] == [(2, 4, 16)]
     assert forward(p)[0] == [(2, 20, 10), (3, 0, 5)]
     assert isinstance(forward(p)[0], Wait)
+
+
+def test_the_page_table_of_a_prompt_is_known_until_it_is_sent():
+    p = instance(chunked_prefill_tokens=8)
+    arrive(p, 1, 10)
+    with pytest.raises(KeyError):
+        p.page_table(1)
+    lengths = []
+    for _ in range(2):
+        _, units = forward(p)
+        lengths.append(len(p.page_table(1)))
+    assert lengths == [2, 3]
+    assert p.page_table(1)[2:] == [*units[-1].source_pages]
 
 
 def test_max_prefill_tokens_stops_all_but_the_first_prompt():

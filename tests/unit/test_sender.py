@@ -102,7 +102,7 @@ def test_spans_come_back_when_a_request_is_given_up():
 def test_scatters_under_way_end_first():
     r = receiver()
     r.on_message(AskStaging(1, "prefill-0", (30, 30)), 0)
-    assert r.on_message(CellWritten(1, 0, 30), 0) == [Scatter("decode-0", 1, 0, 30)]
+    assert r.on_message(CellWritten(1, 0, 30), 0) == [Scatter("decode-0", 1, 0, 30, 0)]
     assert r.on_message(ABORT, 0) == []
     assert r.on_message(CellWritten(1, 1, 30), 0) == []
     assert r.on_message(CellScattered(1, 0), 0)[-1] == Tell("decode-0", ABORT)

@@ -2,10 +2,21 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from pdsim.sim.timeline import Timeline
 from pdsim.workload.clients import Client, ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
+
+
+class Timeline(Protocol):
+    """Simulated time, or the real one."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
+        """Call back once, with anything."""
+        ...
 
 
 class ClientDriver:
@@ -54,8 +65,8 @@ class ClientDriver:
     def _schedule_next(self) -> None:
         if self._first_turns:
             at_ns = self._first_turns[0].arrival_ns if self._times is None else next(self._times)
-            self._timeline.after(at_ns - self._timeline.now_ns, lambda _: self._on_time())
+            self._timeline.after(at_ns - self._timeline.now_ns, self._on_time)
 
-    def _on_time(self) -> None:
+    def _on_time(self, _: None) -> None:
         self._send(self._first_turns.popleft())
         self._schedule_next()

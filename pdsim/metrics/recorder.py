@@ -1,20 +1,18 @@
-"""Turns what the driver sees into rows."""
+"""Turns what a driver sees into rows."""
 
 from collections import Counter
 from dataclasses import replace
 
 from pdsim.core.attempts import num_retries, request_of
-from pdsim.core.instance import Instance
+from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
+from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.sim.network import Transfer
-from pdsim.workload.request_spec import RequestSpec
 
 
-def transfer_record(transfer: Transfer, wire: Wire, worker: int, end_ns: int) -> TransferRecord:
+def transfer_record(unit: TransferUnit, wire: Wire, worker: int, start_ns: int, end_ns: int) -> TransferRecord:
     """Of a unit, all ranks together."""
-    unit = transfer.unit
     return TransferRecord(
         unit.request_id,
         unit.source,
@@ -24,13 +22,10 @@ def transfer_record(transfer: Transfer, wire: Wire, worker: int, end_ns: int) ->
         unit.num_descriptors * wire.num_pairs,
         unit.is_last,
         unit.planned_ns,
-        transfer.start_ns,
+        start_ns,
         end_ns,
         "ring" if unit.cell is not None else "layers" if unit.after_layers is not None else "",
-        transfer.setup_ns,
-        transfer.line_ns,
-        transfer.posting_ns,
-        worker,
+        worker=worker,
     )
 
 
@@ -57,9 +52,9 @@ class Recorder:
         self._decoded_until_ns: dict[str, int] = {}
         """By instance: when the requests in its batch got their last token."""
 
-    def on_arrival(self, spec: RequestSpec, now_ns: int) -> None:
-        record = RequestRecord(spec.request_id, len(spec.prompt), len(spec.output), now_ns)
-        self._requests[spec.request_id] = record
+    def on_arrival(self, request_id: int, num_prompt_tokens: int, num_output_tokens: int, now_ns: int) -> None:
+        record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns)
+        self._requests[request_id] = record
         self.records.requests.append(record)
 
     def on_routed(self, request_id: int, prefill_id: str, decode_id: str, now_ns: int) -> None:
@@ -129,8 +124,12 @@ class Recorder:
             record.outcome = "failed"
             record.reason = outcome.reason
 
-    def on_choice(self, instance: Instance, now_ns: int) -> None:
-        self.records.levels.append(LevelRecord(instance.instance_id, now_ns, instance.levels()))
+    def on_output(self, request_id: int, num_tokens: int) -> None:
+        """Where that is known only when it ends. By the client's id."""
+        self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
+
+    def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
+        self.records.levels.append(LevelRecord(instance_id, now_ns, levels))
 
     def _on_prefill(self, step: PrefillStep, row: StepRecord) -> None:
         end_ns = row.start_ns + row.duration_ns

@@ -1,0 +1,79 @@
+"""Decode attention and append: one layer of 32 query heads and 8 KV heads of 128 in bf16."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from pdkernels.append import append
+from pdkernels.bench.cases import Case, Model
+from pdkernels.bench.rows import Row
+from pdkernels.bench.staging import Bench
+from pdkernels.bench.timing import event_us, graph_us, submit_us
+from pdkernels.decode import DecodeWorkspace, paged_decode
+
+_LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
+_SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
+
+
+def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
+    """Rows for decode and append; tokens is the context, the batch is in the model's name."""
+    for page_size in (16,) if quick else (1, 16, 64):
+        for batch, context in _SHAPES:
+            yield from _decode(bench, batch, context, page_size)
+
+
+def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[Row]:
+    model = replace(_LAYER, name=f"{_LAYER.name} x{batch}")
+    case = Case(model, context, page_size, 1, 1)
+    slots = batch * context
+    kv_bytes = 2 * slots * 8 * 128 * 2
+    copied = bench.copy_us(kv_bytes // 2)  # a copy that reads and writes, together, what attention reads
+    bench.arena.reset()
+    count = 1 if kv_bytes > 1 << 30 else min(8, max(2, -(-(256 << 20) // kv_bytes)))
+    planes = [
+        [bench.arena.take(kv_bytes // 2).view(torch.bfloat16).view(slots, 8, 128) for _ in range(2)]
+        for _ in range(count)
+    ]
+    for plane in planes[0]:
+        plane.normal_()
+    table = torch.randperm(slots // page_size, device="cuda").to(torch.int32).view(batch, -1)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    query = torch.randn(batch, 32, 128, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(query)
+    workspace = DecodeWorkspace(batch, 32, 8, 128, query.device)
+
+    def decode(index: int) -> None:
+        k, v = planes[index]
+        paged_decode(query, k, v, table, lengths, page_size=page_size, output=out, workspace=workspace)
+
+    calls = [partial(decode, index) for index in range(count)]
+    time = event_us(calls, 20)
+    row = bench.row("decode", "fused", case, kv_bytes, copied, time_us=time, graph_us=graph_us(calls, 9))
+    yield replace(row, gbytes_per_s=kv_bytes / time / 1e3, floor_us=kv_bytes / bench.peak_bytes_per_us)
+    if page_size == 16:
+        yield _contiguous_sdpa(bench, case, planes[0], query, kv_bytes, copied)
+        yield _append(bench, case, planes[0], batch)
+
+
+def _contiguous_sdpa(
+    bench: Bench, case: Case, planes: list[torch.Tensor], query: torch.Tensor, kv_bytes: int, copied: float
+) -> Row:
+    """Torch's attention on a cache that lies in order, without pages: what paging has to compare with."""
+    batch = len(query)
+    k, v = (plane.view(batch, case.tokens, 8, 128).transpose(1, 2) for plane in planes)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    time = event_us([lambda: sdpa(query[:, :, None], k, v, enable_gqa=True)], 10)
+    row = bench.row("decode", "torch_sdpa", case, kv_bytes, copied, time_us=time)
+    return replace(row, gbytes_per_s=kv_bytes / time / 1e3, floor_us=kv_bytes / bench.peak_bytes_per_us)
+
+
+def _append(bench: Bench, case: Case, planes: list[torch.Tensor], batch: int) -> Row:
+    slots = torch.randperm(len(planes[0]), device="cuda")[:batch].to(torch.int32)
+    new = torch.randn(batch, 16, 128, dtype=torch.bfloat16, device="cuda")
+    keys, values = planes
+    call = [lambda: append(keys, values, slots, new[:, :8], new[:, 8:])]
+    payload = 2 * batch * 8 * 128 * 2
+    times = {"time_us": event_us(call, 20), "graph_us": graph_us(call * 8, 9), "submit_us": submit_us(call, 20)}
+    return bench.row("append", "fused", case, payload, bench.copy_us(payload), **times)

@@ -1,0 +1,136 @@
+"""What else could do a gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines.
+
+Each maker returns calls over the rotation of a Memory, that do the same work as ours on the same bytes.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pdkernels.bench.cases import Case, Memory
+from pdkernels.bench.timing import Call
+
+_ELEMENTS = 1024
+
+
+@triton.jit
+def plain_kernel(
+    plane,
+    slots,
+    staging,
+    elements,
+    ROW: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TO_STAGING: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """One plane, one writer, an element at a time: what one would write first."""
+    element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    live = element < elements
+    slot = tl.load(slots + element // ROW, mask=live, other=0).to(tl.int64)
+    in_plane = slot * STRIDE + element % ROW
+    if TO_STAGING:
+        tl.store(staging + element, tl.load(plane + in_plane, mask=live), mask=live)
+    else:
+        tl.store(plane + in_plane, tl.load(staging + element, mask=live), mask=live)
+
+
+def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
+    """A launch per plane and writer."""
+    return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
+
+
+def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
+    """index_select or index_copy per plane and writer."""
+    return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
+
+
+Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
+
+
+def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
+    """All planes and writers of one request, each moved by a call of its own."""
+    slots = _slots(case, pages)
+    writers = case.writers if side == "scatter" else 1
+    planes = memory.pool.planes
+    heads = planes[0].shape[1] // writers
+    slice_bytes = case.tokens * heads * case.model.head_bytes
+    span = memory.staging[offset : offset + writers * len(planes) * slice_bytes]
+    rows = span.view(planes[0].dtype).view(writers, len(planes), case.tokens, heads, case.model.head_dim)
+    calls = [
+        move(plane[:, writer * heads : (writer + 1) * heads], slots, rows[writer, index], side)
+        for writer in range(writers)
+        for index, plane in enumerate(planes)
+    ]
+
+    def all_slices() -> None:
+        for call in calls:
+            call()
+
+    return all_slices
+
+
+def _plain_slice(part: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, side: str) -> Call:
+    bits = torch.uint8 if part.element_size() == 1 else torch.int16
+    first, rows, slots = part.view(bits), rows.view(bits), slots.to(torch.int32)
+    elements, row = rows.numel(), rows[0].numel()
+    grid = (triton.cdiv(elements, _ELEMENTS),)
+    constants = {"ROW": row, "STRIDE": part.stride(0), "TO_STAGING": side == "gather", "ELEMENTS": _ELEMENTS}
+    return lambda: plain_kernel[grid](first, slots, rows, elements, **constants)
+
+
+def _index_slice(part: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, side: str) -> Call:
+    bits = torch.uint8 if part.element_size() == 1 else torch.int16
+    part, rows = part.view(bits), rows.view(bits)
+    if side == "gather":
+        return lambda: torch.index_select(part, 0, slots, out=rows)
+    return lambda: part.index_copy_(0, slots, rows)
+
+
+def _slots(case: Case, pages: torch.Tensor) -> torch.Tensor:
+    within = torch.arange(case.page_size, device=pages.device)
+    return (pages.long()[:, None] * case.page_size + within).flatten()[: case.tokens]
+
+
+def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
+    """cudaMemcpy2DAsync per page, plane and writer: the copy engines' own way to take some heads of each token."""
+    copy_2d = _runtime().cudaMemcpy2DAsync
+    pool = memory.pool
+    writers = case.writers if side == "scatter" else 1
+    row_bytes = pool.layout.token_bytes
+    width = row_bytes // writers
+    planes = [plane.data_ptr() for plane in pool.planes]
+    calls: list[Call] = []
+    for pages, offset in memory.rotation():
+        page_list = pages.tolist()
+        base = memory.staging.data_ptr() + offset
+
+        def request(page_list: list[int] = page_list, base: int = base) -> None:
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            for writer in range(writers):
+                for index, plane in enumerate(planes):
+                    span = base + (writer * len(planes) + index) * case.tokens * width
+                    for number, page in enumerate(page_list):
+                        first = number * case.page_size
+                        height = min(case.page_size, case.tokens - first)
+                        paged = plane + page * case.page_size * row_bytes + writer * width, row_bytes
+                        staged = span + first * width, width
+                        target, source = (staged, paged) if side == "gather" else (paged, staged)
+                        copy_2d(*map(_word, (*target, *source, width, height)), 3, stream)  # 3: device to device
+
+        calls.append(request)
+    return calls
+
+
+def _word(value: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(value)
+
+
+def _runtime() -> Any:
+    """The CUDA runtime that torch has loaded."""
+    major = (torch.version.cuda or "0").split(".")[0]
+    return ctypes.CDLL(f"libcudart.so.{major}")

@@ -1,0 +1,107 @@
+"""Rows of measurements with their provenance, as CSV, and the table for a terminal."""
+
+import csv
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import triton
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured call. Times in microseconds; None where it was not measured.
+
+    Attributes:
+        kernel: gather, scatter, push, append, decode and so on.
+        variant: what did it; our main kernel is "fused".
+        payload_bytes: bytes of KV moved or read, counted once.
+        time_us: on the device, between events. graph_us: per call in a CUDA graph. submit_us: host, until submitted.
+            whole_us: host, until done, page upload included.
+        copy_us: a device-to-device copy of the payload, timed as time_us is (for decode, one that reads and writes as
+            many bytes as attention reads).
+        copy_fraction: copy_us / time_us, the share of copy bandwidth.
+        gbytes_per_s: read plus written, in 10^9 bytes.
+        floor_us: bytes read plus written at the device's largest measured copy bandwidth.
+        programs: thread blocks at a time, where limited.
+
+    """
+
+    kernel: str
+    variant: str
+    model: str
+    tokens: int
+    page_size: int
+    src_tp: int
+    dst_tp: int
+    payload_bytes: int
+    time_us: float | None = None
+    graph_us: float | None = None
+    submit_us: float | None = None
+    whole_us: float | None = None
+    copy_us: float | None = None
+    copy_fraction: float | None = None
+    gbytes_per_s: float | None = None
+    floor_us: float | None = None
+    programs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where and how rows were measured."""
+
+    device: str
+    driver: str
+    torch: str
+    triton: str
+    python: str
+    command: str
+    date: str
+
+    @classmethod
+    def here(cls, date: str) -> "Provenance":
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split("\n")[0]
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        command = shlex.join(["python", "-m", "pdkernels.bench", *sys.argv[1:]])
+        return cls(name, driver, torch.__version__, triton.__version__, platform.python_version(), command, date)
+
+
+def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
+    """Write rows, each with its provenance."""
+    with path.open("w", newline="") as file:
+        names = [field.name for kind in (Row, Provenance) for field in fields(kind)]
+        writer = csv.DictWriter(file, fieldnames=names)
+        writer.writeheader()
+        for row in rows:
+            values = {name: _short(value) for name, value in asdict(row).items()}
+            writer.writerow(values | asdict(provenance))
+
+
+def _short(value: object) -> object:
+    """Four digits, or tenths of a number that has more before its point."""
+    if not isinstance(value, float):
+        return value
+    return f"{value:.4g}" if value < 1000 else f"{value:.1f}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Kernel, variant and shape against time, share of copy bandwidth and host time."""
+    names = f"{'kernel':8} {'variant':14} {'model':18} {'tokens':>6} {'page':>4} {'tp':>5} {'MB':>8}"
+    lines = [f"{names} {'us':>9} {'graph':>9} {'submit':>7} {'whole':>7} {'copy':>5}"]
+    for row in rows:
+        layouts = f"{row.src_tp}->{row.dst_tp}"
+        shape = f"{row.model:18} {row.tokens:>6} {row.page_size:>4} {layouts:>5} {row.payload_bytes / 1e6:>8.1f}"
+        times = _cell(row.time_us, 9), _cell(row.graph_us, 9), _cell(row.submit_us, 7), _cell(row.whole_us, 7)
+        share = "" if row.copy_fraction is None else f"{row.copy_fraction:.0%}"
+        lines.append(f"{row.kernel:8} {row.variant:14} {shape} {' '.join(times)} {share:>5}")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, width: int) -> str:
+    return " " * width if value is None else f"{value:>{width}.1f}"

@@ -1,0 +1,76 @@
+"""Three times of one call: on the device, inside a CUDA graph, and on the host until it is submitted.
+
+Every measurement rotates over several calls that touch different memory, so that none finds its data in L2.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+Call = Callable[[], object]
+
+_HEAD_START_CYCLES = 10_000_000  # about five milliseconds in which the host runs ahead of the device
+
+
+def event_us(calls: Sequence[Call], repeats: int) -> float:
+    """Median device time of a call between two events, launch latency included."""
+    for call in calls:
+        call()
+    spans = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_HEAD_START_CYCLES)
+    for i, (start, end) in enumerate(spans):
+        start.record()
+        calls[i % len(calls)]()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in spans) * 1e3
+
+
+def graph_us(calls: Sequence[Call], repeats: int) -> float:
+    """Median device time per call when all calls are replayed as one graph, gaps included."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph would collect garbage first: a second per ten rows
+        graph.capture_begin()
+        for call in calls:
+            call()
+        graph.capture_end()
+    return event_us([graph.replay], repeats) / len(calls)
+
+
+def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
+    """Median host time of a call in a burst, without waiting for the device."""
+    taken = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        for i in range(burst):
+            calls[i % len(calls)]()
+        taken.append((time.perf_counter_ns() - begin) / burst)
+    torch.cuda.synchronize()
+    return statistics.median(taken) / 1e3
+
+
+def whole_us(calls: Sequence[Call], repeats: int) -> float:
+    """Median host time of a call until its work on the device is done."""
+
+    def call_and_wait(call: Call) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        call()
+        torch.cuda.current_stream().synchronize()
+        return (time.perf_counter_ns() - begin) / 1e3
+
+    for call in calls:
+        call()
+    return statistics.median(call_and_wait(calls[i % len(calls)]) for i in range(repeats))
+
+
+def repeats_for(payload_bytes: int) -> int:
+    """Enough for a steady median of small calls, few enough for large ones."""
+    return max(7, min(40, (8 << 30) // max(payload_bytes, 1)))

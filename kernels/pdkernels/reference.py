@@ -1,0 +1,141 @@
+"""What each kernel computes, in plain torch: the oracles of the tests, and the place to read first."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pdkernels.layout import KvLayout, Pool
+
+
+def read_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first tokens of a page list out of one plane, [tokens, heads, head_dim]."""
+    page, within = _positions(layout, pages, tokens)
+    return plane[page, :, within] if layout.order == "HND" else plane[page * layout.page_size + within]
+
+
+def write_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, heads: range, kv: torch.Tensor) -> None:
+    """Write [tokens, len(heads), head_dim] into those heads of a page list."""
+    page, within = _positions(layout, pages, len(kv))
+    part = slice(heads.start, heads.stop)
+    if layout.order == "HND":
+        plane[page, part, within] = kv
+    else:
+        plane[page * layout.page_size + within, part] = kv
+
+
+def gather_reference(
+    pool: Pool, pages: torch.Tensor, tokens: int, *, heads: range | None = None, slices: int = 1
+) -> torch.Tensor:
+    """The staging span as bytes: [slice, plane, token, head, head_dim], flat."""
+    heads = pool.layout.check_heads(heads, slices)
+    bits = _as_bits(pool.planes)
+    kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in bits])[:, :, heads.start : heads.stop]
+    by_slice = kv.unflatten(2, (slices, -1)).permute(2, 0, 1, 3, 4)
+    return by_slice.contiguous().view(torch.uint8).flatten()
+
+
+def scatter_reference(
+    pool: Pool,
+    pages: torch.Tensor,
+    tokens: int,
+    staging: torch.Tensor,
+    *,
+    heads: range | None = None,
+    writers: int = 1,
+) -> None:
+    """Write a span of gather_reference's format into the pages of a pool."""
+    heads = pool.layout.check_heads(heads, writers)
+    planes = _as_bits(pool.planes)
+    shape = (writers, len(planes), tokens, len(heads) // writers, pool.layout.head_dim)
+    kv = staging.view(planes[0].dtype).view(shape).permute(1, 2, 0, 3, 4).flatten(2, 3)
+    for plane, part in zip(planes, kv, strict=True):
+        write_tokens(plane, pool.layout, pages, heads, part)
+
+
+def push_reference(
+    source: Pool,
+    source_pages: torch.Tensor,
+    target: Pool,
+    target_pages: torch.Tensor,
+    tokens: int,
+    *,
+    source_heads: range | None = None,
+    target_heads: range | None = None,
+) -> None:
+    """Pages to pages: a gather and a scatter without the staging between them."""
+    staging = gather_reference(source, source_pages, tokens, heads=source_heads).to(target.device)
+    scatter_reference(target, target_pages, tokens, staging, heads=target_heads)
+
+
+def gather_fp8_reference(
+    pool: Pool, pages: torch.Tensor, tokens: int, scales: torch.Tensor, *, heads: range | None = None, slices: int = 1
+) -> torch.Tensor:
+    """The staging span in float8_e4m3: each plane divided by its scale and clamped to what e4m3 can hold."""
+    heads = pool.layout.check_heads(heads, slices)
+    kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in pool.planes])
+    scaled = kv[:, :, heads.start : heads.stop].float() / scales[:, None, None, None]
+    eight_bit = scaled.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return eight_bit.unflatten(2, (slices, -1)).permute(2, 0, 1, 3, 4).flatten()
+
+
+def scatter_fp8_reference(
+    pool: Pool,
+    pages: torch.Tensor,
+    tokens: int,
+    staging: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    heads: range | None = None,
+    writers: int = 1,
+) -> None:
+    """Write a span of gather_fp8_reference's format into the pages of a wider cache."""
+    heads = pool.layout.check_heads(heads, writers)
+    shape = (writers, len(pool.planes), tokens, len(heads) // writers, pool.layout.head_dim)
+    scaled = staging.view(torch.float8_e4m3fn).float().view(shape) * scales[None, :, None, None, None]
+    kv = scaled.permute(1, 2, 0, 3, 4).flatten(2, 3).to(pool.layout.dtype)
+    for plane, part in zip(pool.planes, kv, strict=True):
+        write_tokens(plane, pool.layout, pages, heads, part)
+
+
+def append_reference(
+    key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Write the K and V of new tokens, [tokens, heads, head_dim], to their slots; a negative slot is padding."""
+    used = slots >= 0
+    for plane, new in ((key_pages, keys), (value_pages, values)):
+        if plane.dim() == 4:
+            page_size = plane.shape[2]
+            plane[slots[used] // page_size, :, slots[used] % page_size] = new[used]
+        else:
+            plane[slots[used]] = new[used]
+
+
+def paged_decode_reference(
+    query: torch.Tensor, pool: Pool, layer: int, block_table: torch.Tensor, lengths: Sequence[int], scale: float
+) -> torch.Tensor:
+    """Attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's SDPA."""
+    out = torch.zeros_like(query)
+    group = query.shape[1] // pool.layout.heads
+    for row, length in enumerate(lengths):
+        if length == 0:
+            continue
+        k, v = (
+            read_tokens(plane, pool.layout, block_table[row], length)
+            .float()
+            .repeat_interleave(group, dim=1)
+            .transpose(0, 1)
+            for plane in (pool.keys[layer], pool.values[layer])
+        )
+        q = query[row, :, None].float()
+        out[row] = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)[:, 0].to(query.dtype)
+    return out
+
+
+def _positions(layout: KvLayout, pages: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    token = torch.arange(tokens, device=pages.device)
+    return pages.long()[token // layout.page_size], token % layout.page_size
+
+
+def _as_bits(planes: list[torch.Tensor]) -> list[torch.Tensor]:
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[planes[0].element_size()]
+    return [plane.view(bits) for plane in planes]

@@ -1,0 +1,37 @@
+"""How a copy is cut into programs.
+
+Measured on an H200 over tile sizes, warps, planes per program, orders of programs and cache hints (docs/kernels.md): a
+program of one plane with 16 or 32 bytes per thread, everything marked to leave L2 first, is the best or within 1 % of
+it at every length, row and page size. Many small programs hide latency better than few large ones.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """One way to cut a copy.
+
+    Attributes:
+        units: 16-byte units of one plane per program and step, a power of two.
+        warps: per program.
+
+    """
+
+    units: int
+    warps: int
+
+
+GATHER = Tiling(units=128, warps=4)
+SCATTER = Tiling(units=256, warps=4)
+FEW_PROGRAMS = Tiling(units=1024, warps=8)
+"""For a limited number of programs: the bytes in flight are then those of one program per multiprocessor."""
+
+
+def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:
+    """Programs [tiles, requests, planes], one for each piece of work or, per request, no more than allowed."""
+    if programs is None or programs >= tiles * planes:
+        return tiles, requests, planes
+    if programs <= planes:
+        return 1, requests, max(1, programs)
+    return programs // planes, requests, planes

@@ -1,0 +1,1 @@
+"""The real driver: the scheduler of pdsim.core on torch models, real KV caches and real transfers."""

@@ -1,0 +1,88 @@
+"""The control channel: a ZeroMQ socket for what comes in, and one to each peer. Messages between two keep their order.
+
+Every life of a process has an address of its own, so that nothing sent to the dead reaches who takes their place.
+"""
+
+import pickle
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pdreal.envelope import Envelope, decode, encode
+
+LAUNCHER = "launcher"
+_LINGER_MS = 1000
+"""How long the last messages may take to leave."""
+
+
+def process_of(machine: str) -> str:
+    """Where a state machine of the core lives: an instance's agents with its leader, the router with the launcher."""
+    if machine in {"router", "health", LAUNCHER}:
+        return LAUNCHER
+    return machine.removesuffix(".sender").removesuffix(".receiver")
+
+
+class Channel:
+    """Never blocks: what a peer does not take yet waits in its socket."""
+
+    def __init__(self, folder: Path, process: str, life: int = 0) -> None:
+        self._folder = folder
+        self._context = zmq.Context()
+        self._incoming = self._context.socket(zmq.PULL)
+        self._incoming.setsockopt(zmq.RCVHWM, 0)
+        self._incoming.bind(self._address(process, life))
+        self._outgoing: dict[str, zmq.Socket[bytes]] = {}
+
+    def connect(self, process: str, life: int = 0) -> None:
+        """What waits for an earlier life is dropped."""
+        self.disconnect(process)
+        socket = self._context.socket(zmq.PUSH)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):
+            socket.setsockopt(option, value)
+        socket.connect(self._address(process, life))
+        self._outgoing[process] = socket
+
+    def disconnect(self, process: str) -> None:
+        if old := self._outgoing.pop(process, None):
+            old.close(linger=0)
+
+    def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
+        """To nobody if its process is not connected. The payload is for processes of one instance: any object."""
+        if socket := self._outgoing.get(process_of(to)):
+            frames = [encode(Envelope(to, message, extra))]
+            if payload is not None:
+                frames.append(pickle.dumps(payload))
+            socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def listen(self, loop: AbstractEventLoop, on_message: Callable[[Envelope, Any], None]) -> None:
+        """Call back with each message and its payload."""
+
+        def drain() -> None:
+            """Until nothing is left: the descriptor tells of news only once."""
+            while not self._incoming.closed:
+                try:
+                    frames = self._incoming.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                payload = pickle.loads(frames[1]) if len(frames) > 1 else None  # noqa: S301  from our own processes
+                on_message(decode(frames[0]), payload)
+
+        loop.add_reader(self.descriptor, drain)
+        loop.call_soon(drain)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when there may be news."""
+        return int(self._incoming.getsockopt(zmq.FD))
+
+    def close(self) -> None:
+        for socket in self._outgoing.values():
+            socket.close(linger=_LINGER_MS)
+        self._incoming.close(linger=0)
+        self._context.term()
+
+    def _address(self, process: str, life: int) -> str:
+        return f"ipc://{self._folder}/{process}.{life}"

@@ -1,0 +1,132 @@
+"""The commands of pdreal."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from pdreal.bootstrap import LaunchError
+from pdreal.options import Device, Options, RealDtype
+from pdsim import __version__
+from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, run_app
+
+app = App(
+    name="pdreal",
+    help="Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates.",
+    version=__version__,
+)
+
+OnDevice = Annotated[Device, Parameter(help="Where models run.")]
+Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
+Weights = Annotated[str, Parameter(help="seed:N for random ones, or the folder of a checkpoint.")]
+CheckKv = Annotated[bool, Parameter(negative=(), help="Compare the KV of every request on both sides as it arrives.")]
+
+
+@app.command
+def run(
+    scenario: Path,
+    *,
+    set_: Set = None,
+    seed: Seed = None,
+    out: Out = None,
+    device: OnDevice = "cpu",
+    dtype: Dtype = "float32",
+    weights: Weights = "seed:0",
+    check_kv: CheckKv = False,
+    json_: Json = False,
+) -> None:
+    """Run a scenario and print its summary.
+
+    Parameters
+    ----------
+    scenario: A scenario file (YAML).
+
+    """
+    from pdreal.run import run_scenario
+
+    options = Options(device=device, dtype=dtype, weights=weights, check_kv=check_kv)
+    finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
+    if json_:
+        print_json(finished.summary)
+    else:
+        from pdsim.cli.tables import print_stages, print_summaries
+
+        print_summaries({finished.name: finished.summary})
+        print_stages({finished.name: finished.records})
+        if out is not None:
+            print(f"run folder: {out}")
+    fail_if_incomplete(finished, "pdreal")
+    problems = [*real.leaks, *([real.failure] if real.failure else [])]
+    if problems:
+        print(
+            "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr
+        )
+        raise SystemExit(1)
+
+
+@app.command
+def serve(
+    scenario: Path,
+    *,
+    set_: Set = None,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    model_name: str | None = None,
+    device: OnDevice = "cpu",
+    dtype: Dtype = "float32",
+    weights: Weights = "seed:0",
+    check_kv: CheckKv = False,
+) -> None:
+    """Serve a scenario's cluster over HTTP, to OpenAI's clients and SGLang's, until interrupted.
+
+    Parameters
+    ----------
+    scenario: A scenario file (YAML); its workload and client are not used.
+    host: Where to listen.
+    port: 0 takes a free one.
+    model_name: What clients call it; the name in the catalog if not given.
+
+    """
+    from pdreal.real_scenario import served_scenario
+    from pdreal.serve.server import Address, serve
+    from pdsim.scenario.loading import load_scenario
+
+    options = Options(device=device, dtype=dtype, weights=weights, check_kv=check_kv)
+    served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
+    name = model_name or served.model.name
+
+    def announce(url: str) -> None:
+        print(f"pdreal: {name} at {url}", flush=True)
+
+    leaks = asyncio.run(serve(served, options, Address(host, port), name, announce=announce))
+    if leaks:
+        print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
+        raise SystemExit(1)
+
+
+@app.command
+def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> None:
+    """Write the tokenizer that the server uses, as files for clients that load it with transformers.
+
+    Parameters
+    ----------
+    folder: Where to; clients then take this path as their tokenizer.
+    vocab_size: Of the model. More tokens than the model has do no harm; fewer are spelled out.
+    hf_home: The folder is a Hugging Face home (HF_HOME): put it into its cache, for clients that take no path.
+
+    """
+    from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer
+
+    if hf_home:
+        plant_in_hub_cache(folder, vocab_size)
+        print(f"HF_HOME={folder} HF_HUB_OFFLINE=1 finds the tokenizer {HUB_NAME}")
+    else:
+        write_tokenizer(folder, vocab_size)
+        print(f"tokenizer: {folder}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_app(app, arguments, (LaunchError,))

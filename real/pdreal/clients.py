@@ -1,0 +1,94 @@
+"""Sends a workload's requests as its scenario says, and takes their tokens."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pdreal.launcher import Launcher
+from pdreal.model_choice import model_config
+from pdreal.options import Options
+from pdreal.requests import Request
+from pdreal.sampling import Sampling
+from pdreal.tokens import Tokens
+from pdsim.scenario.faults import ClientAbort, ClientAborts, Kill
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.client_driver import ClientDriver
+from pdsim.workload.request_spec import RequestSpec, Streams
+
+
+class Clients:
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Sequence[RequestSpec],
+        options: Options,
+        *,
+        progress: Callable[[int], Any],
+    ) -> None:
+        self._scenario = scenario
+        self._requests = requests
+        self._tokens = Tokens(model_config(options, scenario.model.name).vocab_size)
+        self._progress = progress
+        self._has_next_turn = {spec.after for spec in requests}
+        self._specs = {spec.request_id: spec for spec in requests}
+        self._draws = Streams(scenario.seed).named("client aborts")
+        self._done = asyncio.Event()
+        self.outputs: dict[int, list[int]] = {}
+        """Of requests that have ended, by id."""
+        self.stopped = False
+        """Before all was done."""
+
+    async def serve(self, launcher: Launcher) -> None:
+        """Until every request has ended, or the run is stopped."""
+        self._launcher = launcher
+        streams = Streams(self._scenario.seed)
+        self._driver = ClientDriver(
+            launcher.timeline, self._scenario.client, self._requests, streams=streams, send=self._send
+        )
+        self._driver.start()
+        self._start_faults()
+        await self._done.wait()
+
+    def stop(self) -> None:
+        self.stopped = True
+        self._done.set()
+
+    def on_end(self, request: Request) -> None:
+        spec = self._specs[request.request_id]
+        self.outputs[spec.request_id] = request.tokens
+        if spec.request_id in self._has_next_turn:
+            self._tokens.learn(spec.output, request.tokens)
+        self._progress(len(self.outputs))
+        if not self.stopped:
+            self._driver.on_end(spec.request_id)
+        if len(self.outputs) == len(self._requests):
+            self._done.set()
+
+    def _send(self, spec: RequestSpec) -> None:
+        if self.stopped:
+            return
+        sampling = Sampling(spec.max_output_tokens, stop_after_tokens=len(spec.output), ignore_eos=True)
+        self._launcher.submit(self._tokens.ids(spec.prompt), sampling, request_id=spec.request_id)
+        for fault in self._scenario.faults:
+            if isinstance(fault, ClientAborts):
+                gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
+                if gives_up:
+                    self._abort_after(round(share * fault.within), spec.request_id)
+
+    # What goes wrong.
+
+    def _start_faults(self) -> None:
+        timeline = self._launcher.timeline
+        for fault in self._scenario.faults:
+            if isinstance(fault, Kill):
+                timeline.after(fault.at, partial(self._kill, fault))
+            elif isinstance(fault, ClientAbort):
+                self._abort_after(fault.at, fault.abort)
+
+    def _kill(self, fault: Kill, _: None) -> None:
+        restart_s = None if fault.restart_after is None else fault.restart_after / 1e9
+        self._launcher.kill(fault.kill, restart_after_s=restart_s)
+
+    def _abort_after(self, delay_ns: int, request_id: int) -> None:
+        self._launcher.timeline.after(delay_ns, lambda _: self._launcher.abort(request_id))

@@ -1,0 +1,103 @@
+"""Decode steps as CUDA graphs: one per batch size, all over the same inputs, which a step uploads in one copy.
+
+A batch runs in the smallest graph that holds it. Rows that it leaves over decode a token of nobody, whose KV goes to
+the scratch page.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pdreal.batches import DecodeBatch
+from pdreal.model.attention import KernelDecode
+from pdreal.model.transformer import Transformer
+from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """1, 2, 4, ... up to 64 and then in steps of 64, until `largest` fits."""
+    sizes = [1]
+    while sizes[-1] < largest:
+        sizes.append(sizes[-1] + min(sizes[-1], 64))
+    return sizes
+
+
+class _Inputs(NamedTuple):
+    """Views of one array of int32, on the host and on the device."""
+
+    tokens: Tensor
+    """[largest batch]"""
+    positions: Tensor
+    """[largest batch]: KV tokens before each of them."""
+    page_tables: Tensor
+    """[largest batch, most pages of a sequence]"""
+
+    @classmethod
+    def of(cls, array: Tensor, largest: int) -> "_Inputs":
+        return cls(array[:largest], array[largest : 2 * largest], array[2 * largest :].view(largest, -1))
+
+
+class DecodeGraphs:
+    """On a CPU steps are not captured but run: so Triton's interpreter can test them."""
+
+    def __init__(self, model: Transformer, kv: PagedKv, max_running_requests: int) -> None:
+        self._model = model
+        self._kv = kv
+        self._sizes = batch_sizes(max_running_requests)
+        self._largest = self._sizes[-1]
+        num_pages = min(kv.num_pages, -(-model.config.max_context_tokens // kv.page_size))
+        is_cuda = model.device.type == "cuda"
+        self._host = torch.zeros(self._largest * (2 + num_pages), dtype=torch.int32, pin_memory=is_cuda)
+        self._device = torch.zeros_like(self._host, device=model.device)
+        self._device_inputs = _Inputs.of(self._device, self._largest)
+        self._on_host = tuple(part.numpy() for part in _Inputs.of(self._host, self._largest))
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._best: dict[int, Tensor] = {}
+        """What each graph makes, on the device."""
+        if is_cuda:
+            self._capture()
+
+    def decode(self, batch: DecodeBatch) -> list[int]:
+        """Next tokens, in the order of the batch."""
+        num_requests = len(batch.tokens)
+        size = next(size for size in self._sizes if size >= num_requests)
+        self._upload(batch, size)
+        if graph := self._graphs.get(size):
+            graph.replay()
+        else:
+            self._best[size] = self._forward(size)
+        return self._best[size][:num_requests].tolist()
+
+    def _upload(self, batch: DecodeBatch, size: int) -> None:
+        """The step before has ended: its tokens were read."""
+        tokens, positions, page_tables = self._on_host
+        num_requests = len(batch.tokens)
+        tokens[:num_requests] = batch.tokens
+        positions[:num_requests] = batch.num_kv_tokens
+        for row, page_table in zip(page_tables, batch.page_tables, strict=False):
+            row[: len(page_table)] = page_table
+        tokens[num_requests:size] = 0
+        positions[num_requests:size] = 0
+        page_tables[num_requests:size, 0] = SCRATCH_PAGE
+        used = 2 * self._largest + size * page_tables.shape[1]
+        self._device[:used].copy_(self._host[:used], non_blocking=True)
+
+    def _forward(self, size: int) -> Tensor:
+        tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
+        attend = KernelDecode(self._kv, self._model.num_query_heads, positions, page_tables)
+        return self._model.best_tokens(self._model.logits(tokens, positions, attend))
+
+    def _capture(self) -> None:
+        """Largest first: the others find its memory in the pool."""
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self._sizes):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._forward(size)  # compiles kernels, and lets libraries set themselves up
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._best[size] = self._forward(size)
+            self._graphs[size] = graph

@@ -1,0 +1,28 @@
+"""A message on the wire: the core's own in the journal's codec, or a notice; beside it what the core must not see."""
+
+import json
+from typing import Any, NamedTuple
+
+from pdreal.notices import KINDS
+from pdsim.core.journal import from_json, to_json
+
+
+class Envelope(NamedTuple):
+    to: str
+    """A state machine of the core, or a process."""
+    message: Any
+    extra: Any = None
+    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token."""
+
+
+def encode(envelope: Envelope) -> bytes:
+    to, message, extra = envelope
+    name = type(message).__name__
+    content = {name: message} if name in KINDS else to_json(message)
+    return json.dumps((to, content, extra), separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Envelope:
+    to, content, extra = json.loads(data)
+    ((name, fields),) = content.items()
+    return Envelope(to, KINDS[name](*fields) if name in KINDS else from_json(content), extra)

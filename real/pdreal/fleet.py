@@ -1,0 +1,143 @@
+"""The rank processes of a run: started, watched, killed.
+
+They are forked from a process that has imported torch and nothing else, so that a start costs a fraction of a second.
+"""
+
+import os
+import signal
+import sys
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pdreal.options import Options
+from pdreal.rank_spec import RankSpec, process_name
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import instance_ids
+from pdsim.system.memory import Role
+
+_PRELOADED = ["torch", "pdreal.rank"]
+_PATIENCE_S = 5
+"""For a process that was told to exit."""
+
+
+class Fleet:
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: Options,
+        *,
+        sockets: Path,
+        logs: Path | None,
+        epoch_ns: int,
+        loop: AbstractEventLoop,
+        on_death: Callable[[str, int], None],
+    ) -> None:
+        """scenario: resolved. on_death: called with an instance and its exit code, once for each life."""
+        self._scenario = scenario.model_copy(update={"workload": None})
+        self._options = options
+        self._sockets = sockets
+        self._logs = logs
+        self._epoch_ns = epoch_ns
+        self._loop = loop
+        self._on_death = on_death
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        self._alive: dict[str, list[Any]] = {}
+        self.roles: dict[str, Role] = {}
+        """By instance, in the order of the scenario."""
+        for role in ("prefill", "decode", "aggregated"):
+            if (settings := getattr(scenario, role)) is not None:
+                self.roles |= dict.fromkeys(instance_ids(settings, role), role)
+        self.lives = dict.fromkeys(self.roles, -1)
+        """Of each instance, the number of its current or last life."""
+
+    @property
+    def instance_ids(self) -> list[str]:
+        return list(self.roles)
+
+    def is_alive(self, instance_id: str) -> bool:
+        return instance_id in self._alive
+
+    def tp(self, instance_id: str) -> int:
+        tp: int = getattr(self._scenario, self.roles[instance_id]).tp
+        return tp
+
+    def processes(self, instance_id: str) -> list[str]:
+        return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
+
+    def pid(self, instance_id: str, rank: int = 0) -> int:
+        pid: int = self._alive[instance_id][rank].pid
+        return pid
+
+    def spawn(self, instance_id: str) -> None:
+        """A new life, all ranks of it."""
+        self.lives[instance_id] += 1
+        life, ranks = self.lives[instance_id], range(self.tp(instance_id))
+        self._alive[instance_id] = []
+        for rank in ranks:
+            process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
+            with _without_main():
+                process.start()
+            self._alive[instance_id].append(process)
+            self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
+
+    def kill(self, instance_id: str, rank: int | None = None) -> None:
+        """One rank or all of them, with all that they hold. on_death is called as it is seen."""
+        for i, process in enumerate(self._alive.get(instance_id, [])):
+            if rank in {None, i} and process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+
+    def leave(self, instance_id: str) -> None:
+        """Its end is no news any more."""
+        for process in self._alive.pop(instance_id, []):
+            self._loop.remove_reader(process.sentinel)
+            process.join(_PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+    def _on_exit(self, instance_id: str, process: Any) -> None:
+        """An instance lives as long as all its ranks do."""
+        exit_code = process.exitcode
+        self.kill(instance_id)
+        self.leave(instance_id)
+        self._on_death(instance_id, exit_code)
+
+    def _spec(self, instance_id: str, rank: int, life: int) -> RankSpec:
+        tps = [self.tp(i) for i in self.roles]
+        before = sum(tps[: self.instance_ids.index(instance_id)])
+        return RankSpec(
+            scenario=self._scenario,
+            options=self._options,
+            instance_id=instance_id,
+            role=self.roles[instance_id],
+            rank=rank,
+            life=life,
+            sockets=self._sockets,
+            logs=self._logs,
+            epoch_ns=self._epoch_ns,
+            device_index=before + rank,
+            num_threads=max(1, len(os.sched_getaffinity(0)) // sum(tps)),
+        )
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Or the child would run the program that started us: it has all it needs in its arguments."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _live(spec: RankSpec) -> None:
+    from pdreal.rank import run_rank  # noqa: PLC0415  it imports torch, which the launcher does without
+
+    run_rank(spec)

@@ -1,0 +1,33 @@
+"""A rank that does what its leader says, and decides nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pdreal import notices
+from pdreal.channel import Channel
+from pdreal.crew import describe
+from pdreal.hands import Hands
+from pdreal.tasks import Compute, Task
+
+
+class Follower:
+    def __init__(self, leader: str, channel: Channel, hands: Hands, fail: Callable[[BaseException], None]) -> None:
+        self._leader = leader
+        self._channel = channel
+        self._hands = hands
+        self._fail = fail
+
+    def on_message(self, to: str, message: Any, payload: Any) -> None:
+        if not isinstance(message, notices.Task):
+            raise TypeError(f"a follower does not take {message}")
+        self._begin(message.ticket, payload)
+
+    def _begin(self, ticket: int, task: Task) -> None:
+        def on_done(result: Any, error: BaseException | None) -> None:
+            if not isinstance(task, Compute):
+                done = notices.Done(ticket, result, None if error is None else describe(error))
+                self._channel.send(self._leader, done)
+            elif error is not None:
+                self._fail(error)
+
+        self._hands.begin(task, on_done)

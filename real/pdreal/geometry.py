@@ -1,0 +1,110 @@
+"""Where KV lies: the planes of a rank's cache, and which heads each pair of ranks exchanges.
+
+A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
+Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pdsim.core.wire import Wire
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGeometry:
+    """The cache of one rank."""
+
+    num_pages: int
+    page_size: int
+    num_layers: int
+    num_kv_heads: int
+    """That this rank holds."""
+    head_dim: int
+    itemsize: int
+    """Bytes of an element."""
+
+    @property
+    def num_planes(self) -> int:
+        return 2 * self.num_layers
+
+    @property
+    def head_bytes(self) -> int:
+        """One head of one token in one plane."""
+        return self.head_dim * self.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        """One token in one plane."""
+        return self.num_kv_heads * self.head_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """One page in one plane."""
+        return self.page_size * self.token_bytes
+
+
+class RankPair(NamedTuple):
+    """A prefill rank that writes to a decode rank, and the KV heads that cross: as each side counts its own."""
+
+    prefill_rank: int
+    decode_rank: int
+    writer: int
+    """Which of the decode rank's writers this is."""
+    source_heads: range
+    target_heads: range
+
+
+def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
+    """Of all KV heads of the model; with more ranks than heads, neighbouring ranks hold the same one."""
+    if tp > num_kv_heads:
+        head = rank // (tp // num_kv_heads)
+        return range(head, head + 1)
+    heads = num_kv_heads // tp
+    return range(rank * heads, (rank + 1) * heads)
+
+
+def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
+    """Who writes to whom, by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
+    pairs = []
+    for decode_rank in range(decode_tp):
+        sources = range(decode_rank * prefill_tp // decode_tp, -(-(decode_rank + 1) * prefill_tp // decode_tp))
+        for writer, prefill_rank in enumerate(sources[:: len(sources) // num_writers]):
+            held = heads_of_rank(num_kv_heads, prefill_tp, prefill_rank)
+            wanted = heads_of_rank(num_kv_heads, decode_tp, decode_rank)
+            heads = range(max(held.start, wanted.start), min(held.stop, wanted.stop))
+            pairs.append(RankPair(prefill_rank, decode_rank, writer, _within(heads, held), _within(heads, wanted)))
+    return tuple(pairs)
+
+
+def _within(heads: range, held: range) -> range:
+    return range(heads.start - held.start, heads.stop - held.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """All that two instances must know of each other to move KV. Raises ValueError if the sides do not fit."""
+
+    wire: Wire
+    num_kv_heads: int
+    """Of the model."""
+    prefill_tp: int
+    decode_tp: int
+    prefill: CacheGeometry
+    decode: CacheGeometry
+    layer_groups: int = 0
+    """In which a forward's KV is sent; 0: when it is done."""
+
+    def __post_init__(self) -> None:
+        if self.wire.state_bytes or self.wire.num_planes != self.prefill.num_planes:
+            raise ValueError("models with linear-attention state or latent KV run in simulation only")
+        for pair in self.pairs:
+            moved = len(pair.source_heads) * self.prefill.head_bytes * self.prefill.page_size * self.prefill.num_planes
+            if moved != self.wire.page_bytes:
+                raise ValueError(
+                    f"a page has {moved} bytes for each pair of ranks and {self.wire.page_bytes} in the scenario: "
+                    f"its model.kv_dtype must have elements of {self.prefill.itemsize} bytes"
+                )
+
+    @property
+    def pairs(self) -> tuple[RankPair, ...]:
+        return rank_pairs(self.num_kv_heads, self.prefill_tp, self.decode_tp, self.wire.num_writers)

@@ -1,0 +1,381 @@
+"""A running cluster, as whoever sends requests sees it: start, submit, abort, load, stop.
+
+The launcher holds the router and the health monitor of the core, carries out what they command, and passes on what
+instances stream. It decides nothing.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from time import monotonic_ns
+from typing import Any
+
+from pdreal.bootstrap import Bootstrap, LaunchError
+from pdreal.channel import LAUNCHER, Channel, process_of
+from pdreal.clock import Timeline
+from pdreal.envelope import Envelope
+from pdreal.fleet import Fleet
+from pdreal.logbook import Logbook
+from pdreal.notices import Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
+from pdreal.options import Options
+from pdreal.requests import Request
+from pdreal.sampling import Sampling
+from pdsim.core import messages as m
+from pdsim.core.attempts import num_retries, request_of
+from pdsim.core.instance import Levels
+from pdsim.core.invariants import InvariantError, check_all_idle
+from pdsim.core.journal import KILLED, Entry, Recorded
+from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.sequence import TokenIds
+from pdsim.scenario.build import build_monitor, build_router
+from pdsim.scenario.schema import Scenario
+
+_LOG = logging.getLogger("pdreal")
+_SETTLE_NS = 10_000_000_000
+_PING_S = 1.0
+"""How often levels are asked for, where no heartbeat is."""
+_RESTART_S = 0.5
+_MAX_RESTART_S = 30.0
+
+
+class Launcher:
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: Options,
+        *,
+        folder: Path | None = None,
+        on_end: Callable[[Request], None] | None = None,
+    ) -> None:
+        """scenario: resolved. folder: where logbooks are kept; None keeps none. on_end: called as a request ends."""
+        self._scenario = scenario
+        self._options = options
+        self._keeps_logs = folder is not None
+        self._on_end = on_end or (lambda _: None)
+        self._sockets = Path(mkdtemp(prefix="pdreal-"))
+        self._folder = folder or self._sockets
+        self._requests: dict[int, Request] = {}
+        self._num_requests = 0
+        self._up: set[str] = set()
+        """Instances that are connected with all others."""
+        self._levels: dict[str, Levels] = {}
+        self._answers: dict[str, bool] = {}
+        """Whether an instance has answered the last ping."""
+        self._settled: dict[str, asyncio.Future[str]] = {}
+        self._deaths: dict[str, str] = {}
+        """Why an instance said it could not go on."""
+        self._restart_s: dict[str, float | None] = {}
+        """When to start again what was killed on purpose, or None for not at all."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self.failure: str | None = None
+        """Why the cluster cannot go on, if it cannot: an instance was lost and nobody watches over them."""
+
+    # What a caller does.
+
+    async def start(self) -> None:
+        """Returns when every instance is ready. Raises LaunchError."""
+        loop = asyncio.get_running_loop()
+        self._timeline = Timeline(monotonic_ns(), loop)
+        self._logbook = Logbook(self._folder, LAUNCHER, 0) if self._keeps_logs else None
+        self._router: Any = self._recorded(build_router(self._scenario))
+        health = self._scenario.health
+        self._monitor: Any = None if health is None else self._recorded(build_monitor(self._scenario, health))
+        self._channel = Channel(self._sockets, LAUNCHER)
+        self._channel.listen(loop, self._on_envelope)
+        self._fleet = Fleet(
+            self._scenario,
+            self._options,
+            sockets=self._sockets,
+            logs=self._folder if self._keeps_logs else None,
+            epoch_ns=self._timeline.epoch_ns,
+            loop=loop,
+            on_death=self._on_death,
+        )
+        self._bootstrap = Bootstrap(self._channel, self._fleet)
+        try:
+            await self._bootstrap.bring_up(self._fleet.instance_ids)
+        except LaunchError:
+            await self.stop()
+            raise
+        self._up.update(self._fleet.instance_ids)
+        self._spawn_task(self._ask_for_signs_of_life())
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._timeline
+
+    @property
+    def instance_ids(self) -> list[str]:
+        return self._fleet.instance_ids
+
+    def submit(self, prompt_ids: list[int] | TokenIds, sampling: Sampling, *, request_id: int | None = None) -> Request:
+        """Send a request; iterate over it for its tokens. Without an id of the caller's it gets the next one."""
+        if request_id is None:
+            request_id = self._num_requests
+        self._num_requests = max(self._num_requests, request_id + 1)
+        prompt = prompt_ids if isinstance(prompt_ids, TokenIds) else TokenIds(prompt_ids)
+        request = self._requests[request_id] = Request(request_id, prompt, sampling)
+        expected = sampling.max_tokens if sampling.stop_after_tokens is None else sampling.stop_after_tokens
+        self._note("on_arrival", request_id, len(prompt), expected)
+        if self.failure is not None:
+            failed = m.Failed(request_id, self.failure)
+            asyncio.get_running_loop().call_soon(self._end, failed)  # a closed loop sends the next one as this one ends
+        else:
+            self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens))
+        return request
+
+    def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
+        """Give a request up; nothing happens if it has ended. An aggregated cluster computes the rest for nobody."""
+        if request_id not in self._requests:
+            return
+        if self._monitor is not None:
+            self._tell_router(m.Cancel(request_id, reason))
+        if request_id in self._requests:
+            self._end(m.Failed(request_id, reason))
+
+    def flush_cache(self) -> None:
+        """Have every instance forget what is cached and nobody uses."""
+        self._tell_router(m.FlushCache())
+
+    def load(self) -> dict[str, Levels]:
+        """How full each instance was when it was last asked, at most about a second ago; not of those that are down."""
+        return dict(self._levels)
+
+    def memory(self, instance_id: str) -> list[dict[str, Any]]:
+        """What the ranks of an instance have published of theirs."""
+        return self._bootstrap.memories[instance_id]
+
+    @property
+    def num_live_requests(self) -> int:
+        return len(self._requests)
+
+    async def stop(self) -> list[str]:
+        """End what is left, and every process. What did not come back of pages, locks and bytes: should be nothing."""
+        self._stopping = True
+        for request_id in list(self._requests):
+            self.abort(request_id, "the server stops")
+        leaks = await self._settle()
+        for task in self._tasks:
+            task.cancel()
+        for instance_id in self._fleet.instance_ids:
+            for process in self._fleet.processes(instance_id):
+                self._channel.send(process, Exit())
+        for instance_id in self._fleet.instance_ids:
+            if instance_id not in self._up:
+                self._fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
+            self._fleet.leave(instance_id)
+        self._channel.close()
+        if self._logbook is not None:
+            self._logbook.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        return leaks
+
+    def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
+        """SIGKILL, for tests of what follows. It stays down if no time is given, and the cluster is watched."""
+        self._restart_s[instance_id] = restart_after_s
+        self._fleet.kill(instance_id, rank)
+
+    # Messages.
+
+    def _on_envelope(self, envelope: Envelope, _: Any) -> None:
+        message = envelope.message
+        match message:
+            case Streamed():
+                for attempt, token in message.tokens:
+                    self._stream(attempt, token)
+            case m.FirstToken():
+                self._on_first_token(message, envelope.extra)
+            case m.Finished() | m.Failed():
+                self._on_outcome(message)
+            case m.PrefillDone():
+                self._tell_router(message)
+            case Hello() | Connected():
+                self._bootstrap.on_notice(message)
+            case Pong():
+                self._answers[message.instance_id] = True
+                self._levels[message.instance_id] = Levels(*message.levels)
+            case Settled():
+                if waiting := self._settled.pop(message.instance_id, None):
+                    waiting.set_result(message.leak)
+            case Broken():
+                self._deaths[process_of(message.process).partition(".rank")[0]] = message.reason
+                _LOG.error("%s: %s", message.process, message.reason)
+            case _:
+                raise TypeError(f"the launcher does not take {message}")
+        if self._logbook is not None:
+            self._logbook.flush()
+
+    def _send(self, command: m.Send) -> None:
+        """To those who are up; what is sent to the dead is lost."""
+        to, message = command
+        if process_of(to) in self._up:
+            extra = None
+            if isinstance(message, m.NewRequest):
+                extra = self._requests[request_of(message.request_id)].sampling
+            self._channel.send(to, message, extra)
+
+    def _tell_router(self, message: m.Message) -> None:
+        """Instances get what they are sent; clients hear of attempts what concerns them."""
+        for command in self._router.on_message(message, self._timeline.now_ns):
+            match command:
+                case m.Send(to, m.NewRequest() as new):
+                    if to == new.decode_id:
+                        self._on_attempt(new)
+                    self._send(command)
+                case m.Send():
+                    self._send(command)
+                case m.WakeAt():
+                    self._timeline.at(command.time_ns, lambda _: self._tell_router(m.Woken()))
+                case m.FirstToken():
+                    self._note("on_first_token", command.request_id)
+                case m.Finished() | m.Failed():
+                    self._end(command)
+                case m.PrefillDone():
+                    pass  # nobody's answer is held back for it
+                case _:
+                    raise TypeError(f"a router does not command {command}")
+
+    # Requests.
+
+    def _on_attempt(self, new: m.NewRequest) -> None:
+        request = self._requests[request_of(new.request_id)]
+        request.attempt = new.request_id
+        if num_retries(new.request_id):
+            self._note("on_retry", new.request_id)
+        self._note("on_routed", new.request_id, new.prefill_id, new.decode_id)
+
+    def _on_first_token(self, message: m.FirstToken, token: int | None) -> None:
+        """An aggregated instance has streamed it with the others."""
+        if token is not None:
+            self._stream(message.request_id, token)
+        if self._monitor is None:
+            self._note("on_first_token", message.request_id)
+        else:
+            self._tell_router(message)
+
+    def _stream(self, attempt: int, token: int) -> None:
+        request = self._requests.get(request_of(attempt))
+        if request is not None and request.attempt == attempt:
+            request.put(token)
+
+    def _on_outcome(self, outcome: m.Finished | m.Failed) -> None:
+        self._tell_router(outcome)
+        if self._monitor is None:
+            self._end(outcome)
+
+    def _end(self, outcome: m.Finished | m.Failed) -> None:
+        request = self._requests.pop(outcome.request_id, None)
+        if request is None:
+            return  # the caller gave it up
+        self._note("on_output", outcome.request_id, len(request.tokens))
+        self._note("on_end", outcome)
+        request.end(outcome.reason if isinstance(outcome, m.Failed) else "")
+        self._on_end(request)
+
+    # Life and death.
+
+    async def _ask_for_signs_of_life(self) -> None:
+        health = self._scenario.health
+        interval_s = _PING_S if health is None else health.heartbeat_interval / 1e9
+        number = 0
+        while True:
+            await asyncio.sleep(interval_s)
+            number += 1
+            for instance_id in self._fleet.instance_ids:
+                answered = self._answers.get(instance_id, number == 1) and instance_id in self._up
+                self._answers[instance_id] = False
+                if instance_id in self._up:
+                    self._channel.send(instance_id, Ping(number))
+                if self._monitor is not None:
+                    life = self._fleet.lives[instance_id] if answered else None
+                    self._on_heartbeat(m.Heartbeat(instance_id, life))
+
+    def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
+        for command in self._monitor.on_message(heartbeat, self._timeline.now_ns):
+            if command.to == self._router.instance_id:
+                self._tell_router(command.message)
+            else:
+                self._send(command)
+
+    def _on_death(self, instance_id: str, exit_code: int | None) -> None:
+        self._up.discard(instance_id)
+        self._levels.pop(instance_id, None)
+        reason = self._deaths.pop(instance_id, f"exit code {exit_code}")
+        self._channel.disconnect(instance_id)
+        self._bootstrap.on_death(instance_id, reason)
+        if waiting := self._settled.pop(instance_id, None):
+            waiting.set_result(f"{instance_id} is dead: {reason}")
+        if self._keeps_logs:
+            self._note_death(instance_id)
+        if self._stopping:
+            return
+        if self._monitor is None:
+            self._give_up(f"{instance_id} was lost: {reason}")
+            return
+        backoff_s = min(_MAX_RESTART_S, _RESTART_S * 2 ** (self._fleet.lives[instance_id]))
+        delay_s = self._restart_s.pop(instance_id, backoff_s)
+        if delay_s is not None:
+            self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
+
+    def _note_death(self, instance_id: str) -> None:
+        """At the begin of its next life's journal: what died may have left half a line in its own."""
+        logbook = Logbook(self._folder, instance_id, self._fleet.lives[instance_id] + 1)
+        names = [instance_id]
+        if self._fleet.roles[instance_id] == "prefill":
+            names.append(sender_of(instance_id))
+        elif self._scenario.network.staging is not None:
+            names.append(receiver_of(instance_id))
+        for name in names:
+            logbook.entry(Entry(name, KILLED, (self._timeline.now_ns,), None))
+        logbook.close()
+
+    def _give_up(self, reason: str) -> None:
+        """Nobody watches over the instances: without one of them nothing goes on."""
+        self.failure = self.failure or reason
+        for request_id in list(self._requests):
+            self._end(m.Failed(request_id, reason))
+
+    def _restart(self, instance_id: str) -> None:
+        if not self._stopping:
+            self._spawn_task(self._bring_back(instance_id))
+
+    async def _bring_back(self, instance_id: str) -> None:
+        with suppress(LaunchError):  # on_death has been called for it, too
+            await self._bootstrap.bring_up([instance_id])
+            if self._fleet.is_alive(instance_id):
+                self._up.add(instance_id)
+                self._answers[instance_id] = True
+
+    async def _settle(self) -> list[str]:
+        """Wait until nothing is left of any request, in instances and here."""
+        loop = asyncio.get_running_loop()
+        waiting = self._settled = {i: loop.create_future() for i in self._up}
+        expected = list(waiting.values())
+        for instance_id in self._up:
+            self._channel.send(instance_id, Settle(_SETTLE_NS))
+        leaks = [leak for leak in await asyncio.gather(*expected) if leak]
+        try:
+            if self.failure is None:
+                check_all_idle([getattr(self._router, "inner", self._router)])
+        except InvariantError as broken:
+            leaks.append(str(broken))
+        return leaks
+
+    # Logs.
+
+    def _recorded(self, machine: Any) -> Any:
+        return machine if self._logbook is None else Recorded(machine, self._logbook.entry)
+
+    def _note(self, method: str, *args: Any) -> None:
+        if self._logbook is not None:
+            self._logbook.row(method, self._timeline.now_ns, *args)
+
+    def _spawn_task(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

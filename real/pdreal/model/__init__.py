@@ -1,0 +1,1 @@
+"""A transformer of the Llama family over a paged KV cache."""

@@ -1,0 +1,139 @@
+"""The shape of one model, from the catalog or a checkpoint's config.json, and the parameters that follow from it."""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pdsim.system.catalog import load_model
+from pdsim.system.model import GroupedQueryAttention, LlamaArchitecture, RopeScaling
+
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+"""Those that can be run, by config.json's name, and whether they normalise query and key heads."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be run here, or not with so many ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_tokens: int
+    tied_embeddings: bool
+    llama: LlamaArchitecture
+    end_tokens: tuple[int, ...] = ()
+    """A sequence ends with any of these, unless a request ignores them."""
+
+    @property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes as a checkpoint has them, matrices as [outputs, inputs]."""
+        hidden, inner = self.hidden_size, self.llama.intermediate_size
+        query, kv = self.num_query_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        if self.llama.qk_norm:
+            layer |= {"self_attn.q_norm": (self.head_dim,), "self_attn.k_norm": (self.head_dim,)}
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        for index in range(self.num_layers):
+            shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+    @property
+    def num_params(self) -> int:
+        return sum(map(prod, self.parameters.values()))
+
+
+def from_catalog(name: str) -> ModelConfig:
+    """Raises UnknownNameError, or ModelError if the catalog knows too little of the model to run it."""
+    spec = load_model(name)
+    if spec.llama is None or not isinstance(spec.attention, GroupedQueryAttention):
+        raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")
+    return ModelConfig(
+        name=name,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_query_heads=spec.attention.num_query_heads,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        max_context_tokens=spec.max_context_tokens,
+        tied_embeddings=spec.tied_embeddings,
+        llama=spec.llama,
+    )
+
+
+def from_checkpoint(folder: Path) -> ModelConfig:
+    """As config.json says, and generation_config.json of the end tokens. Raises ModelError."""
+    data = _read(folder / "config.json")
+    architecture = (data.get("architectures") or ["none"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ModelError(f"{folder}/config.json: architecture {architecture} is none of {', '.join(ARCHITECTURES)}")
+    for field, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
+        if (found := data.get(field, only)) != only:
+            raise ModelError(f"{folder}/config.json: {field} is {found!r}, and only {only!r} can be run")
+    if data.get("use_sliding_window") or data.get("quantization_config"):
+        raise ModelError(f"{folder}/config.json: sliding windows and quantised weights cannot be run")
+    generation = folder / "generation_config.json"
+    ends = (_read(generation) if generation.is_file() else data).get("eos_token_id", data.get("eos_token_id"))
+    heads = data["num_attention_heads"]
+    return ModelConfig(
+        name=folder.name,
+        vocab_size=data["vocab_size"],
+        hidden_size=data["hidden_size"],
+        num_layers=data["num_hidden_layers"],
+        num_query_heads=heads,
+        num_kv_heads=data.get("num_key_value_heads", heads),
+        head_dim=data.get("head_dim") or data["hidden_size"] // heads,
+        max_context_tokens=data["max_position_embeddings"],
+        tied_embeddings=data.get("tie_word_embeddings", False),
+        llama=LlamaArchitecture(
+            intermediate_size=data["intermediate_size"],
+            rms_norm_eps=data["rms_norm_eps"],
+            rope_theta=_rope(data).get("rope_theta", 10_000.0),
+            rope_scaling=_rope_scaling(_rope(data), folder),
+            qk_norm=ARCHITECTURES[architecture],
+        ),
+        end_tokens=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist: a checkpoint is a folder with config.json and *.safetensors")
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def _rope(data: dict[str, Any]) -> dict[str, Any]:
+    """Checkpoints of transformers 5 keep under rope_parameters what earlier ones have in two places."""
+    return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
+
+
+def _rope_scaling(rope: dict[str, Any], folder: Path) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelError(f"{folder}/config.json: rope type {kind!r} is none of default, llama3")
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return RopeScaling(**{name: rope[name] for name in names})

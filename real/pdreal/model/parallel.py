@@ -1,0 +1,76 @@
+"""Tensor parallelism: which part of each weight a rank holds, and what ranks tell each other in a forward."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pdreal.model.config import ModelConfig, ModelError
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""By its name since torch 2.13, or before."""
+_JOIN_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """One rank of `size`. All ranks of a group execute the same forwards in the same order."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, rank: int, size: int, rendezvous: str, device: torch.device) -> "TensorParallel":
+        """Meet the other ranks at e.g. tcp://127.0.0.1:29500, once in a process; gloo on CPUs, NCCL on GPUs."""
+        if size > 1:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
+        return cls(rank, size)
+
+    def leave(self) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    # What a rank holds.
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ModelError unless the model divides into so many ranks."""
+        sizes = {
+            "query heads": config.num_query_heads,
+            "intermediate size": config.llama.intermediate_size,
+            "vocabulary": config.vocab_size,
+        }
+        for name, size in sizes.items():
+            if size % self.size:
+                raise ModelError(f"{config.name}: tp {self.size} does not divide its {name} of {size}")
+        if config.num_kv_heads % self.size and self.size % config.num_kv_heads:
+            raise ModelError(f"{config.name}: tp {self.size} and its {config.num_kv_heads} KV heads do not divide")
+
+    def part(self, size: int) -> slice:
+        """Of something that divides into equal parts."""
+        return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
+
+    def kv_heads(self, num_heads: int) -> slice:
+        """Beyond one head each, ranks hold copies."""
+        first = num_heads * self.rank // self.size
+        return slice(first, first + max(1, num_heads // self.size))
+
+    # What ranks tell each other.
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """In place, over all ranks."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        """Of each rank's best score [n] and its token [n], the token whose score is highest; the lowest of equals."""
+        if self.size == 1:
+            return tokens
+        mine = torch.stack((scores, tokens.to(scores.dtype)))  # float32 holds token ids below 2**24 exactly
+        everyone = mine.new_empty(self.size * 2, len(tokens))
+        _all_gather(everyone, mine)
+        all_scores, all_tokens = everyone.view(self.size, 2, -1).unbind(1)
+        return all_tokens.gather(0, all_scores.argmax(0, keepdim=True))[0].to(tokens.dtype)

@@ -1,0 +1,11 @@
+"""Which model a run has: the catalog's with random weights, or a checkpoint's own."""
+
+from pathlib import Path
+
+from pdreal.model.config import ModelConfig, from_catalog, from_checkpoint
+from pdreal.options import Options
+
+
+def model_config(options: Options, name: str) -> ModelConfig:
+    """Needs no torch. Raises ModelError."""
+    return from_catalog(name) if options.weights.startswith("seed:") else from_checkpoint(Path(options.weights))

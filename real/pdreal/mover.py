@@ -1,0 +1,170 @@
+"""Moves the KV of one rank: sends what a prefill rank computed, takes in what a decode rank is sent."""
+
+import queue
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pdreal.digest import Digests, digest
+from pdreal.geometry import CacheGeometry, Exchange, RankPair, heads_of_rank
+from pdreal.moves import Integers, Move, move_of
+from pdreal.staging import staging_of
+from pdreal.transports.protocol import TransferError, Transport
+from pdsim.core.messages import Scatter
+from pdsim.core.transfer_plan import TransferUnit
+
+
+class PeerMemory(NamedTuple):
+    """Where a decode rank takes KV in. Plain JSON."""
+
+    address: str
+    """Of its engine."""
+    planes: Sequence[int]
+    """Where each begins."""
+    ring: int | None
+    """Where its staging ring begins."""
+
+
+class PrefillMover:
+    """Sends from the planes of one prefill rank. Threads may send at a time, as many as there are buffers if staged."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        rank: int,
+        planes: Sequence[torch.Tensor],
+        transport: Transport,
+        *,
+        buffer_bytes: int = 0,
+        num_buffers: int = 0,
+    ) -> None:
+        """buffer_bytes: of the largest staged cell, for one decode rank."""
+        self._exchange = exchange
+        self._planes = planes
+        self._transport = transport
+        self._begins = _begins(planes, exchange.prefill)
+        self._heads = heads_of_rank(exchange.num_kv_heads, exchange.prefill_tp, rank)
+        self._pairs = [pair for pair in exchange.pairs if pair.prefill_rank == rank]
+        self._peers: dict[tuple[str, int], PeerMemory] = {}
+        self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        buffers = [transport.allocate(buffer_bytes) for _ in range(num_buffers)] if buffer_bytes else []
+        for buffer in buffers:
+            self._buffers.put(buffer)
+        self._staging = staging_of(planes, exchange.prefill.page_size) if buffers else None
+        transport.register([*planes, *buffers])
+
+    def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
+        """Raises TransferError if it is gone. A rank that was started again replaces its former life."""
+        self.disconnect(decode_id, rank)
+        if rank in [pair.decode_rank for pair in self._pairs]:
+            self._transport.connect(peer.address)
+            self._peers[decode_id, rank] = peer
+
+    def disconnect(self, decode_id: str, rank: int) -> None:
+        if (decode_id, rank) in self._peers:
+            self._transport.disconnect(self._peers.pop((decode_id, rank)).address)
+
+    def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None) -> None:
+        """To each decode rank that this one writes to, in turn; returns when the bytes are in place there.
+
+        The KV must be computed, and the GPU's work on it done. Raises TransferError.
+        """
+        _enter(self._planes)
+        for pair in self._pairs if unit.source_pages else ():
+            peer = self._peers.get((unit.target, pair.decode_rank))
+            if peer is None:
+                raise TransferError(f"{unit.target} is not connected")
+            if staging_offset_bytes is None:
+                self._write(peer, move_of(unit, pair, self._exchange))
+            else:
+                self._write_cell(peer, unit, pair, staging_offset_bytes)
+
+    def _write(self, peer: PeerMemory, move: Move) -> None:
+        planes = slice(move.planes.start, move.planes.stop)
+        local = self._begins[planes, None] + move.local_offsets
+        remote = np.array(peer.planes[planes], np.int64)[:, None] + move.remote_offsets
+        lengths = np.broadcast_to(move.lengths, local.shape)
+        self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths.reshape(-1))
+
+    def _write_cell(self, peer: PeerMemory, unit: TransferUnit, pair: RankPair, staging_offset_bytes: int) -> None:
+        assert self._staging is not None
+        assert peer.ring is not None
+        buffer = self._buffers.get()
+        try:
+            cell = buffer[: unit.num_bytes]
+            self._staging.gather(unit.source_pages, pair.source_heads, cell)
+            target = peer.ring + staging_offset_bytes + pair.writer * unit.num_bytes
+            self._transport.write(peer.address, *(np.array([n]) for n in (cell.data_ptr(), target, cell.nbytes)))
+        finally:
+            self._buffers.put(buffer)
+
+    def digest(self, pages: Sequence[int], tokens: range) -> Digests:
+        """Of these tokens, counted from the first page's begin."""
+        return digest(self._planes, self._heads, pages, tokens, self._exchange.prefill.page_size)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class DecodeMover:
+    """Takes in KV for the planes of one decode rank."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        rank: int,
+        planes: Sequence[torch.Tensor],
+        transport: Transport,
+        *,
+        ring_bytes: int = 0,
+    ) -> None:
+        """planes: memory of the transport's allocate."""
+        self._exchange = exchange
+        self._planes = planes
+        self._transport = transport
+        self._begins = _begins(planes, exchange.decode)
+        self._heads = heads_of_rank(exchange.num_kv_heads, exchange.decode_tp, rank)
+        self._writers = [pair.target_heads for pair in exchange.pairs if pair.decode_rank == rank]
+        self._ring = transport.allocate(ring_bytes) if ring_bytes else None
+        self._staging = staging_of(planes, exchange.decode.page_size) if ring_bytes else None
+        transport.register(planes if self._ring is None else [*planes, self._ring])
+
+    def describe(self) -> PeerMemory:
+        ring = None if self._ring is None else self._ring.data_ptr()
+        return PeerMemory(self._transport.address, self._begins.tolist(), ring)
+
+    def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
+        """From the ring into the cell's pages; returns when the KV is in place."""
+        assert self._ring is not None
+        assert self._staging is not None
+        _enter(self._planes)
+        begin = command.staging_offset_bytes
+        cells = self._ring[begin : begin + command.num_bytes * len(self._writers)]
+        self._staging.scatter(pages, self._writers, cells)
+
+    def digest(self, pages: Sequence[int], tokens: range) -> Digests:
+        """Of these tokens, counted from the first page's begin."""
+        return digest(self._planes, self._heads, pages, tokens, self._exchange.decode.page_size)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
+    """Raises ValueError if the planes are not those of the scenario."""
+    for plane in planes:
+        token_bytes, num_pages = plane[0].nbytes, len(plane) // geometry.page_size
+        if not plane.is_contiguous() or token_bytes != geometry.token_bytes or num_pages < geometry.num_pages:
+            raise ValueError(
+                f"a plane has {num_pages} pages with tokens of {token_bytes} bytes, the scenario {geometry.num_pages} "
+                f"with {geometry.token_bytes}"
+            )
+    return np.array([plane.data_ptr() for plane in planes], np.int64)
+
+
+def _enter(planes: Sequence[torch.Tensor]) -> None:
+    """A thread's current GPU is its own matter, and engines open memory on it."""
+    if planes[0].device.type == "cuda":
+        torch.cuda.set_device(planes[0].device)

@@ -1,0 +1,91 @@
+"""What the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
+
+from typing import Any, NamedTuple
+
+
+class Hello(NamedTuple):
+    """A rank to the launcher: its model is loaded, and here is its memory."""
+
+    process: str
+    life: int
+    memory: dict[str, Any]
+
+
+class Peers(NamedTuple):
+    """The launcher to a rank: who is there, in which life, and where the memory of every rank lies."""
+
+    lives: dict[str, int]
+    memories: dict[str, list[dict[str, Any]]]
+    """By instance, a PeerMemory for each rank."""
+
+
+class Connected(NamedTuple):
+    """A rank to the launcher: it can reach all that Peers named."""
+
+    process: str
+
+
+class Ping(NamedTuple):
+    """The launcher to a leader: are you there?"""
+
+    number: int
+
+
+class Pong(NamedTuple):
+    """The answer, with how full the instance is."""
+
+    instance_id: str
+    number: int
+    levels: list[Any]
+
+
+class Streamed(NamedTuple):
+    """A leader to the launcher: tokens of requests, one each."""
+
+    tokens: list[list[int]]
+    """(request_id, token)"""
+
+
+class Settle(NamedTuple):
+    """The launcher to a leader: all requests have ended. Say when nothing of them is left, or after so long what is."""
+
+    timeout_ns: int
+
+
+class Settled(NamedTuple):
+    """The answer; what is left, if anything is, breaks a law."""
+
+    instance_id: str
+    leak: str
+
+
+class Exit(NamedTuple):
+    """The launcher to a rank: the run is over."""
+
+
+class Broken(NamedTuple):
+    """A rank to the launcher: it cannot go on."""
+
+    process: str
+    life: int
+    reason: str
+
+
+class Task(NamedTuple):
+    """A leader to its followers: do this, as I do. What to do is the payload (tasks.py)."""
+
+    ticket: int
+
+
+class Done(NamedTuple):
+    """A follower to its leader."""
+
+    ticket: int
+    result: Any
+    error: str | None
+
+
+KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Hello, Peers, Connected, Ping, Pong, Streamed, Settle, Settled, Exit, Broken, Task, Done)
+}

@@ -1,0 +1,99 @@
+"""The KV cache of one rank: memory that the page ids of pdsim.core index."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SCRATCH_PAGE = 0
+"""Never handed out by a page pool: takes what nobody reads."""
+
+
+class PagedKv:
+    """Keys and values of every layer, in pages.
+
+    planes[2 * layer] holds the layer's keys and planes[2 * layer + 1] its values, each a contiguous
+    [slots, KV heads of the rank, head_dim] of one allocation. The slot of a token is page * page_size + offset.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: Tensor | None = None,
+    ) -> None:
+        """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
+
+        memory: bytes on the device to lie in, num_bytes of them, e.g. shared with other processes; or its own.
+        """
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_layers = num_layers
+        shape = (2 * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
+        if memory is None:
+            self.memory = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.memory = memory.view(dtype).view(shape)
+        self.planes = self.memory.unbind()
+
+    @staticmethod
+    def num_bytes(
+        *, num_pages: int, page_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        return 2 * num_layers * (num_pages + 1) * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+    def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
+        """Of a sequence's tokens [start, stop), in int32 on the CPU."""
+        positions = torch.arange(start, stop, dtype=torch.int32)
+        pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
+        return pages[positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write [tokens, heads, head_dim] to their slots."""
+        keys, values = self.layer(layer)
+        if keys.is_cuda:
+            import pdkernels  # noqa: PLC0415  Triton is needed on GPUs only
+
+            pdkernels.append(keys, values, slots, key, value)
+        else:
+            keys[slots], values[slots] = key, value
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """A copy of keys and values, [tokens, heads, head_dim]."""
+        keys, values = self.layer(layer)
+        return keys[slots], values[slots]
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Its planes of keys and of values."""
+        return self.planes[2 * layer], self.planes[2 * layer + 1]
+
+
+class SavedKv:
+    """KV of retracted sequences in host memory, by request."""
+
+    def __init__(self, kv: PagedKv) -> None:
+        self._kv = kv
+        self._saved: dict[int, Tensor] = {}
+        """[planes, tokens, heads, head_dim]."""
+
+    def save(self, request_id: int, num_kv_tokens: int, page_table: Sequence[int]) -> None:
+        self._saved[request_id] = self._kv.memory[:, self._slots(page_table, num_kv_tokens)].cpu()
+
+    def restore(self, request_id: int, page_table: Sequence[int]) -> None:
+        """Nothing is kept."""
+        saved = self._saved.pop(request_id)
+        memory = self._kv.memory
+        memory[:, self._slots(page_table, saved.shape[1])] = saved.to(memory.device)
+
+    def forget(self, request_id: int) -> None:
+        self._saved.pop(request_id, None)
+
+    def _slots(self, page_table: Sequence[int], num_kv_tokens: int) -> Tensor:
+        return self._kv.slots(page_table, 0, num_kv_tokens).to(self._kv.memory.device)

@@ -1,0 +1,94 @@
+"""What a rank is made of: model and cache, and what moves its KV."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pdreal.endpoints import decode_mover, prefill_mover
+from pdreal.model.parallel import TensorParallel
+from pdreal.model.transformer import Transformer
+from pdreal.model.weights import weight_source
+from pdreal.model_choice import model_config
+from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
+from pdreal.null_runner import NullRunner
+from pdreal.paged_kv import PagedKv
+from pdreal.rank_spec import RankSpec
+from pdreal.runner import ModelRunner
+from pdreal.transports.choice import open_transport
+from pdsim.scenario import wiring
+
+
+@dataclass(frozen=True)
+class Parts:
+    runner: ModelRunner | NullRunner
+    end_tokens: tuple[int, ...]
+    mover: PrefillMover | DecodeMover | None = None
+    num_workers: int = 0
+    """Of transfers."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What peers need to write here."""
+
+    def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
+        """With a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
+        if isinstance(self.mover, PrefillMover) and memory:
+            self.mover.connect(instance_id, rank, PeerMemory(**memory))
+
+
+def build_parts(spec: RankSpec) -> Parts:
+    """Raises ModelError, UnavailableError or ConfigError for what this machine or this model cannot do."""
+    torch.set_num_threads(spec.num_threads)
+    device = _device(spec)
+    model = _model(spec, device)
+    num_pages = (spec.settings.pool_tokens or 0) // spec.scenario.page_size
+    max_running = 0 if spec.role == "prefill" else spec.settings.max_running_requests or 0
+    if spec.role == "aggregated":
+        runner = ModelRunner(
+            model, num_pages=num_pages, page_size=spec.scenario.page_size, max_running_requests=max_running
+        )
+        return Parts(runner, model.config.end_tokens)
+    transport = open_transport(spec.scenario.network.transport, device)
+    num_bytes = PagedKv.num_bytes(
+        num_pages=num_pages,
+        page_size=spec.scenario.page_size,
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+    )
+    layer_groups = spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0
+    runner = ModelRunner(
+        model,
+        num_pages=num_pages,
+        page_size=spec.scenario.page_size,
+        memory=transport.allocate(num_bytes),
+        layer_groups=layer_groups,
+        max_running_requests=max_running,
+    )
+    planes = runner.kv.planes
+    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
+    if spec.role == "prefill":
+        sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
+        return Parts(worker, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
+    receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
+    return Parts(worker, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
+
+
+def _model(spec: RankSpec, device: torch.device) -> Transformer:
+    options = spec.options
+    rendezvous = f"file://{spec.sockets}/{spec.instance_id}.{spec.life}.ranks"
+    return Transformer.load(
+        model_config(options, spec.scenario.model.name),
+        weight_source(options.weights, device),
+        dtype=getattr(torch, options.dtype),
+        device=device,
+        tp=TensorParallel.join(spec.rank, spec.settings.tp, rendezvous, device),
+    )
+
+
+def _device(spec: RankSpec) -> torch.device:
+    if spec.options.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", spec.device_index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,113 @@
+"""The process of one rank: its model, its cache, its transfers, and a leader or a follower on an event loop."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import traceback
+from multiprocessing import parent_process
+from typing import Any
+
+from pdreal import notices
+from pdreal.channel import LAUNCHER, Channel
+from pdreal.envelope import Envelope
+from pdreal.follower import Follower
+from pdreal.hands import Hands
+from pdreal.kv_check import KvDamagedError
+from pdreal.leader import Leader
+from pdreal.model.config import ModelError
+from pdreal.parts import Parts, build_parts
+from pdreal.rank_spec import RankSpec
+from pdreal.transports.protocol import TransferError, UnavailableError
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def run_rank(spec: RankSpec) -> None:
+    """The process from its begin to its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
+    channel = Channel(spec.sockets, spec.process, spec.life)
+    channel.connect(LAUNCHER)
+    exit_code = 0
+    try:
+        parts = build_parts(spec)
+        asyncio.run(Rank(spec, channel, parts).live())
+    except Exception as broken:  # noqa: BLE001  whatever it is, the launcher must hear of it
+        exit_code = 1
+        channel.send(LAUNCHER, notices.Broken(spec.process, spec.life, _explain(broken)))
+    channel.close()
+    sys.stderr.flush()
+    os._exit(exit_code)  # whatever a thread still does
+
+
+class Rank:
+    """A leader or a follower, and how it gets to know its peers."""
+
+    def __init__(self, spec: RankSpec, channel: Channel, parts: Parts) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._parts = parts
+        self._actor: Any = None
+        self._peers: dict[str, int] = {}
+        """Lives of instances that are connected."""
+
+    async def live(self) -> None:
+        """Until it is told to exit. Raises what breaks it."""
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = loop.create_future()
+        loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
+        launcher = parent_process()
+        assert launcher is not None
+        loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
+        hands = Hands(loop, self._parts.runner, self._parts.mover, num_workers=self._parts.num_workers)
+        self._channel.listen(loop, self._on_envelope)
+        for follower in self._spec.followers if self._spec.rank == 0 else ():
+            self._channel.connect(follower, self._spec.life)
+        if self._spec.rank == 0:
+            self._actor = Leader(self._spec, self._channel, hands, loop, self._fail, self._parts.end_tokens)
+            self._actor.start()
+        else:
+            self._channel.connect(self._spec.instance_id, self._spec.life)
+            self._actor = Follower(self._spec.instance_id, self._channel, hands, self._fail)
+        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._spec.life, self._parts.memory))
+        await self._end
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    def _on_envelope(self, envelope: Envelope, payload: Any) -> None:
+        to, message, extra = envelope
+        if isinstance(message, notices.Peers):
+            self._connect(message)
+        elif isinstance(message, notices.Exit):
+            if not self._end.done():
+                self._end.set_result(None)
+        else:
+            self._actor.on_message(to, message, extra if payload is None else payload)
+
+    def _connect(self, peers: notices.Peers) -> None:
+        """With instances that are new, or in a new life."""
+        for instance_id, life in peers.lives.items():
+            if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
+                continue
+            self._peers[instance_id] = life
+            if self._spec.rank == 0:
+                self._channel.connect(instance_id, life)
+            for rank, memory in enumerate(peers.memories[instance_id]):
+                self._connect_memory(instance_id, rank, memory)
+        self._channel.send(LAUNCHER, notices.Connected(self._spec.process))
+
+    def _connect_memory(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
+        """One that died meanwhile cannot be reached, and nothing will be sent to it."""
+        try:
+            self._parts.connect(instance_id, rank, memory)
+        except TransferError as gone:
+            logging.getLogger("pdreal").warning("%s: %s: %s", self._spec.process, instance_id, gone)
+
+
+def _explain(error: BaseException) -> str:
+    """One line for what is wrong with the machine or the scenario, all of them for a bug."""
+    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -1,0 +1,54 @@
+"""What of scenarios can be run for real, and with what precision."""
+
+from collections.abc import Sequence
+
+from pdreal.model.config import ModelError
+from pdreal.model_choice import model_config
+from pdreal.options import Options, RealDtype
+from pdsim.scenario.build import build, resolve
+from pdsim.scenario.decoding import BackupSettings
+from pdsim.scenario.faults import HealthSettings, SlowLink
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.model import KvDtype
+from pdsim.workload.request_spec import RequestSpec
+
+_KV_DTYPES: dict[RealDtype, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
+    """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
+    cluster = build(for_real(scenario, options))
+    return cluster.scenario, cluster.requests
+
+
+def served_scenario(scenario: Scenario, options: Options) -> Scenario:
+    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die."""
+    scenario = for_real(scenario, options)
+    if scenario.aggregated is None and scenario.health is None:
+        scenario = scenario.model_copy(update={"health": HealthSettings()})
+    return resolve(scenario)
+
+
+def for_real(scenario: Scenario, options: Options) -> Scenario:
+    """Not resolved. Raises ConfigError."""
+    for role in ("prefill", "decode", "aggregated"):
+        settings = getattr(scenario, role)
+        if settings is not None and settings.dp > 1:
+            raise ConfigError(f"{role}.dp: {settings.dp}: data-parallel attention runs in simulation only")
+    for i, fault in enumerate(scenario.faults):
+        if isinstance(fault, SlowLink):
+            raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
+    try:
+        model_config(options, scenario.model.name)
+    except ModelError as wrong:
+        raise ConfigError(f"model: {wrong}") from None
+    if scenario.speculative is not None:
+        raise ConfigError("speculative: decoding with drafts runs in simulation only")
+    if scenario.network.ranks is not None:
+        raise ConfigError("network.ranks: the agreement of ranks is modelled in simulation only")
+    decode = scenario.decode
+    if decode is not None and decode.retraction_backup is None:
+        decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
+    model = scenario.model.model_copy(update={"kv_dtype": _KV_DTYPES[options.dtype]})
+    return scenario.model_copy(update={"model": model, "decode": decode})

@@ -1,0 +1,53 @@
+"""A request as the launcher's caller holds it: an asynchronous stream of its tokens."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from pdreal.sampling import Sampling
+from pdsim.core.sequence import TokenIds
+
+
+class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
+    """The request ends without the rest of its tokens; the message says why."""
+
+
+class Request:
+    """Iterate over it for its tokens, in batches as they come. Raises RequestFailed if it fails."""
+
+    def __init__(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.sampling = sampling
+        self.attempt = request_id
+        """The id of the attempt whose tokens count."""
+        self.tokens: list[int] = []
+        """All so far."""
+        self._ended: str | None = None
+        """Why it failed; empty if it finished."""
+        self._news = asyncio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended is not None
+
+    def put(self, token: int) -> None:
+        self.tokens.append(token)
+        self._news.set()
+
+    def end(self, reason: str = "") -> None:
+        self._ended = reason
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[int]]:
+        taken = 0
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if taken < len(self.tokens):
+                fresh = self.tokens[taken:]
+                taken += len(fresh)
+                yield fresh
+            if self._ended is not None:
+                if self._ended:
+                    raise RequestFailed(self._ended)
+                return

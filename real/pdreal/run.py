@@ -1,0 +1,81 @@
+"""Runs the workload of a scenario for real, and keeps what it leaves behind."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pdreal.clients import Clients
+from pdreal.launcher import Launcher
+from pdreal.logbook import read_journal, read_records
+from pdreal.options import Options
+from pdreal.real_scenario import real_scenario
+from pdsim.cli.finished import FinishedRun, write_run
+from pdsim.cli.progress import progress_over
+from pdsim.metrics.run_folder import journal_writer
+from pdsim.metrics.summary import summarize
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.request_spec import RequestSpec
+
+
+@dataclass
+class RealRun:
+    """What a run leaves behind, besides logbooks."""
+
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens of each request that has ended."""
+    leaks: list[str] = field(default_factory=list)
+    """What did not come back when all requests had ended: nothing, or a law is broken."""
+    failure: str | None = None
+    interrupted: bool = False
+
+
+def run_scenario(
+    path: Path, changes: Sequence[str], options: Options, out: Path | None, *, quiet: bool
+) -> tuple[FinishedRun, RealRun]:
+    """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
+    scenario, requests = real_scenario(load_scenario(path, changes), options)
+    with (
+        TemporaryDirectory(prefix="pdreal-logs-") as logs,
+        progress_over(scenario.name, len(requests), quiet=quiet) as advance,
+    ):
+        real = asyncio.run(run(scenario, requests, options, logs=Path(logs), progress=advance))
+        records = read_records(Path(logs))
+        extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
+        extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+        summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
+        finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
+        if out is not None:
+            with journal_writer(out) as write:
+                for entry in read_journal(Path(logs)):
+                    write(entry)
+            write_run(out, scenario, finished, quiet=quiet)
+    return finished, real
+
+
+async def run(
+    scenario: Scenario,
+    requests: Sequence[RequestSpec],
+    options: Options,
+    *,
+    logs: Path | None = None,
+    progress: Callable[[int], Any] = lambda _: None,
+) -> RealRun:
+    """scenario: resolved. Returns when every request has ended and every process is gone."""
+    real = RealRun()
+    clients = Clients(scenario, requests, options, progress=progress)
+    launcher = Launcher(scenario, options, folder=logs, on_end=clients.on_end)
+    await launcher.start()
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGINT, clients.stop)
+        await clients.serve(launcher)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        real.leaks = await launcher.stop()
+    real.outputs, real.failure, real.interrupted = clients.outputs, launcher.failure, clients.stopped
+    return real

@@ -1,0 +1,97 @@
+"""One rank's half of a step: runs batches through the model over the rank's KV cache."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, RestoreKv, SaveKv, Work
+from pdreal.decode_graphs import DecodeGraphs
+from pdreal.layer_progress import LayerProgress
+from pdreal.model.attention import GatheredDecode, PagedPrefill
+from pdreal.model.transformer import Transformer
+from pdreal.paged_kv import PagedKv, SavedKv
+
+
+class ModelRunner:
+    """All ranks of an instance are given the same work in the same order, and each makes the same tokens.
+
+    Not to be used by two threads at once.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        num_pages: int,
+        page_size: int,
+        memory: Tensor | None = None,
+        layer_groups: int = 0,
+        max_running_requests: int = 0,
+    ) -> None:
+        """A GPU captures its decode steps here, which takes seconds.
+
+        memory: for the cache, PagedKv.num_bytes of it; or of its own
+        layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
+        max_running_requests: of a decode batch; 0 if the instance only prefills
+        """
+        self.model = model
+        self.kv = PagedKv(
+            num_pages=num_pages,
+            page_size=page_size,
+            num_layers=model.config.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+            memory=memory,
+        )
+        self._saved = SavedKv(self.kv)
+        self._layer_groups = layer_groups
+        self._graphs: DecodeGraphs | None = None
+        if model.device.type == "cuda" and max_running_requests:
+            self._graphs = DecodeGraphs(model, self.kv, max_running_requests)
+
+    def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
+        """Next tokens of a batch, in its order; none of other work, which is done on return."""
+        match work:
+            case PrefillBatch():
+                return self.prefill(work, on_layers)
+            case DecodeBatch():
+                return self.decode(work)
+            case SaveKv():
+                self._saved.save(*work)
+            case RestoreKv():
+                self._saved.restore(*work)
+            case ForgetKv():
+                self._saved.forget(work.request_id)
+        return []
+
+    @torch.inference_mode()
+    def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
+        """A token behind each chunk, which means something if the chunk ends its prompt.
+
+        on_layers is called with the number of layer groups whose KV is in memory, each time that one more is.
+        """
+        progress = LayerProgress(self.kv.num_layers, self._layer_groups, on_layers, self.model.device)
+        tokens = torch.from_numpy(np.concatenate([np.asarray(chunk.tokens) for chunk in batch.chunks]))
+        positions = torch.cat([torch.arange(c.num_context_tokens, c.num_kv_tokens) for c in batch.chunks])
+        last = torch.tensor([end - 1 for end in accumulate(len(chunk.tokens) for chunk in batch.chunks)])
+        device = self.model.device
+        attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
+        logits = self.model.logits(tokens.to(device), positions.to(device), attend, last.to(device))
+        best = self.model.best_tokens(logits)
+        progress.report()
+        return best.tolist()
+
+    @torch.inference_mode()
+    def decode(self, batch: DecodeBatch) -> list[int]:
+        """The next token of each sequence."""
+        if self._graphs is not None:
+            return self._graphs.decode(batch)
+        tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
+        attend = GatheredDecode(self.kv, batch)
+        best: list[int] = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
+        return best

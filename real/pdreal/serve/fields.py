@@ -1,0 +1,85 @@
+"""The fields of a request's JSON body, each with a clear refusal if it is not what it should be."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdreal.serve.refusal import RefusedError
+
+
+class Fields:
+    """A JSON object. A field that is null counts as missing, as clients send it so; unknown fields are ignored."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Fields":
+        try:
+            values = json.loads(body)
+        except ValueError as error:
+            raise RefusedError(f"the body is not JSON: {error}") from None
+        except RecursionError:
+            raise RefusedError("the body is not JSON: nested too deeply") from None
+        if not isinstance(values, dict):
+            raise RefusedError(f"the body must be a JSON object, not {_kind(values)}")
+        return cls(values)
+
+    def get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def text(self, name: str, default: str) -> str:
+        text: str = self._typed(name, str, "a string", default)
+        return text
+
+    def flag(self, name: str) -> bool:
+        flag: bool = self._typed(name, bool, "true or false", default=False)
+        return flag
+
+    def section(self, name: str) -> "Fields":
+        return Fields(self._typed(name, dict, "an object", {}), f"{self._prefix}{name}.")
+
+    def having(self, name: str, value: Any) -> "Fields":
+        return Fields({**self._values, name: value}, self._prefix)
+
+    def positive(self, names: Sequence[str], default: int) -> int:
+        """The first of several names of one integer that is there."""
+        name = next((n for n in names if self._values.get(n) is not None), names[0])
+        value: int = self._typed(name, int, "an integer", default)
+        if value < 1:
+            raise self.refused(name, f"must be at least 1, not {value}")
+        return value
+
+    def tokens(self, name: str, vocab_size: int) -> list[int]:
+        """Token ids; none if the field is missing."""
+        tokens: list[int] = self._typed(name, list, "a list of token ids", [])
+        if wrong := [token for token in tokens if type(token) is not int]:
+            raise self.refused(name, f"must be a list of token ids; it has {_kind(wrong[0])}")
+        if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+            raise self.refused(name, f"has token {wrong[0]}; the model's tokens are 0 to {vocab_size - 1}")
+        return tokens
+
+    def allow_only(self, neutral: Mapping[str, Sequence[Any]], why: str) -> None:
+        """Refuse fields that ask for what there is none of, unless their value asks for nothing."""
+        for name, values in neutral.items():
+            value = self._values.get(name)
+            if value is not None and value not in values:
+                accepted = " or ".join(json.dumps(v) for v in values)
+                raise self.refused(name, f"is not supported, {why}: leave it out or send {accepted or 'null'}")
+
+    def refused(self, name: str, what: str) -> RefusedError:
+        return RefusedError(f"{self._prefix}{name} {what}", field=self._prefix + name)
+
+    def _typed(self, name: str, kind: type, wanted: str, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.refused(name, f"must be {wanted}, not {_kind(value)}")
+        return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

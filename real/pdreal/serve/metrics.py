@@ -1,0 +1,119 @@
+"""What the server counts, in Prometheus' text form under SGLang's names, so that its dashboards show it."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from pdreal.serve.gauges import Gauge
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+_WHOLE_S = (*_FIRST_TOKEN_S, 600, 1200, 1800, 2400)
+_BETWEEN_TOKENS_S = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+"""Bucket bounds of SGLang 0.5.23, seconds."""
+
+
+class Histogram:
+    """How many values are at most each bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        total = 0
+        for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
+        yield f"{name}_sum{{{labels}}} {self._sum!r}"
+        yield f"{name}_count{{{labels}}} {total}"
+
+
+class Metrics:
+    """Of one server. What it counts itself is here; how full instances are is asked when it is shown."""
+
+    def __init__(self, model_name: str) -> None:
+        self._labels = f'model_name="{_escaped(model_name)}"'
+        self.num_requests = 0
+        self.num_aborted_requests = 0
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.first_token_s = Histogram(_FIRST_TOKEN_S)
+        self.between_tokens_s = Histogram(_BETWEEN_TOKENS_S)
+        self.per_output_token_s = Histogram(_BETWEEN_TOKENS_S)
+        self.whole_s = Histogram(_WHOLE_S)
+
+    def text(self, gauges: Iterable[Gauge]) -> str:
+        return "\n".join([*self._gauge_lines(gauges), *self._own_lines(), ""])
+
+    def _gauge_lines(self, gauges: Iterable[Gauge]) -> Iterator[str]:
+        by_name = groupby(sorted(gauges), key=lambda gauge: gauge.name)
+        for name, same in by_name:
+            yield f"# TYPE sglang:{name} gauge"
+            for gauge in same:
+                labels = f'{self._labels},engine_type="{gauge.engine_type}",instance="{gauge.instance_id}"'
+                yield f"sglang:{name}{{{labels}}} {gauge.value}"
+
+    def _own_lines(self) -> Iterator[str]:
+        counters = {
+            "num_requests_total": self.num_requests,
+            "num_aborted_requests_total": self.num_aborted_requests,
+            "prompt_tokens_total": self.num_prompt_tokens,
+            "generation_tokens_total": self.num_generation_tokens,
+        }
+        for name, value in counters.items():
+            yield from (f"# TYPE sglang:{name} counter", f"sglang:{name}{{{self._labels}}} {value}")
+        histograms = {
+            "time_to_first_token_seconds": self.first_token_s,
+            "inter_token_latency_seconds": self.between_tokens_s,
+            "request_time_per_output_token_seconds": self.per_output_token_s,
+            "e2e_request_latency_seconds": self.whole_s,
+        }
+        for name, histogram in histograms.items():
+            yield f"# TYPE sglang:{name} histogram"
+            yield from histogram.lines(f"sglang:{name}", self._labels)
+
+
+class Meter:
+    """One request's part in the metrics."""
+
+    def __init__(self, metrics: Metrics, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._num_tokens = 0
+        self._began_s = self._first_s = self._last_s = time.monotonic()
+        metrics.num_requests += 1
+        metrics.num_prompt_tokens += num_prompt_tokens
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """So many came at once."""
+        now_s, metrics = time.monotonic(), self._metrics
+        if self._num_tokens == 0:
+            self._first_s = now_s
+            metrics.first_token_s.add(now_s - self._began_s)
+        else:
+            metrics.between_tokens_s.add((now_s - self._last_s) / num_tokens, num_tokens)
+        self._last_s = now_s
+        self._num_tokens += num_tokens
+        metrics.num_generation_tokens += num_tokens
+
+    def end(self, *, is_complete: bool) -> None:
+        metrics = self._metrics
+        if not is_complete:
+            metrics.num_aborted_requests += 1
+            return
+        metrics.whole_s.add(time.monotonic() - self._began_s)
+        if self._num_tokens > 1:
+            metrics.per_output_token_s.add((self._last_s - self._first_s) / (self._num_tokens - 1))
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

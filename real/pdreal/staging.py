@@ -1,0 +1,89 @@
+"""Between pages and staging memory: some heads of some pages, of all layers, as one contiguous cell.
+
+A cell is [plane, token, head, head_dim], K of every layer before V of every layer. Cells of the ranks that write to one
+decode rank follow each other.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pdreal.moves import slots_of
+
+
+class Staging(Protocol):
+    """For one cache. Both calls return when the bytes are in place."""
+
+    def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
+        """Copy these heads of the pages into a cell, uint8 [bytes]."""
+        ...
+
+    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+        """Copy the cells of all writers, each of which brings some heads, into the pages."""
+        ...
+
+
+def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
+    """planes: [slots, heads, head_dim], K and V of each layer in turn."""
+    return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
+
+
+class TorchStaging:
+    def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
+        self._planes = [*planes[0::2], *planes[1::2]]
+        self._page_size = page_size
+
+    def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
+        slots = self._slots(pages)
+        for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
+            torch.index_select(plane[:, heads.start : heads.stop], 0, slots, out=part)
+
+    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+        slots = self._slots(pages)
+        for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
+            for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
+                plane[:, heads.start : heads.stop].index_copy_(0, slots, part)
+
+    def _slots(self, pages: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(slots_of(pages, self._page_size))
+
+    def _by_plane(self, cell: torch.Tensor, heads: range) -> torch.Tensor:
+        first = self._planes[0]
+        return cell.view(first.dtype).view(len(self._planes), -1, len(heads), first.shape[2])
+
+
+class KernelStaging:
+    """One launch for all layers, on a stream of the calling thread's own."""
+
+    def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
+        import pdkernels  # noqa: PLC0415 - only where there is a GPU
+
+        self._kernels = pdkernels
+        self._pool = pdkernels.Pool(planes[0::2], planes[1::2], page_size)
+        self._page_size = page_size
+
+    def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
+        stream = self._stream()
+        with torch.cuda.stream(stream):
+            self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
+        stream.synchronize()
+
+    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+        stream = self._stream()
+        with torch.cuda.stream(stream):
+            tokens = self._tokens(pages)
+            if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):
+                self._kernels.scatter(self._pool, *tokens, cells, writers=len(writers))
+            else:  # some bring the same heads
+                for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
+                    self._kernels.scatter(self._pool, *tokens, cell, heads=heads)
+        stream.synchronize()
+
+    def _stream(self) -> torch.cuda.Stream:
+        """From torch's pool: threads that work at a time have different ones."""
+        return torch.cuda.Stream(self._pool.device)
+
+    def _tokens(self, pages: Sequence[int]) -> tuple[torch.Tensor, int]:
+        table = torch.tensor(pages, dtype=torch.int32, device=self._pool.device)
+        return table, len(pages) * self._page_size

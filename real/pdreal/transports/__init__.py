@@ -1,0 +1,1 @@
+"""Engines that write into the memory of another process, behind one protocol."""

@@ -1,0 +1,117 @@
+"""Mooncake Transfer Engine: one-sided writes over TCP, NVLink or RDMA, chosen by environment variables.
+
+Settings are those of the whole process and must be made before the engine starts. The engine takes another transport
+than the one asked for without an error, so what it took is checked.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from pdreal.transports.libraries import load_engine
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+
+Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
+
+TIMEOUT_S = 5
+"""Of a write, besides a second for each GB: the least that the engine takes."""
+
+_SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
+_SETTINGS = {
+    "MC_TRANSFER_TIMEOUT": str(TIMEOUT_S),
+    "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",  # with 2,048, larger batches fail at once
+    "MC_LOG_LEVEL": "ERROR",
+}
+_POLLED_BYTES = 1 << 20
+"""Over TCP, writes of so many bytes are waited for asleep: the engine's own wait takes the CPU that its I/O needs."""
+_POLL_S = 20e-6
+_DONE, _RUNNING = 1, 0
+
+
+class MooncakeTransport:
+    def __init__(self, kind: Kind, device: torch.device) -> None:
+        """Raises UnavailableError if the engine cannot be loaded, or takes another transport."""
+        _choose(kind)
+        module = load_engine(("mooncake.engine",), _wheel(device))
+        self._kind = kind
+        self._device = device
+        self._engine = module.TransferEngine()
+        if self._engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma" if kind == "rdma" else "tcp", ""):
+            raise UnavailableError(f"Mooncake does not start with {kind}")
+        self.address = f"127.0.0.1:{self._engine.get_rpc_port()}"
+        _check_installed(kind, module, self._engine)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def register(self, regions: Sequence[torch.Tensor]) -> None:
+        begins, sizes = [region.data_ptr() for region in regions], [region.nbytes for region in regions]
+        if code := self._engine.batch_register_memory(begins, sizes):
+            raise UnavailableError(f"Mooncake {self._kind} refuses memory of {self._device} (code {code})")
+
+    def connect(self, address: str) -> None:
+        """Peers are met at the first write."""
+
+    def disconnect(self, address: str) -> None:
+        """The engine forgets peers by itself."""
+
+    def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
+        if not len(lengths):
+            return
+        if self._kind == "tcp" and lengths.min() >= _POLLED_BYTES:
+            written = self._write_asleep(address, local, remote, lengths)
+        else:
+            batch = local.tolist(), remote.tolist(), lengths.tolist()
+            written = self._engine.batch_transfer_sync_write(address, *batch) == 0
+        if not written:
+            raise TransferError(f"Mooncake could not write {lengths.sum()} bytes to {address}")
+
+    def _write_asleep(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> bool:
+        """Each range on its own, for the engine's check looks at one only. Whether all are written."""
+        ranges = zip(local.tolist(), remote.tolist(), lengths.tolist(), strict=True)
+        submitted = [self._engine.transfer_submit_write(address, *each) for each in ranges]
+        return all([self._ended(write) == _DONE for write in submitted])  # noqa: C419 - waits for all, failed or not
+
+    def _ended(self, write: int) -> int:
+        if write <= 0:
+            return write
+        while (status := self._engine.transfer_check_status(write)) == _RUNNING:
+            time.sleep(_POLL_S)
+        return int(status)
+
+    def close(self) -> None:
+        del self._engine
+
+
+def kind_of(name: str) -> Kind:
+    """Of a preset: mooncake-tcp and so on."""
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return next(kind for kind in kinds if name == f"mooncake-{kind}")
+
+
+def _choose(kind: Kind) -> None:
+    if kind == "rdma" and not any(Path("/sys/class/infiniband").glob("*")):
+        raise UnavailableError("Mooncake over RDMA: this machine has no RDMA device")
+    for switch in _SWITCHES.values():
+        os.environ.pop(switch, None)
+    if kind in _SWITCHES:
+        os.environ[_SWITCHES[kind]] = "1"
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+def _wheel(device: torch.device) -> str:
+    return "mooncake-transfer-engine-non-cuda" if device.type == "cpu" else "mooncake-transfer-engine-cuda13"
+
+
+def _check_installed(kind: Kind, module: Any, engine: Any) -> None:
+    if kind == "mnnvl" and not getattr(module, "SUPPORT_MNNVL", False):
+        raise UnavailableError("this wheel of Mooncake has no NVLink between nodes (SUPPORT_MNNVL)")
+    if kind == "nvlink":
+        host = torch.zeros(4096, dtype=torch.uint8)
+        if engine.register_memory(host.data_ptr(), host.nbytes) == 0:  # its NVLink refuses what is not of a GPU
+            raise UnavailableError("Mooncake took TCP, not NVLink: it needs the wheel mooncake-transfer-engine-cuda13")

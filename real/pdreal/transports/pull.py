@@ -1,0 +1,161 @@
+"""Writes that the target carries out: the sender asks, the target copies and answers.
+
+Over a Unix socket without a file (abstract name; Linux only), a connection for each sending thread. A connection begins
+with a JSON line that describes the sender's memory. A request is the number of ranges and three arrays of int64:
+addresses in the sender, addresses in the target, lengths. The answer is the length of a text and the text: empty, or
+what went wrong. A peer that dies closes its connections.
+"""
+
+import json
+import os
+import socket
+import struct
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+
+from pdreal.transports.protocol import Addresses, TransferError
+
+TIMEOUT_S = 30.0
+"""Until an answer must come."""
+
+_COUNT = struct.Struct("=q")
+
+
+class Sender(Protocol):
+    """Memory of a sender that can be read here."""
+
+    def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
+        """Returns when all bytes are in place. Raises TransferError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PullServer:
+    """Serves the connections of all senders, a thread for each."""
+
+    def __init__(self, open_sender: Callable[[Any], Sender]) -> None:
+        """open_sender is called with what a sender describes, once a connection, in the thread that will copy."""
+        self._open_sender = open_sender
+        self._socket = socket.socket(socket.AF_UNIX)
+        self.name = f"pdreal-{os.getpid()}-{uuid.uuid4().hex}"
+        self._socket.bind(f"\0{self.name}")
+        self._socket.listen()
+        threading.Thread(target=self._accept, name="pull accept", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(connection,), name="pull", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError, _EndedError), connection, connection.makefile("rb") as stream:
+            description = json.loads(stream.readline() or "null")
+            try:
+                sender = self._open_sender(description)
+            except TransferError as wrong:
+                sender = _Closed(str(wrong))
+            try:
+                while True:
+                    (count,) = _COUNT.unpack(_read(stream, _COUNT.size))
+                    ranges = np.frombuffer(_read(stream, 3 * 8 * count), np.int64).reshape(3, count)
+                    answer = _problem_of(sender, *ranges).encode()
+                    connection.sendall(_COUNT.pack(len(answer)) + answer)
+            finally:
+                sender.close()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class PullClient:
+    """Asks one target. A thread has its own connection, made at its first request."""
+
+    def __init__(self, name: str, description: Any) -> None:
+        self._name = name
+        self._description = description
+        self._threads = threading.local()
+        self._connections: list[socket.socket] = []
+
+    def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
+        """Raises TransferError if the target could not copy, or is gone."""
+        request = np.stack([local, remote, lengths]).astype(np.int64)
+        try:
+            connection = self._connection()
+            connection.sendall(_COUNT.pack(len(lengths)) + request.tobytes())
+            (length,) = _COUNT.unpack(_receive(connection, _COUNT.size))
+            problem = _receive(connection, length).decode()
+        except OSError as wrong:
+            self._threads.connection.close()
+            self._threads.connection = None
+            raise TransferError(f"no answer from the peer: {wrong}") from None
+        if problem:
+            raise TransferError(problem)
+
+    def _connection(self) -> socket.socket:
+        connection: socket.socket | None = getattr(self._threads, "connection", None)
+        if connection is None:
+            connection = socket.socket(socket.AF_UNIX)
+            self._threads.connection = connection
+            self._connections.append(connection)
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(f"\0{self._name}")
+            connection.sendall(json.dumps(self._description).encode() + b"\n")
+        return connection
+
+    def close(self) -> None:
+        """Writes under way fail."""
+        for connection in self._connections:
+            connection.close()
+
+
+class _Closed:
+    """A sender whose memory could not be opened."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
+        raise TransferError(self._problem)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _EndedError(Exception):
+    """The sender closed its connection."""
+
+
+def _problem_of(sender: Sender, sources: Addresses, targets: Addresses, lengths: Addresses) -> str:
+    try:
+        sender.copy(sources, targets, lengths)
+    except TransferError as wrong:
+        return str(wrong)
+    return ""
+
+
+def _read(stream: Any, num_bytes: int) -> bytes:
+    got: bytes = stream.read(num_bytes)
+    if len(got) < num_bytes:
+        raise _EndedError
+    return got
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    parts = []
+    while num_bytes:
+        part = connection.recv(num_bytes)
+        if not part:
+            raise ConnectionResetError("it closed the connection")
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,98 @@
+"""Host memory that two processes of one machine map: a write is a memcpy by the sender.
+
+Memory is an anonymous file (memfd) that peers open through /proc: it has no name to clean up when a process is killed.
+A process descriptor (pidfd) of the peer tells whether it lives. Linux only.
+"""
+
+import json
+import mmap
+import os
+import select
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.raw import copy_ranges
+from pdreal.transports.regions import Regions
+
+_NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
+
+
+class SharedMemoryTransport:
+    def __init__(self, device: torch.device) -> None:
+        """Raises UnavailableError for a GPU."""
+        if device.type != "cpu":
+            raise UnavailableError(f"shared memory is memory of the host, not of {device}")
+        self._allocated: list[tuple[int, int, int]] = []
+        """Address, bytes and file descriptor of each."""
+        self._peers: dict[str, _Peer] = {}
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        file = os.memfd_create("kv")
+        os.ftruncate(file, num_bytes)
+        memory = torch.frombuffer(mmap.mmap(file, num_bytes, _NO_FAULTS), dtype=torch.uint8)
+        self._allocated.append((memory.data_ptr(), num_bytes, file))
+        return memory.zero_()
+
+    def register(self, regions: Sequence[torch.Tensor]) -> None:
+        """Nothing to do: memory of allocate is shared already, and other memory can be read but not written to."""
+
+    @property
+    def address(self) -> str:
+        return json.dumps({"pid": os.getpid(), "regions": self._allocated})
+
+    def connect(self, address: str) -> None:
+        self._peers[address] = _Peer(**json.loads(address))
+
+    def disconnect(self, address: str) -> None:
+        if address in self._peers:
+            self._peers.pop(address).close()
+
+    def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
+        peer = self._peers[address]
+        targets = peer.regions.translate(remote, lengths)
+        peer.check_alive()
+        copy_ranges(local, targets, lengths)
+        peer.check_alive()
+
+    def close(self) -> None:
+        for address in list(self._peers):
+            self.disconnect(address)
+        for _, _, file in self._allocated:
+            os.close(file)
+        self._allocated.clear()
+
+
+class _Peer:
+    """A process whose memory is mapped here."""
+
+    def __init__(self, pid: int, regions: list[tuple[int, int, int]]) -> None:
+        try:
+            self._process = os.pidfd_open(pid)
+            self._maps = [_map(f"/proc/{pid}/fd/{file}", num_bytes) for _, num_bytes, file in regions]
+        except (ProcessLookupError, FileNotFoundError):
+            raise TransferError(f"process {pid} is gone") from None
+        self._pid = pid
+        self._poll = select.poll()
+        self._poll.register(self._process, select.POLLIN)
+        here = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self._maps]
+        self.regions = Regions(
+            (address, num_bytes, at) for (address, num_bytes, _), at in zip(regions, here, strict=True)
+        )
+
+    def check_alive(self) -> None:
+        if self._poll.poll(0):
+            raise TransferError(f"process {self._pid} died")
+
+    def close(self) -> None:
+        os.close(self._process)
+
+
+def _map(path: str, num_bytes: int) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(file, num_bytes, _NO_FAULTS)
+    finally:
+        os.close(file)

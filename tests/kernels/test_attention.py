@@ -1,0 +1,70 @@
+"""Append and paged decode against torch."""
+
+import pytest
+import torch
+from pdkernels import DecodeTiling, DecodeWorkspace, append, paged_decode
+from pdkernels.reference import append_reference, paged_decode_reference
+
+from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_pages, random_pool, same_bytes
+
+TOLERANCE = 2e-2  # of bf16 inputs against float32 arithmetic
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_append(order, page_size):
+    pool = random_pool(heads=3, page_size=page_size, order=order)
+    slots = random_pages(5, 12)
+    slots[2] = -1
+    packed = torch.randn(5, 3 * 3, 16, dtype=torch.bfloat16, device=DEVICE)  # as a projection leaves Q, K and V
+    keys, values = packed[:, 3:6], packed[:, 6:]
+    expected = copy_of(pool)
+    append_reference(expected.keys[1], expected.values[1], slots, keys, values)
+    append(pool.keys[1], pool.values[1], slots, keys, values)
+    assert same_bytes(pool, expected)
+
+
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3)])
+def test_paged_decode(order, page_size, group, splits):
+    heads, head_dim, lengths = 2, 32, [1, 0, 45]
+    pool = normal_pool(
+        layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
+    )
+    table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
+    query = torch.randn(3, heads * group + 2, head_dim, dtype=torch.bfloat16, device=DEVICE)[:, : heads * group]
+    expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5)
+    out = paged_decode(
+        query,
+        pool.keys[0],
+        pool.values[0],
+        table,
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        page_size=page_size,
+        output=torch.full_like(expected, float("nan")),
+        workspace=DecodeWorkspace(3, heads * group, heads, head_dim, DEVICE, splits=splits),
+        tiling=DecodeTiling(tokens=16),
+    )
+    torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
+def test_decode_in_a_cuda_graph_follows_lengths():
+    pool = normal_pool(layers=1, heads=8, head_dim=128, page_size=16, pages=64)
+    table = torch.stack([random_pages(30, 64) for _ in range(2)])
+    lengths = torch.tensor([1, 1], dtype=torch.int32, device=DEVICE)
+    query = torch.randn(2, 32, 128, dtype=torch.bfloat16, device=DEVICE)
+    workspace = DecodeWorkspace(2, 32, 8, 128, DEVICE)
+    output = torch.empty_like(query)
+    arguments = (query, pool.keys[0], pool.values[0], table, lengths)
+    paged_decode(*arguments, page_size=16, output=output, workspace=workspace)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_decode(*arguments, page_size=16, output=output, workspace=workspace)
+    for now in ([470, 3], [0, 256]):
+        lengths.copy_(torch.tensor(now, dtype=torch.int32))
+        query.normal_()
+        graph.replay()
+        expected = paged_decode_reference(query, pool, 0, table, now, 128**-0.5)
+        torch.testing.assert_close(output.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)

@@ -1,0 +1,153 @@
+"""Real clusters for tests: processes on this machine, a tiny model, and what one process without a cache would say."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from mmap import mmap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+
+from pdreal.clients import Clients
+from pdreal.launcher import Launcher
+from pdreal.options import Options
+from pdreal.real_scenario import real_scenario
+from pdreal.run import RealRun
+from pdreal.run import run as run_real
+from pdreal.tokens import Tokens
+
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.request_spec import Streams
+
+DEFAULT: dict[str, Any] = {
+    "model": "tiny-qwen3",
+    "page_size": 4,
+    "prefill": {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8, "chunked_prefill_tokens": 64},
+    "decode": {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8},
+    "network": {"transport": "shared-memory"},
+    "workload": {
+        "use": "prefix_pool",
+        "num_requests": 20,
+        "num_prefixes": 3,
+        "prefix_tokens": 40,
+        "input_tokens": {"use": "uniform", "low": 3, "high": 90},
+        "output_tokens": {"use": "uniform", "low": 1, "high": 10},
+    },
+    "client": {"use": "closed_loop", "concurrency": 6},
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    """1P1D; dotted names, with two underscores for a dot, change fields."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in DEFAULT.items()}
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        at = data
+        for key in parents:
+            at = at.setdefault(key, {})
+        at[last] = value
+    return parse_scenario({key: value for key, value in data.items() if value is not None}, base=Path())
+
+
+def run(scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True) -> tuple[RealRun, Scenario]:
+    """To the end, and the scenario as it was resolved."""
+    options = Options(check_kv=check_kv)
+    resolved, requests = real_scenario(scenario, options)
+    return asyncio.run(run_real(resolved, requests, options, logs=logs)), resolved
+
+
+def run_killing(scenario: Scenario, instance_id: str, rank: int, *, logs: Path) -> tuple[RealRun, Scenario]:
+    """One rank of an instance is killed as soon as requests are under way."""
+    resolved, requests = real_scenario(scenario, Options())
+
+    async def play() -> RealRun:
+        clients = Clients(resolved, requests, Options(), progress=lambda _: None)
+        launcher = Launcher(resolved, Options(), folder=logs, on_end=clients.on_end)
+        await launcher.start()
+        launcher.timeline.after(100_000_000, lambda _: launcher.kill(instance_id, rank=rank))
+        await clients.serve(launcher)
+        return RealRun(clients.outputs, await launcher.stop(), launcher.failure)
+
+    return asyncio.run(play()), resolved
+
+
+def run_scribbling(scenario: Scenario) -> str:
+    """Write into the memory of the first decode rank while it serves, until that is found out: what is said then."""
+    options = Options(check_kv=True)
+    resolved, requests = real_scenario(scenario, options)
+
+    async def play() -> str:
+        clients = Clients(resolved, requests, options, progress=lambda _: None)
+        launcher = Launcher(resolved, options, on_end=clients.on_end)
+        await launcher.start()
+        peer = json.loads(launcher.memory("decode-0")[0]["address"])
+        (_, num_bytes, file), *_ = peer["regions"]
+        opened = os.open(f"/proc/{peer['pid']}/fd/{file}", os.O_RDWR)
+        with mmap(opened, num_bytes) as memory:
+            serving = asyncio.create_task(clients.serve(launcher))
+            while launcher.failure is None and not serving.done():
+                memory[:] = os.urandom(1) * num_bytes
+                await asyncio.sleep(0.001)
+        await serving
+        await launcher.stop()
+        return launcher.failure or "nothing"
+
+    return asyncio.run(play())
+
+
+def skip_without(transport: str) -> None:
+    """Skips the test with the reason that the engine gives."""
+    import torch
+    from pdreal.transports.choice import open_transport
+    from pdreal.transports.protocol import UnavailableError
+
+    try:
+        open_transport(transport, torch.device("cpu")).close()
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+
+
+def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int]:
+    """Requests, no turns of sessions among them, that did not get all the tokens that the model makes of their prompt.
+
+    Each token must be the greedy choice behind the prompt and the tokens before it, on one process without a cache.
+    """
+    specs = {spec.request_id: spec for spec in scenario.workload.requests(Streams(scenario.seed))}
+    prompts = Tokens(_model().config.vocab_size)
+    return [
+        i
+        for i, tokens in outputs.items()
+        if len(tokens) != len(specs[i].output) or not is_greedy(prompts.ids(specs[i].prompt).ids(), tokens)
+    ]
+
+
+def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
+    import torch
+    from pdreal.model.attention import WholeSequence
+
+    model = _model()
+    sequence = torch.tensor([*prompt, *output[:-1]])
+    rows = torch.arange(len(prompt) - 1, len(sequence))
+    with torch.inference_mode():
+        logits = model.logits(sequence, torch.arange(len(sequence)), WholeSequence(), rows)
+        return bool(model.best_tokens(logits).tolist() == output)
+
+
+@cache
+def _model() -> Any:
+    import torch
+    from pdreal.model.config import from_catalog
+    from pdreal.model.transformer import Transformer
+    from pdreal.model.weights import weight_source
+
+    device = torch.device("cpu")
+    return Transformer.load(
+        from_catalog("tiny-qwen3"), weight_source("seed:0", device), dtype=torch.float32, device=device
+    )

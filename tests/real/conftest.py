@@ -1,0 +1,32 @@
+"""Tests of what runs for real: they need torch, and are skipped without it. `-m "not real"` leaves them out."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("torch"):
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.real)
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Matrices are tiny, and threads of several tests at once would wait for each other."""
+    if find_spec("torch"):
+        torch.set_num_threads(1)

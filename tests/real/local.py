@@ -1,0 +1,129 @@
+"""Instances, executors and runners in one process, taking turns at random; transfers are copies between two caches."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from pdreal.executor import Executor
+from pdreal.runner import ModelRunner
+from pdreal.sampling import Sampling
+
+from pdsim.core import messages as m
+from pdsim.core.invariants import check, check_idle
+from pdsim.core.loop import instance_loop
+from pdsim.core.sequence import TokenIds
+from pdsim.core.transfer_plan import TransferUnit
+from pdsim.scenario.build import build
+from tests.real.models import tiny_model
+from tests.support import request, small, small_aggregated
+
+
+class Worker:
+    """One instance of one rank. What it computes it computes as late as it may."""
+
+    def __init__(self, instance, end_tokens, carry_out):
+        self.instance = instance
+        self.inbox = []
+        self.executor = Executor(instance, end_tokens)
+        self.runner = ModelRunner(
+            tiny_model(), num_pages=instance.cache.pool.num_pages, page_size=instance.cache.page_size
+        )
+        self._carry_out = carry_out
+        self._in_flight = deque()
+        self._answer = None
+        self._loop = instance_loop(
+            instance, drain=self._drain, carry_out=lambda commands: carry_out(self, commands), now_ns=lambda: 0
+        )
+
+    def turn(self) -> bool:
+        """Whether there was anything to do."""
+        asked = self._loop.send(self._answer)
+        check(self.instance)
+        self._answer = None
+        waits = isinstance(asked, m.Wait)
+        if not waits:
+            self._in_flight.append((asked, self.executor.begin(asked)))
+        if self._in_flight and (waits or len(self._in_flight) == self.instance.max_steps_in_flight):
+            step, batch = self._in_flight.popleft()
+            outcome = self.executor.finish(step, self.runner.run(batch))
+            self._answer = outcome.result
+        return not waits or self._answer is not None or bool(self.inbox)
+
+    def _drain(self):
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+
+@dataclass
+class Local:
+    """Serves prompts until all have ended; outputs and reasons of failure are by request."""
+
+    scenario: object
+    sampling: Sampling
+    end_tokens: tuple[int, ...] = ()
+    outputs: dict = field(default_factory=dict)
+    failed: dict = field(default_factory=dict)
+    num_retractions: int = 0
+    num_cached_tokens: int = 0
+    seed: int = 0
+
+    def serve(self, prompts):
+        instances = build(self.scenario).instances
+        self.workers = {i.instance_id: Worker(i, self.end_tokens, self._carry_out) for i in instances}
+        names = [*self.workers, *self.workers][:2]  # of an aggregated instance twice its own
+        for request_id, prompt in enumerate(prompts):
+            for worker in self.workers.values():
+                ids = TokenIds(prompt)
+                worker.executor.add(request_id, ids, self.sampling)
+                new = m.NewRequest(request_id, request_id, ids, self.sampling.max_tokens, *names)
+                worker.inbox.append(new)
+        rng, idle = Random(self.seed), 0
+        workers = [*self.workers.values()]
+        while idle < 2:
+            order = rng.sample(workers, len(workers))
+            idle = 0 if sum(worker.turn() for worker in order) else idle + 1
+        assert len(self.outputs) + len(self.failed) == len(prompts), [w.instance.waiting_for() for w in workers]
+        for worker in workers:
+            check_idle(worker.instance)
+
+    def _carry_out(self, worker, commands):
+        for command in commands:
+            match command:
+                case m.Send():
+                    self.workers[command.to].inbox.append(command.message)
+                case TransferUnit():
+                    self._transfer(command)
+                case m.Retracted():
+                    self.num_retractions += 1
+                case m.SaveKv():
+                    worker.runner.run(worker.executor.save(command))
+                case m.LoadKv():
+                    worker.runner.run(worker.executor.load(command))
+                case m.Finished():
+                    self.outputs[command.request_id] = worker.executor.output(command.request_id)
+                    worker.executor.forget(command.request_id)
+                case m.Failed():
+                    self.failed[command.request_id] = command.reason
+                    worker.executor.forget(command.request_id)
+                case m.PrefillDone():
+                    worker.executor.forget(command.request_id)
+
+    def _transfer(self, unit):
+        """At once: what the core lets happen between planning and arriving is tested elsewhere."""
+        source, target = self.workers[unit.source], self.workers[unit.target]
+        page_size = source.runner.kv.page_size
+        pages = source.runner.kv.memory.unflatten(1, (-1, page_size))
+        into = target.runner.kv.memory.unflatten(1, (-1, page_size))
+        into[:, list(unit.target_pages)] = pages[:, list(unit.source_pages)]
+        if unit.is_last:
+            target.executor.add_first_token(unit.request_id, source.executor.output(unit.request_id)[0])
+            target.inbox.append(m.KvArrived(unit.request_id, unit.first_token_ends))
+            source.inbox.append(m.KvSent(unit.request_id))
+
+
+def pair(**changes):
+    return small(request(0, 4, 4), model="tiny-qwen3", decode__retraction_backup={}, **changes)
+
+
+def aggregated(**changes):
+    return small_aggregated(request(0, 4, 4), model="tiny-qwen3", **changes)

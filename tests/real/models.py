@@ -1,0 +1,74 @@
+"""Tiny models for tests, and what runs them."""
+
+import pytest
+
+pytest.importorskip("torch", reason="real mode needs torch")
+
+from array import array
+from functools import cache
+from random import Random
+
+import torch
+from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.model.config import ModelConfig, from_catalog
+from pdreal.model.transformer import Transformer
+from pdreal.model.weights import RandomWeights
+from pdreal.runner import ModelRunner
+
+from pdsim.system.model import LlamaArchitecture, RopeScaling
+
+CPU = torch.device("cpu")
+
+LLAMA = ModelConfig(
+    name="tiny-llama",
+    vocab_size=300,
+    hidden_size=96,
+    num_layers=2,
+    num_query_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    max_context_tokens=512,
+    tied_embeddings=True,
+    llama=LlamaArchitecture(
+        intermediate_size=128,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        rope_scaling=RopeScaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_max_position_embeddings=64),
+    ),
+)
+
+
+@cache
+def tiny_model() -> Transformer:
+    return load(from_catalog("tiny-qwen3"))
+
+
+def load(config: ModelConfig, source=None, tp=None) -> Transformer:
+    return Transformer.load(config, source or RandomWeights(0, CPU), dtype=torch.float32, device=CPU, tp=tp)
+
+
+def runner(model: Transformer | None = None, num_pages: int = 256, page_size: int = 4, **options) -> ModelRunner:
+    return ModelRunner(model or tiny_model(), num_pages=num_pages, page_size=page_size, **options)
+
+
+def tokens(seed: int, num_tokens: int, vocab_size: int = 512) -> array:
+    rng = Random(seed)
+    return array("i", [rng.randrange(vocab_size) for _ in range(num_tokens)])
+
+
+def chunk(prompt: array, start: int, stop: int, page_table: list[int], request_id: int = 0) -> PrefillInput:
+    return PrefillInput(request_id, prompt[start:stop], start, page_table)
+
+
+def whole(*prompts_and_tables: tuple[array, list[int]]) -> PrefillBatch:
+    return PrefillBatch(tuple(chunk(p, 0, len(p), table, i) for i, (p, table) in enumerate(prompts_and_tables)))
+
+
+def decode_on(r: ModelRunner, last, num_kv_tokens, tables, num_tokens: int) -> list[list[int]]:
+    """Sequences go on together from their last tokens; each with those that follow."""
+    made = [[token] for token in last]
+    for step in range(num_tokens):
+        lengths = tuple(n + step for n in num_kv_tokens)
+        for m, token in zip(made, r.decode(DecodeBatch(tuple(m[-1] for m in made), lengths, tables)), strict=True):
+            m.append(token)
+    return made

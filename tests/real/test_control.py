@@ -1,0 +1,154 @@
+"""The control channel, the logbooks and the tokens of a workload, without a model."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+
+from pdreal.channel import Channel, process_of
+from pdreal.envelope import Envelope, decode, encode
+from pdreal.logbook import Logbook, read_journal, read_records
+from pdreal.notices import KINDS, Ping, Streamed
+from pdreal.requests import Request, RequestFailed
+from pdreal.sampling import Sampling
+from pdreal.tokens import Tokens
+
+from pdsim.core.journal import Entry
+from pdsim.core.messages import Finished, KvGranted, NewRequest, Woken
+from pdsim.core.sequence import Spans, TokenIds
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NewRequest(3, 5, TokenIds([1, 2, 511]), 16, "prefill-0", "decode-1"),
+        KvGranted(3, 8, tuple(range(20))),
+        Streamed([[3, 17], [4, 0]]),
+        Ping(4),
+    ],
+)
+def test_what_is_sent_is_what_comes(message):
+    assert decode(encode(Envelope("decode-1", message, {"token": 3}))) == Envelope("decode-1", message, {"token": 3})
+
+
+def test_no_notice_has_a_name_of_the_core():
+    from pdsim.core import messages
+
+    assert not [name for name in KINDS if hasattr(messages, name)]
+
+
+@pytest.mark.parametrize(
+    ("machine", "process"),
+    [
+        ("prefill-0", "prefill-0"),
+        ("prefill-0.sender", "prefill-0"),
+        ("decode-1.receiver", "decode-1"),
+        ("router", "launcher"),
+        ("decode-1.rank1", "decode-1.rank1"),
+    ],
+)
+def test_where_state_machines_live(machine, process):
+    assert process_of(machine) == process
+
+
+def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
+    async def receive(channel, count):
+        """What comes first, in its order."""
+        loop, got, all_here = asyncio.get_running_loop(), [], asyncio.Event()
+
+        def take(envelope, payload):
+            got.append((envelope.message.number, payload))
+            if len(got) == count:
+                all_here.set()
+
+        channel.listen(loop, take)
+        await all_here.wait()
+        loop.remove_reader(channel.descriptor)
+        channel.close()
+        return got
+
+    async def play():
+        here, first = Channel(tmp_path, "launcher"), Channel(tmp_path, "decode-0", 0)
+        here.connect("decode-0", 0)
+        for number in range(100):
+            here.send("decode-0.receiver", Ping(number), payload=number if number % 2 else None)
+        got = await receive(first, 100)
+        here.send("decode-0", Ping(100))  # to the dead
+        second = Channel(tmp_path, "decode-0", 1)
+        here.connect("decode-0", 1)
+        here.send("decode-0", Ping(101))
+        here.send("nobody", Ping(102))
+        late = await receive(second, 1)
+        here.close()
+        return got, late
+
+    got, late = asyncio.run(play())
+    assert got == [(number, number if number % 2 else None) for number in range(100)]
+    assert late == [(101, None)]
+
+
+def test_logbooks_become_one_journal(tmp_path):
+    """By time; what a killed process left half is left out, and its next life follows."""
+    for process, life, times in (("prefill-0", 0, (1, 5)), ("prefill-0", 1, (7,)), ("launcher", 0, (2, 6))):
+        logbook = Logbook(tmp_path, process, life)
+        for now_ns in times:
+            logbook.entry(Entry(process, "on_message", (Woken(), now_ns), ()))
+        logbook.close()
+    with (tmp_path / "prefill-0.0.journal").open("a") as file:
+        file.write('["prefill-0","on_mess')
+    assert [(e.instance_id, e.args[-1]) for e in read_journal(tmp_path)] == [
+        ("prefill-0", 1),
+        ("launcher", 2),
+        ("prefill-0", 5),
+        ("launcher", 6),
+        ("prefill-0", 7),
+    ]
+
+
+def test_rows_become_records(tmp_path):
+    front, decode = Logbook(tmp_path, "launcher", 0), Logbook(tmp_path, "decode-0", 0)
+    front.row("on_arrival", 10, 0, 5, 3)
+    front.row("on_routed", 11, 0, "prefill-0", "decode-0")
+    decode.row("on_admitted", 20, 0, 4)
+    front.row("on_end", 90, Finished(0))
+    front.close()
+    decode.close()
+    (request,) = read_records(tmp_path).requests
+    assert (request.arrival_ns, request.admitted_ns, request.end_ns) == (10, 20, 90)
+    assert (request.num_decode_cached_tokens, request.outcome) == (4, "finished")
+
+
+def test_equal_spans_are_equal_tokens():
+    tokens = Tokens(512)
+    prompt, longer = Spans.of(7, 50), Spans(((7, 0, 50), (9, 3, 10)))
+    assert tokens.ids(longer).head(50) == tokens.ids(prompt)
+    assert tokens.ids(Spans(((7, 20, 5),))).ids() == tokens.ids(prompt).ids()[20:25]
+    assert len(set(tokens.ids(Spans.of(1, 2000)).ids())) > 450
+    assert all(0 <= token < 512 for token in tokens.ids(longer).ids())
+
+
+def test_the_next_turn_repeats_what_the_model_said():
+    tokens, output = Tokens(512), Spans.of(8, 3)
+    tokens.learn(output, [5, 6, 7])
+    assert tokens.ids(Spans.of(7, 2).then(output)).ids()[2:] == [5, 6, 7]
+
+
+def test_a_request_streams_and_says_why_it_failed():
+    got = []
+
+    async def take(request):
+        async for tokens in request:
+            got.append(tokens)  # noqa: PERF401  what came before it failed counts
+
+    async def play():
+        request = Request(0, TokenIds([1]), Sampling(4))
+        request.put(5)
+        request.put(6)
+        asyncio.get_running_loop().call_later(0.01, request.put, 7)
+        asyncio.get_running_loop().call_later(0.02, request.end, "it was lost")
+        await take(request)
+
+    with pytest.raises(RequestFailed, match="it was lost"):
+        asyncio.run(play())
+    assert got == [[5, 6], [7]]

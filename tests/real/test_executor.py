@@ -1,0 +1,173 @@
+"""Instances served by executors and runners: the tokens of the reference, whatever the core decides."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real mode needs torch")
+
+from array import array
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pdreal.batches import ForgetKv, SaveKv
+from pdreal.executor import Executor
+from pdreal.model.attention import WholeSequence
+from pdreal.paged_kv import SavedKv
+from pdreal.sampling import Sampling
+
+from pdsim.core import messages as m
+from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, StepResult
+from pdsim.core.sequence import TokenIds
+from tests.real.local import Local, aggregated, pair
+from tests.real.models import tiny_model, tokens
+from tests.support import examples
+
+
+def is_greedy(prompt, output):
+    """Whether each token is the best behind what was before it: one forward says so of a whole sequence."""
+    model = tiny_model()
+    sequence = torch.tensor([*prompt, *output[:-1]])
+    with torch.inference_mode():
+        logits = model.logits(sequence, torch.arange(len(sequence)), WholeSequence())
+    return model.best_tokens(logits[len(prompt) - 1 :]).tolist() == output
+
+
+def shared_prefix_prompts(num_prompts, seed=0):
+    """Random parts behind prefixes that several have in common."""
+    rng = Random(seed)
+    prefixes = [tokens(100 + i, rng.randrange(8, 60)) for i in range(max(1, num_prompts // 6))]
+    return [
+        rng.choice(prefixes)[: rng.randrange(61)] + tokens(1000 + i, rng.randrange(1, 25)) for i in range(num_prompts)
+    ]
+
+
+def serve(scenario, prompts, num_tokens, **options):
+    local = Local(scenario, Sampling(num_tokens, ignore_eos=True), **options)
+    local.serve(prompts)
+    for request_id, output in local.outputs.items():
+        assert len(output) == num_tokens
+        assert is_greedy(prompts[request_id], output), f"request {request_id}"
+    return local
+
+
+@pytest.mark.slow
+def test_200_prompts_with_shared_prefixes():
+    prompts = shared_prefix_prompts(200)
+    scenario = pair(prefill__overlap=True, decode__radix_cache=True, decode__max_running_requests=24)
+    assert len(serve(scenario, prompts, 8).outputs) == 200
+
+
+@given(st.data())
+@examples(6)
+def test_a_pair_of_instances_under_whatever_settings(data):
+    page_size = data.draw(st.sampled_from([1, 4, 16]))
+    prompts = shared_prefix_prompts(data.draw(st.integers(1, 8)), data.draw(st.integers(0, 99)))
+    num_tokens = data.draw(st.integers(1, 20))
+    least = max(map(len, prompts)) + num_tokens + 3 * page_size
+    scenario = pair(
+        page_size=page_size,
+        prefill__chunked_prefill_tokens=data.draw(st.sampled_from([0, 16, 32])),
+        prefill__overlap=data.draw(st.booleans()),
+        prefill__radix_cache=data.draw(st.booleans()),
+        prefill__transfer=data.draw(st.sampled_from(["every_chunk", "whole_prompt"])),
+        prefill__pool_tokens=least + 16 + data.draw(st.sampled_from([0, 200])),
+        decode__radix_cache=data.draw(st.booleans()),
+        decode__pool_tokens=least + data.draw(st.sampled_from([0, 40, 400])),
+        decode__admission={"use": "reserve_decode_tokens", "reserved_tokens": 0},
+        decode__max_running_requests=data.draw(st.integers(1, 6)),
+    )
+    local = serve(scenario, prompts, num_tokens, seed=data.draw(st.integers(0, 99)))
+    assert all("do not fit" in reason for reason in local.failed.values())
+
+
+TIGHT = {
+    "decode__pool_tokens": 200,
+    "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 0},
+}
+
+
+@pytest.mark.parametrize("radix", [False, True])
+def test_retracted_requests_come_back_with_their_kv(radix):
+    local = serve(pair(decode__radix_cache=radix, **TIGHT), shared_prefix_prompts(8), 30)
+    assert local.num_retractions > 3
+
+
+def test_an_aggregated_instance_computes_retracted_requests_again():
+    prompts = [tokens(i, 6) for i in range(8)]
+    scenario = aggregated(
+        aggregated__pool_tokens=130, aggregated__schedule_conservativeness=0.01, aggregated__radix_cache=True
+    )
+    assert serve(scenario, prompts, 30).num_retractions > 1
+
+
+def test_kv_that_does_not_come_back_is_seen(monkeypatch):
+    monkeypatch.setattr(SavedKv, "restore", lambda *_: None)
+    with pytest.raises(AssertionError, match="request"):
+        serve(pair(**TIGHT), shared_prefix_prompts(8), 30)
+
+
+class OnePage:
+    def page_table(self, request_id):
+        return [1]
+
+
+def executor(sampling, end_tokens=()):
+    e = Executor(OnePage(), end_tokens)
+    e.add(0, TokenIds([5, 6]), sampling)
+    return e
+
+
+def first(e, token):
+    step = PrefillStep(1, (PrefillChunk(0, 0, 2, is_last=True),))
+    e.begin(step)
+    return e.finish(step, [token])
+
+
+def after(e, *made):
+    """The result of the decode step that makes the last of these tokens."""
+    outcome = None
+    for i, token in enumerate(made):
+        step = DecodeStep(i, (0,) if i == 0 else (), (), 1, 3, 3, 1)
+        e.begin(step)
+        outcome = e.finish(step, [token])
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("sampling", "made", "output"),
+    [
+        (Sampling(3), [1, 2, 3], [1, 2, 3]),
+        (Sampling(9, stop_after_tokens=2), [1, 2], [1, 2]),
+        (Sampling(9), [1, 42], [1, 42]),
+        (Sampling(9, ignore_eos=True), [1, 42], None),
+        (Sampling(9, stop_token_ids=(2,)), [1, 2], [1, 2]),
+        (Sampling(9), [1, 2], None),
+    ],
+)
+def test_what_ends_a_sequence(sampling, made, output):
+    e = executor(sampling, end_tokens=(42,))
+    first(e, made[0])
+    outcome = after(e, *made[1:])
+    assert outcome.new_tokens == [(0, made[-1])]
+    assert outcome.result.ended == (() if output is None else ((0, TokenIds(output)),))
+
+
+def test_a_sequence_can_end_with_its_first_token():
+    assert first(executor(Sampling(1)), 9).result.ended == ((0, TokenIds([9])),)
+    assert first(executor(Sampling(9), end_tokens=(9,)), 9).result.ended == ((0, TokenIds([9])),)
+
+
+def test_nothing_comes_of_requests_that_were_forgotten():
+    e = executor(Sampling(9))
+    step = PrefillStep(1, (PrefillChunk(0, 0, 2, is_last=True),))
+    e.begin(step)
+    assert e.forget(0) is None
+    assert e.forget(0) is None
+    assert e.finish(step, [7]) == (StepResult(), [])
+
+
+def test_what_was_saved_is_forgotten_with_its_request():
+    e = executor(Sampling(9))
+    first(e, 1)
+    assert e.save(m.SaveKv(0, (1,))) == SaveKv(0, 2, array("i", [1]))
+    assert e.forget(0) == ForgetKv(0)

@@ -1,0 +1,78 @@
+"""Processes die at random moments under load: every request ends, nothing leaks, and who comes back serves again."""
+
+from functools import partial
+from random import Random
+
+import pytest
+from pdreal.logbook import read_journal, read_records
+
+from pdsim.core.journal import replay
+from pdsim.scenario.build import restarted, state_machines
+from tests.real import clusters
+
+HEALTH = {
+    "heartbeat_interval": "100 ms",
+    "heartbeat_failures": 2,
+    "bootstrap_timeout": "20 s",
+    "waiting_timeout": "20 s",
+    "release_timeout": "2 s",
+    "transfer_timeout": "3 s",
+}
+
+
+def survive(seed, role, tmp_path):
+    draw = Random(seed)
+    kill = {
+        "at": f"{draw.uniform(0.1, 1.5):.3f} s",
+        "kill": f"{role}-0",
+        "restart_after": f"{draw.choice([0.01, 0.3, 1.0])} s",
+    }
+    scenario = clusters.scenario(
+        seed=seed,
+        prefill__instances=2,
+        decode__instances=2,
+        health=HEALTH,
+        faults=[kill],
+        router="round_robin",
+        workload__num_requests=60,
+        workload__output_tokens=20,
+        client__concurrency=8,
+    )
+    real, resolved = clusters.run(scenario, logs=tmp_path)
+    assert real.failure is None
+    assert not real.leaks
+    assert len(real.outputs) == 60
+    requests = read_records(tmp_path).requests
+    finished = [request for request in requests if request.outcome == "finished"]
+    assert all(request.reason for request in requests if request not in finished)
+    assert len(finished) > 40
+    assert not clusters.wrong_outputs(resolved, {r.request_id: real.outputs[r.request_id] for r in finished})
+    assert replay(read_journal(tmp_path), state_machines(resolved), partial(restarted, resolved)) > 60
+    return requests
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_process_is_killed(role, tmp_path):
+    requests = survive(1, role, tmp_path)
+    served_by = [(r.prefill_id if role == "prefill" else r.decode_id) for r in requests]
+    assert f"{role}-0" in served_by[30:], "who was started again serves again"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20))
+def test_processes_are_killed_at_many_moments(seed, tmp_path):
+    survive(100 + seed, "prefill" if seed % 2 else "decode", tmp_path)
+
+
+def test_without_health_a_lost_instance_ends_the_run(tmp_path):
+    """One follower is enough."""
+    real, _ = clusters.run_killing(clusters.scenario(decode__tp=2), "decode-0", rank=1, logs=tmp_path)
+    assert "decode-0 was lost" in real.failure
+    reasons = {request.reason for request in read_records(tmp_path).requests if request.outcome == "failed"}
+    assert reasons == {real.failure}
+
+
+def test_damaged_kv_is_found(tmp_path):
+    """Somebody else writes into decode's cache."""
+    failure = clusters.run_scribbling(clusters.scenario(workload__num_requests=200))
+    assert "is damaged: heads" in failure

@@ -1,0 +1,132 @@
+"""The model against transformers, against itself on several ranks, and its weights against files."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real mode needs torch")
+
+import json
+from dataclasses import replace
+
+from pdreal.model.attention import WholeSequence
+from pdreal.model.config import ModelError, from_catalog, from_checkpoint
+from pdreal.model.reference import generate
+from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
+
+from pdsim.system.catalog import load_model, names
+from tests.real.models import CPU, LLAMA, load, tokens
+
+QWEN = replace(from_catalog("tiny-qwen3"), vocab_size=300, hidden_size=64, max_context_tokens=512)
+
+
+def logits_of(model, prompt):
+    with torch.inference_mode():
+        return model.logits(torch.tensor(prompt), torch.arange(len(prompt)), WholeSequence())
+
+
+def save(config, folder, weights=None, **changes):
+    """A checkpoint of this config as others write it."""
+    from safetensors.torch import save_file
+
+    source = weights or RandomWeights(3, CPU)
+    tensors = {name: source.whole(name, shape) for name, shape in config.parameters.items()}
+    file_of = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(file_of.values()):
+        part = {name: tensor for name, tensor in tensors.items() if file_of[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
+    (folder / "config.json").write_text(json.dumps(published(config) | changes))
+
+
+def published(config):
+    scaling = config.llama.rope_scaling
+    return {
+        "architectures": ["Qwen3ForCausalLM" if config.llama.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if config.llama.qk_norm else "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.llama.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_query_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_context_tokens,
+        "rms_norm_eps": config.llama.rms_norm_eps,
+        "rope_theta": config.llama.rope_theta,
+        "rope_scaling": None if scaling is None else {"rope_type": "llama3", **vars(scaling)},
+        "tie_word_embeddings": config.tied_embeddings,
+        "eos_token_id": 7,
+    }
+
+
+@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3", "llama"])
+def test_logits_are_those_of_transformers(config, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the oracle of the model is transformers")
+    save(config, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    read = from_checkpoint(tmp_path)
+    assert replace(read, name=config.name, end_tokens=()) == config
+    assert read.end_tokens == (7,)
+    prompt = tokens(1, 150, config.vocab_size).tolist()
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    found = logits_of(load(config, Checkpoint(tmp_path)), prompt)
+    assert expected.std() > 0.3  # they say something
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3", "llama"])
+def test_a_checkpoint_of_random_weights_is_the_same_model(config, tmp_path):
+    pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+    save(config, tmp_path, RandomWeights(5, CPU))
+    prompt = tokens(2, 40, config.vocab_size)
+    read = load(from_checkpoint(tmp_path), weight_source(str(tmp_path), CPU))
+    assert torch.equal(logits_of(read, prompt), logits_of(load(config, weight_source("seed:5", CPU)), prompt))
+
+
+def test_another_seed_is_another_model():
+    prompt = tokens(2, 40, LLAMA.vocab_size)
+    models = [load(LLAMA, RandomWeights(seed, CPU)) for seed in (0, 1)]
+    assert generate(models[0], prompt, 8) != generate(models[1], prompt, 8)
+
+
+@pytest.mark.parametrize("name", [name for name in names("models") if load_model(name).llama])
+def test_the_catalog_counts_the_parameters_that_are_there(name):
+    assert from_catalog(name).num_params == pytest.approx(load_model(name).num_params, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none of LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"attention_bias": True}, "attention_bias is True, and only False can be run"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is none of default, llama3"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights cannot be run"),
+    ],
+)
+def test_checkpoints_that_cannot_be_run(changes, complaint, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(published(LLAMA) | changes))
+    with pytest.raises(ModelError, match=complaint):
+        from_checkpoint(tmp_path)
+
+
+def test_checkpoints_that_are_not_whole(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+        from_checkpoint(tmp_path)
+    pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+    save(LLAMA, tmp_path)
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight is \[300, 96\], and config.json makes it"):
+        load(replace(LLAMA, vocab_size=299), Checkpoint(tmp_path))
+    with pytest.raises(ModelError, match=r"has no tensor lm_head\.weight"):
+        load(replace(LLAMA, tied_embeddings=False), Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("seed:x", "a whole number"), ("nowhere", "neither seed:N nor")])
+def test_weights_that_are_none(text, complaint):
+    with pytest.raises(ModelError, match=complaint):
+        weight_source(text, CPU)
+
+
+def test_a_model_of_experts_cannot_be_run():
+    with pytest.raises(ModelError, match="no section `llama`"):
+        from_catalog("deepseek-v3")

@@ -1,0 +1,66 @@
+"""pdreal run: the folder that it leaves, and mistakes in one message."""
+
+import json
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+
+from pdreal.cli import main
+from ruamel.yaml import YAML
+
+from pdsim.cli import main as pdsim
+from pdsim.metrics.run_folder import read_records, read_summary
+from tests.real import clusters
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "pair.yaml"
+    YAML(typ="safe").dump(clusters.DEFAULT, path)
+    return path
+
+
+def exit_code(*arguments, program=main):
+    with pytest.raises(SystemExit) as exit_:
+        program([str(argument) for argument in arguments])
+    return exit_.value.code
+
+
+def test_a_run_leaves_what_every_tool_reads(scenario, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out, "--json", "--seed", "3") == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary == read_summary(out)
+    assert summary["backend"] == "pdreal"
+    assert summary["completed"] == 20
+    assert summary["pdsim"]["device"] == "cpu"
+    records = read_records(out)
+    assert all(0 < r.admitted_ns < r.prefill_end_ns < r.transfer_end_ns <= r.streamed_ns for r in records.requests)
+    assert {step.kind for step in records.steps} == {"prefill", "decode"}
+    assert {level.instance_id for level in records.levels} == {"prefill-0", "decode-0"}
+    assert exit_code("replay", out, "--json", program=pdsim) == 0
+    assert json.loads(capsys.readouterr().out)["identical"]
+    assert exit_code("explain", out, program=pdsim) == 0
+    assert "where the time goes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "model=qwen3.5-35b-a3b"], "cannot be run for real"),
+        (["--set", "prefill.dp=2", "--set", "prefill.tp=2"], "prefill.dp: 2: data-parallel attention"),
+        (["--set", "faults=[{at: 1 s, link: prefill-0, bandwidth_factor: 0}]"], "faults.0: links"),
+        (["--set", "network.transport=mooncake-tpc"], "did you mean 'mooncake-tcp'?"),
+        (["--weights", "seed:x"], "a seed is a whole number"),
+        (["--weights", "nowhere"], "nowhere"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_a_mistake_is_one_message(scenario, arguments, message, capsys):
+    assert exit_code("run", scenario, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert said.startswith("pdreal: ")

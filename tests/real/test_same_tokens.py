@@ -1,0 +1,65 @@
+"""Every path through a cluster gives the tokens that one process gives, and its journal replays; nothing is left."""
+
+import pytest
+from pdreal.logbook import read_journal, read_records
+
+from pdsim.core.journal import replay
+from pdsim.scenario.build import state_machines
+from tests.real import clusters
+
+STAGING = {"ring": "1 MB"}
+AGGREGATED = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8, "chunked_prefill_tokens": 64}
+PATHS = {
+    "1P1D": {},
+    "decode radix": {"decode__radix_cache": True},
+    "no radix": {"prefill__radix_cache": False},
+    "whole prompts": {"prefill__transfer": "whole_prompt", "prefill__overlap": False},
+    "layer by layer": {"prefill__layer_groups": 3},
+    "2P1D": {"prefill__instances": 2},
+    "aggregated": {"prefill": None, "decode": None, "aggregated": AGGREGATED},
+    "retractions": {
+        "decode__pool_tokens": 260,
+        "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
+        "workload__output_tokens": 30,
+    },
+    "TP2 to TP1, slices": {"prefill__tp": 2},
+    "TP1 to TP2, slices": {"decode__tp": 2},
+    "TP2 to TP1, staged": {"prefill__tp": 2, "network__staging": STAGING},
+    "TP1 to TP2, staged": {"decode__tp": 2, "network__staging": STAGING},
+    "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
+}
+NUM_REQUESTS = clusters.DEFAULT["workload"]["num_requests"]
+
+
+def check(changes, logs):
+    real, resolved = clusters.run(clusters.scenario(**changes), logs=logs)
+    assert real.failure is None
+    assert not real.leaks
+    assert len(real.outputs) == NUM_REQUESTS
+    assert not clusters.wrong_outputs(resolved, real.outputs)
+    records = read_records(logs)
+    assert all(request.outcome == "finished" for request in records.requests)
+    assert replay(read_journal(logs), state_machines(resolved)) > NUM_REQUESTS
+    return records
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_tokens_are_those_of_one_process(path, tmp_path):
+    records = check(PATHS[path], tmp_path)
+    if path == "retractions":
+        assert any(request.num_retractions for request in records.requests)
+
+
+@pytest.mark.parametrize("transport", ["mooncake-tcp", "nixl-cma"])
+def test_any_transport(transport, tmp_path):
+    clusters.skip_without(transport)
+    check({"network__transport": transport}, tmp_path)
+
+
+@pytest.mark.nightly
+def test_two_hundred_prompts(tmp_path):
+    changes = {"workload__num_requests": 200, "decode__radix_cache": True, "client__concurrency": 16}
+    real, resolved = clusters.run(clusters.scenario(**changes), logs=tmp_path)
+    assert not real.leaks
+    assert len(real.outputs) == 200
+    assert not clusters.wrong_outputs(resolved, real.outputs)

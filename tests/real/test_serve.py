@@ -1,0 +1,346 @@
+"""The front end over HTTP: what clients get for good requests and bad ones, and that nothing of either stays behind."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp")
+
+from pdreal.bootstrap import LaunchError
+from pdreal.serve.http import serving
+from pdreal.serve.tokenizer import Tokenizer
+
+from tests.real.scripted_cluster import VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
+
+TOKENIZER = Tokenizer(VOCAB_SIZE)
+HELLO = TOKENIZER.encode("hello")
+
+
+@asynccontextmanager
+async def running():
+    """A client of a server, and the cluster behind it, which must be empty in the end."""
+    cluster = ScriptedCluster()
+    service = scripted_service(cluster)
+    async with serving(service, "127.0.0.1", 0) as url, aiohttp.ClientSession(url) as client:
+        yield client, cluster, service
+        assert not cluster.under_way
+
+
+async def post(client, path, body):
+    async with client.post(path, json=body) as response:
+        return response.status, await response.json()
+
+
+async def events(client, path, body):
+    """The events of a stream; the last must be [DONE]."""
+    async with client.post(path, json={**body, "stream": True}) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        *lines, done, rest = (await response.text()).split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def run(scenario):
+    async def main():
+        async with asyncio.timeout(20), running() as (client, cluster, service):
+            await scenario(client, cluster, service)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hello", ["hello"], HELLO, [HELLO]], ids=["text", "list of a text", "tokens", "list of tokens"]
+)
+def test_a_completion_in_one_piece(prompt):
+    async def scenario(client, cluster, service):
+        status, answer = await post(client, "/v1/completions", {"prompt": prompt, "max_tokens": 3})
+        assert status == 200
+        text = TOKENIZER.decode(true_tokens(HELLO, 3))
+        assert answer["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}]
+        assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+    run(scenario)
+
+
+def test_a_stream_of_completions_has_usage_only_when_asked():
+    async def scenario(client, cluster, service):
+        body = {"prompt": HELLO, "max_tokens": 4}
+        plain = await events(client, "/v1/completions", body)
+        assert all("usage" not in event for event in plain)
+        assert TOKENIZER.encode("".join(e["choices"][0]["text"] for e in plain)) == true_tokens(HELLO, 4)
+        reasons = [event["choices"][0]["finish_reason"] for event in plain]
+        assert reasons[-1] == "length"
+        assert set(reasons[:-1]) <= {None}
+
+        *parts, last = await events(client, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
+        assert last["choices"] == []
+        assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+        assert all("usage" not in event for event in parts)
+
+        options = {"continuous_usage_stats": True}
+        parts = await events(client, "/v1/completions", {**body, "stream_options": options})
+        assert parts[-1]["usage"]["completion_tokens"] == 4
+
+    run(scenario)
+
+
+def test_chat():
+    async def scenario(client, cluster, service):
+        messages = [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]},
+        ]
+        prompt = TOKENIZER.encode("system: be brief\nuser: hello\nassistant:")
+        body = {"model": "any", "messages": messages, "max_completion_tokens": 3, "max_tokens": 5}
+        text = TOKENIZER.decode(true_tokens(prompt, 3))
+        _, answer = await post(client, "/v1/chat/completions", body)
+        assert answer["choices"][0]["message"] == {"role": "assistant", "content": text}
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+
+        parts = await events(client, "/v1/chat/completions", body)
+        deltas = [event["choices"][0]["delta"] for event in parts]
+        assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+        assert "".join(delta["content"] for delta in deltas) == text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("prompt", [{"text": "hello"}, {"input_ids": HELLO}], ids=["text", "input_ids"])
+def test_sglang_generate_sends_all_so_far(prompt):
+    async def scenario(client, cluster, service):
+        expected = true_tokens(HELLO, 4)
+        body = {**prompt, "sampling_params": {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}}
+        status, answer = await post(client, "/generate", body)
+        assert status == 200
+        assert answer["output_ids"] == expected
+        assert answer["text"] == TOKENIZER.decode(expected)
+        assert answer["meta_info"]["prompt_tokens"] == 5
+        assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
+        for event in (parts := await events(client, "/generate", body)):
+            count = event["meta_info"]["completion_tokens"]
+            assert event["output_ids"] == expected[:count]
+            assert event["text"] == TOKENIZER.decode(expected[:count])
+        assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_a_sequence_that_ends_early_says_stop(path):
+    async def scenario(client, cluster, service):
+        limits = {"max_tokens": 9, "sampling_params": {"max_new_tokens": 9}}
+        bodies = {
+            "/v1/completions": {"prompt": [4], **limits},
+            "/v1/chat/completions": {"messages": [{"content": "<0x04>"}], **limits},
+            "/generate": {"input_ids": [4], **limits},
+        }
+        last = (await events(client, path, bodies[path]))[-1]
+        if path == "/generate":
+            assert last["meta_info"]["finish_reason"] == {"type": "stop", "matched": 0}
+        else:
+            assert last["choices"][0]["finish_reason"] == "stop"
+        _, whole = await post(client, path, bodies[path])
+        assert '"stop"' in json.dumps(whole)
+
+    run(scenario)
+
+
+def chat(content):
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+REFUSED = [
+    ("/v1/completions", b"{", "body is not JSON"),
+    ("/v1/completions", b"\xff", "body is not JSON"),
+    ("/v1/completions", b"[" * 100_000, "body is not JSON"),
+    ("/v1/completions", b"[]", "must be a JSON object, not a list"),
+    ("/v1/completions", {}, "prompt is empty"),
+    ("/v1/completions", {"prompt": ""}, "prompt is empty"),
+    ("/v1/completions", {"prompt": 7}, "prompt must be a string, not a number"),
+    ("/v1/completions", {"prompt": [1.5]}, "prompt must be a list of token ids; it has a number"),
+    ("/v1/completions", {"prompt": [True]}, "prompt must be a list of token ids; it has a boolean"),
+    ("/v1/completions", {"prompt": ["a", "b"]}, "prompt has 2 prompts: send one a request"),
+    ("/v1/completions", {"prompt": [[1], [2]]}, "prompt has 2 prompts: send one a request"),
+    ("/v1/completions", {"prompt": [512]}, "prompt has token 512; the model's tokens are 0 to 511"),
+    ("/v1/completions", {"prompt": [-1]}, "prompt has token -1"),
+    ("/v1/completions", {"prompt": "a" * 101}, "101 tokens and asks for up to 16 more; there is room for 100"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 150}, "for 150 with the output"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": "9"}, "max_tokens must be an integer, not a string"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": True}, "max_tokens must be an integer, not a boolean"),
+    ("/v1/completions", {"prompt": "a", "n": 2}, "n is not supported"),
+    ("/v1/completions", {"prompt": "a", "best_of": 4}, "best_of is not supported"),
+    ("/v1/completions", {"prompt": "a", "echo": True}, "leave it out or send false"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
+    ("/v1/completions", {"prompt": "a", "stop": ["x"]}, "stop is not supported"),
+    ("/v1/completions", {"prompt": "a", "stream": "yes"}, "stream must be true or false, not a string"),
+    ("/v1/completions", {"prompt": "a", "stream_options": []}, "stream_options must be an object, not a list"),
+    ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage must"),
+    ("/v1/chat/completions", {}, "messages must be a list of messages"),
+    ("/v1/chat/completions", {"messages": []}, "messages must be a list of messages, at least one"),
+    ("/v1/chat/completions", {"messages": ["hi"]}, "messages[0] must be an object"),
+    ("/v1/chat/completions", chat(5), "messages[0].content must be a string, not a number"),
+    ("/v1/chat/completions", chat([{"type": "image_url"}]), "messages[0].content has a part that is no text"),
+    ("/v1/chat/completions", {**chat("hi"), "tools": [{"type": "function"}]}, "tools is not supported"),
+    ("/v1/chat/completions", {**chat("hi"), "max_completion_tokens": -1}, "max_completion_tokens must be at least 1"),
+    ("/generate", {}, "needs text or input_ids, and not both"),
+    ("/generate", {"text": "a", "input_ids": [1]}, "needs text or input_ids, and not both"),
+    ("/generate", {"text": ["a", "b"]}, "text must be a string, not a list"),
+    ("/generate", {"input_ids": "a"}, "input_ids must be a list of token ids, not a string"),
+    ("/generate", {"text": "a", "sampling_params": 1}, "sampling_params must be an object"),
+    ("/generate", {"text": "a", "sampling_params": {"n": 3}}, "sampling_params.n is not supported"),
+    ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens must"),
+    ("/generate", {"text": "a", "return_logprob": True}, "return_logprob is not supported"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "message"), REFUSED)
+def test_bad_requests_are_refused_with_what_is_wrong(path, body, message):
+    async def scenario(client, cluster, service):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with client.post(path, data=data) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        assert message in error["message"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "bad_request")
+        assert service.metrics.num_requests == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/v1/engines", 404, "there is no /v1/engines; there are /flush_cache, /generate, /health"),
+        ("POST", "/", 404, "there is no /"),
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+        ("DELETE", "/v1/models", 405, "/v1/models takes GET or HEAD, not DELETE"),
+    ],
+)
+def test_unknown_routes_and_methods(method, path, status, message):
+    async def scenario(client, cluster, service):
+        async with client.request(method, path) as response:
+            assert response.status == status
+            assert message in (await response.json())["error"]["message"]
+
+    run(scenario)
+
+
+def test_a_body_beyond_the_limit(monkeypatch):
+    monkeypatch.setattr("pdreal.serve.http.MAX_BODY_BYTES", 1000)
+
+    async def scenario(client, cluster, service):
+        async with client.post("/v1/completions", json={"prompt": "a" * 1000}) as response:
+            assert response.status == 413
+            assert "more than 1000 bytes" in (await response.json())["error"]["message"]
+
+    run(scenario)
+
+
+def test_what_asks_for_nothing_is_accepted():
+    async def scenario(client, cluster, service):
+        harmless = {"n": 1, "best_of": 1, "logprobs": None, "stop": None, "temperature": 0.7, "top_p": 0.9, "seed": 3}
+        body = {"prompt": "a", "repetition_penalty": 1.0, "logit_bias": {}, "user": "me", "what_is_this": 1, **harmless}
+        status, _ = await post(client, "/v1/completions", body)
+        assert status == 200
+
+    run(scenario)
+
+
+def test_a_request_that_fails_before_its_first_token_has_a_status():
+    async def scenario(client, cluster, service):
+        for stream in (True, False):
+            status, answer = await post(client, "/v1/completions", {"prompt": [2], "stream": stream})
+            assert status == 503
+            assert answer["error"]["message"] == "the request failed: decode-0 is down"
+            assert answer["error"]["type"] == "server_error"
+        assert service.metrics.num_aborted_requests == 2
+        assert cluster.aborted.empty()
+
+    run(scenario)
+
+
+def test_a_request_that_fails_later_says_so_in_its_stream():
+    async def scenario(client, cluster, service):
+        parts = await events(client, "/v1/completions", {"prompt": [3]})
+        assert parts[-1]["error"]["message"] == "the request failed: decode-0 is down"
+        assert "choices" in parts[0]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_before_the_first_token_aborts_its_request(stream):
+    async def scenario(client, cluster, service):
+        with pytest.raises(TimeoutError):
+            await client.post(
+                "/v1/completions",
+                json={"prompt": [1], "stream": stream},
+                timeout=aiohttp.ClientTimeout(total=0.2),
+            )
+        assert await cluster.aborted.get() == 0
+        assert service.metrics.num_aborted_requests == 1
+
+    run(scenario)
+
+
+def test_a_client_that_goes_away_in_the_middle_aborts_its_request():
+    async def scenario(client, cluster, service):
+        async with client.post("/v1/completions", json={"prompt": [5], "stream": True}) as response:
+            await response.content.readline()
+            response.close()
+        assert await cluster.aborted.get() == 0
+
+    run(scenario)
+
+
+def test_flush_cache_only_while_idle():
+    async def scenario(client, cluster, service):
+        waiting = asyncio.create_task(post(client, "/v1/completions", {"prompt": [1]}))
+        await cluster.submitted.get()
+        async with client.post("/flush_cache") as response:
+            assert response.status == 400
+            assert "1 requests are under way" in await response.text()
+        waiting.cancel()
+        await cluster.aborted.get()
+        async with client.post("/flush_cache?timeout=5") as response:
+            assert response.status == 200
+        assert cluster.num_flushed == 1
+
+    run(scenario)
+
+
+def test_a_port_that_is_taken_is_named():
+    async def scenario(client, cluster, service):
+        with pytest.raises(LaunchError, match=r"cannot listen at 127\.0\.0\.1:\d+: "):
+            async with serving(service, "127.0.0.1", client._base_url.port):
+                pass
+
+    run(scenario)
+
+
+def test_models_health_and_metrics():
+    async def scenario(client, cluster, service):
+        async with client.get("/v1/models") as response:
+            assert (await response.json())["data"][0]["id"] == "tiny"
+        async with client.get("/health") as response:
+            assert response.status == 200
+        cluster.failure = "prefill-0 was lost"
+        async with client.get("/health") as response:
+            assert response.status == 503
+        await post(client, "/v1/completions", {"prompt": HELLO, "max_tokens": 3})
+        async with client.get("/metrics") as response:
+            lines = (await response.text()).splitlines()
+        for name, value in {"num_requests": 1, "prompt_tokens": 5, "generation_tokens": 3}.items():
+            assert f'sglang:{name}_total{{model_name="tiny"}} {value}' in lines
+        decode = 'model_name="tiny",engine_type="decode",instance="decode-0"'
+        for name, value in {"num_running_reqs": 6, "num_decode_prealloc_queue_reqs": 3, "token_usage": 1.0}.items():
+            assert f"sglang:{name}{{{decode}}} {value}" in lines
+        assert lines.count("# TYPE sglang:num_running_reqs gauge") == 1
+        assert 'sglang:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 1' in lines
+        assert 'sglang:e2e_request_latency_seconds_count{model_name="tiny"} 1' in lines
+
+    run(scenario)

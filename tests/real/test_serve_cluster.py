@@ -1,0 +1,90 @@
+"""The front end before real processes: OpenAI's own client gets a single process's tokens; nothing stays behind."""
+
+import asyncio
+
+import pytest
+
+openai = pytest.importorskip("openai")
+aiohttp = pytest.importorskip("aiohttp")
+
+from pdreal.launcher import Launcher
+from pdreal.options import Options
+from pdreal.real_scenario import served_scenario
+from pdreal.serve.http import serving
+from pdreal.serve.server import service_of
+from pdreal.serve.tokenizer import Tokenizer
+
+from tests.real import clusters
+
+TOKENIZER = Tokenizer(512)
+TEXT = "shared prefixes are cached"
+POOL = 1024
+
+
+def test_clients_that_stay_and_clients_that_go():
+    """One cluster for all of it: a start costs seconds."""
+    options = Options(check_kv=True)
+    scenario = served_scenario(clusters.scenario(prefill__pool_tokens=POOL, decode__pool_tokens=POOL), options)
+
+    async def main() -> list[str]:
+        launcher = Launcher(scenario, options)
+        await launcher.start()
+        try:
+            async with serving(service_of(scenario, options, launcher, "tiny"), "127.0.0.1", 0) as url:
+                await complete(url)
+                await asyncio.gather(*(leave_early(url, 40 * i) for i in range(1, 7)), stream(url))
+                await refuse(url)
+                assert launcher.num_live_requests == 0
+                await flush(url)
+                await complete(url)
+        finally:
+            leaks = await launcher.stop()
+        return leaks
+
+    assert asyncio.run(main()) == []
+
+
+async def complete(url):
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+        prompt = TOKENIZER.encode(TEXT)
+        for sent in (TEXT, prompt):
+            answer = await client.completions.create(model="tiny", prompt=sent, max_tokens=9)
+            assert clusters.is_greedy(prompt, TOKENIZER.encode(answer.choices[0].text))
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
+
+
+async def stream(url):
+    prompt = TOKENIZER.chat([("user", TEXT)])
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        parts = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": TEXT}],
+            max_completion_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        events = [part async for part in parts]
+    text = "".join(event.choices[0].delta.content for event in events if event.choices)
+    assert clusters.is_greedy(prompt, TOKENIZER.encode(text))
+    assert events[-1].usage.completion_tokens == 12
+
+
+async def leave_early(url, num_prompt_tokens):
+    """After the first token, in the middle of as many as fit."""
+    body = {"prompt": [7] * num_prompt_tokens, "max_tokens": 500, "stream": True}
+    async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as response:
+        assert response.status == 200
+        await response.content.readline()
+        response.close()
+
+
+async def refuse(url):
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        with pytest.raises(openai.BadRequestError, match="the prompt has 2000 tokens"):
+            await client.completions.create(model="tiny", prompt=[5] * 2000, max_tokens=1)
+
+
+async def flush(url):
+    async with aiohttp.ClientSession(url) as client, client.post("/flush_cache") as response:
+        assert response.status == 200

@@ -1,0 +1,71 @@
+"""Whatever a model says, its text counts as the same tokens again, on the server and in clients."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pdreal.serve.tokenizer import Tokenizer
+from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer
+
+VOCAB_SIZE = 512
+TOKENIZER = Tokenizer(VOCAB_SIZE)
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1) | st.sampled_from(list(b"<0xC3>12 \n")))
+TEXTS = st.text() | st.text("<>0xX12C3\n é")
+
+
+@given(TOKENS)
+def test_decoded_tokens_encode_to_the_same(tokens):
+    assert TOKENIZER.encode(TOKENIZER.decode(tokens)) == tokens
+
+
+@given(TEXTS)
+def test_every_text_has_tokens_that_are_its_bytes_or_are_named_in_it(text):
+    tokens = TOKENIZER.encode(text)
+    assert all(0 <= token < VOCAB_SIZE for token in tokens)
+    assert len(tokens) <= len(text.encode())
+
+
+@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters="<")))
+def test_plain_text_comes_back(text):
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+def test_a_token_name_beyond_the_vocabulary_is_text():
+    assert TOKENIZER.encode("<511><512><65><0x41>") == [511, *b"<512><65><0x41>"]
+
+
+def test_a_vocabulary_must_hold_all_bytes():
+    with pytest.raises(ValueError, match="255 tokens cannot hold all 256 bytes"):
+        Tokenizer(255)
+
+
+@pytest.fixture(scope="module")
+def client_tokenizer(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, VOCAB_SIZE)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@given(TEXTS)
+def test_clients_encode_as_the_server_does(client_tokenizer, text):
+    assert client_tokenizer.encode(text, add_special_tokens=False) == TOKENIZER.encode(text)
+
+
+@given(TOKENS)
+def test_clients_decode_as_the_server_does(client_tokenizer, tokens):
+    assert client_tokenizer.decode(tokens) == TOKENIZER.decode(tokens)
+
+
+def test_clients_write_chats_down_as_the_server_does(client_tokenizer):
+    chat = [("system", "be brief"), ("user", "hi < there")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    messages[1]["content"] = [{"type": "text", "text": messages[1]["content"]}]
+    text = client_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert TOKENIZER.encode(text) == TOKENIZER.chat(chat)
+
+
+def test_a_planted_tokenizer_is_found_by_its_name(tmp_path):
+    plant_in_hub_cache(tmp_path, VOCAB_SIZE)
+    hub = pytest.importorskip("huggingface_hub")
+    found = hub.try_to_load_from_cache(HUB_NAME, "tokenizer.json", cache_dir=tmp_path / "hub")
+    assert isinstance(found, str)

@@ -1,0 +1,73 @@
+"""Engines are chosen by name, say what they lack, and can be measured."""
+
+import csv
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real mode needs torch")
+
+from pdreal import transfer_bench
+from pdreal.transports.choice import NAMES, open_transport
+from pdreal.transports.libraries import DEBIAN_PACKAGES, load_engine
+from pdreal.transports.protocol import UnavailableError
+
+from pdsim.system.catalog import names
+
+CPU = torch.device("cpu")
+
+
+def test_every_transport_of_the_catalog_has_an_engine():
+    assert sorted(NAMES) == sorted(names("transports"))
+
+
+def test_an_unknown_transport_is_answered_with_the_nearest():
+    with pytest.raises(
+        UnavailableError, match=r"no engine for transport 'mooncake-tpc' \(did you mean mooncake-tcp\?\)"
+    ):
+        open_transport("mooncake-tpc", CPU)
+
+
+@pytest.mark.parametrize("library", DEBIAN_PACKAGES)
+def test_a_missing_library_is_named_with_its_package(library, tmp_path, monkeypatch):
+    problem = f"{library}: cannot open shared object file: No such file or directory"
+    (tmp_path / "engine_without_library.py").write_text(f"raise ImportError({problem!r})\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnavailableError, match=f"apt-get install {DEBIAN_PACKAGES[library]}$"):
+        load_engine(("engine_without_library",), "engine")
+
+
+def test_a_missing_engine_is_named_with_its_wheel():
+    with pytest.raises(UnavailableError, match="no_such_engine is not installed: pip install some-wheel"):
+        load_engine(("no_such_engine",), "some-wheel")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_engines_of_gpus_say_that_there_is_none():
+    for name in ("cuda-ipc", "mooncake-nvlink", "mooncake-mnnvl"):
+        with pytest.raises(UnavailableError):
+            open_transport(name, CPU)
+
+
+def test_the_benchmark_writes_rows_with_their_provenance(tmp_path, capsys):
+    out = tmp_path / "rows.csv"
+    sizes = ["--size", "8192", "4096", "--descriptors", "1", "4", "64", "--seconds", "0", "--out", str(out)]
+    transfer_bench.main([*sizes, "--device", "cpu", "--transport", "copy", "shared-memory"])
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    shapes = [("4096", "1"), ("4096", "4"), ("8192", "1"), ("8192", "4")]
+    assert [(row["payload_bytes"], row["num_descriptors"]) for row in rows] == 2 * shapes
+    assert {row["transport"] for row in rows} == {"copy", "shared-memory"}
+    assert all(
+        float(row["time_us"]) >= float(row["min_us"]) > 0 and row["date"] and row["python_version"] for row in rows
+    )
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
+@pytest.mark.parametrize("engine", ["copy", "cuda-ipc", "mooncake-nvlink"])
+def test_gpu_memory_crosses(engine, tmp_path, capsys):
+    """The benchmark checks the bytes itself."""
+    given = ["--size", "65536", "--descriptors", "1", "16", "--seconds", "0", "--out", str(tmp_path / "rows.csv")]
+    transfer_bench.main([*given, "--device", "cuda", "--transport", engine])
+    if missing := capsys.readouterr().err:
+        pytest.skip(missing)
