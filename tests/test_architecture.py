@@ -16,7 +16,7 @@ BELOW = {
     "workload": {"core", "policy"},
     "metrics": {"core", "policy", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
-    "calibration": {"scenario", "metrics", "scipy"},
+    "calibration": {"scenario", "metrics", "system", "numpy", "scipy", "pyarrow", "matplotlib"},
     "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "simpy"},
 }
 """What each room may import besides itself and the standard library."""
