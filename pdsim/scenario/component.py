@@ -65,6 +65,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "roofline": "pdsim.cost.roofline:Roofline",
         "affine": "pdsim.cost.affine:Affine",
         "table": "pdsim.cost.table:Table",
+        "aiconfigurator": "pdsim.cost.aiconfigurator:AiConfigurator",
     },
     Workload: {
         "random_lengths": "pdsim.workload.synthetic:RandomLengths",
