@@ -92,15 +92,17 @@ def _arm(name: str, data: dict[str, Any], path: Path) -> Arm:
     if not data.get("runs"):
         raise ConfigError(f"{path}: arm {name!r} has no runs")
     runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
-    within = {metric: _percent(value, path) for metric, value in data.get("within", {}).items()}
+    within = {metric: percent(value, f"{path}: within") for metric, value in data.get("within", {}).items()}
     return Arm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within)
 
 
-def _percent(value: Any, path: Path) -> float:
+def percent(value: Any, where: str) -> float:
+    """As a fraction: 0.15 of '15 %'."""
     text = str(value)
-    if not text.endswith("%"):
-        raise ConfigError(f"{path}: within: expected a percentage such as '15 %', found {value!r}")
-    return float(text[:-1]) / 100
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")
+    except ValueError:
+        raise ConfigError(f"{where}: expected a percentage such as '15 %', found {value!r}") from None
 
 
 def _folder(name: str, experiments: Path, known: list[str]) -> Path:

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from pdsim import __version__
-from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, run_app
+from pdsim.cli.command import (
+    Json,
+    Out,
+    Seed,
+    Set,
+    changes_of,
+    fail_if_incomplete,
+    print_json,
+    run_app,
+    warn_outside_measured,
+)
 from pdsim.scenario.yaml_file import ConfigError
 
 app = App(
@@ -40,6 +50,7 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
+    warn_outside_measured(finished)
     fail_if_incomplete(finished)
 
 
@@ -49,30 +60,34 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     Parameters
     ----------
-    runs: Scenario files, which are simulated, or folders of earlier runs.
+    runs: Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
+        vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
     out: Write a folder for each simulated run, and compare.png, here.
 
     """
     from pdsim.cli.runner import obtain_runs, write_comparison
 
     if len(runs) < 2:  # noqa: PLR2004
-        raise ConfigError(f"compare needs two or more scenarios or run folders, found {len(runs)}")
+        raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
     finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_)
     if json_:
         print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
         from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
 
-        records = {run.name: run.records for run in finished}
+        observed = [run for run in finished if run.is_observed]
+        records = {run.name: run.records for run in observed}
         print_summaries({run.name: run.summary for run in finished})
-        print_stages(records)
-        print_usage(records)
-        print_limits({run.name: run.limit() for run in finished})
+        if observed:
+            print_stages(records)
+            print_usage(records)
+            print_limits({run.name: run.limit() for run in observed})
     if out is not None:
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
+        warn_outside_measured(one)
         fail_if_incomplete(one)
 
 
@@ -109,6 +124,55 @@ def validate(
         print_json([arm.to_json() for arm in errors])
     else:
         print_errors(errors)
+
+
+@app.command
+def calibrate(
+    *rows: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
+    name: Annotated[str | None, Parameter(help="Of the profile, instead of its file's.")] = None,
+    gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
+    plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
+    table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
+    json_: Json = False,
+) -> None:
+    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to.
+
+    Parameters
+    ----------
+    rows: Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+
+    """
+    import shlex
+
+    from pdsim.calibration.case import percent
+    from pdsim.calibration.profile import calibrate as fit_rows
+    from pdsim.calibration.profile import profile_of
+    from pdsim.calibration.rows import read_rows
+    from pdsim.cli.progress import saying
+    from pdsim.cli.tables import print_calibration
+    from pdsim.scenario.yaml_file import write_yaml
+
+    if not rows:
+        raise ConfigError("calibrate needs files of rows")
+    measurements, bound = read_rows(rows), percent(table_above, "--table-above")
+    with saying("fitting ...", quiet=json_):
+        made = fit_rows(measurements, gpu=gpu, table_above=bound)
+    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows)])
+    profile = profile_of(made, name or out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(profile, out)
+    if plots is not None:
+        from pdsim.calibration.plots import write_residuals
+
+        write_residuals(made, plots)
+    for note in made.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        print_json(profile)
+    else:
+        print_calibration(made)
+        print(f"profile: {out}")
 
 
 @app.command
@@ -219,6 +283,38 @@ def sweep(
         print_sweep(result)
     if all(point.error for point in result.points):
         raise SystemExit(1)
+
+
+@app.command
+def sglang(
+    scenario: Path,
+    *,
+    model: Annotated[str, Parameter(help="Path or name of the model, for SGLang.")] = "$MODEL",
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Print the commands that put a scenario on real GPUs with SGLang: servers, gateway, load.
+
+    Parameters
+    ----------
+    scenario: A scenario file (YAML).
+
+    """
+    from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.sglang import launch
+
+    loaded = load_scenario(scenario, changes_of(set_, seed))
+    made = launch(loaded, model)
+    if json_:
+        print_json({"commands": made.commands, "notes": made.notes})
+        return
+    for what, command in made.commands.items():
+        print(f"# {what}\n{command}\n")
+    for note in made.notes:
+        print(f"# not carried over: {note}")
+    if "load" in made.commands:
+        print(f"# beside the simulation\npdsim compare {scenario} {loaded.name}.jsonl")
 
 
 @app.command

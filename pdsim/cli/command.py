@@ -43,6 +43,12 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
+def warn_outside_measured(finished: FinishedRun) -> None:
+    """Of steps beyond the rows that the profile was fitted to: once for each field."""
+    for message in finished.summary.get("pdsim", {}).get("outside_measured", ()):
+        print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
+
+
 def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:
     if finished.interrupted:
         print(f"{program}: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)

@@ -23,10 +23,17 @@ class FinishedRun:
     stall: list[str] = field(default_factory=list)
     interrupted: bool = False
 
+    @property
+    def is_observed(self) -> bool:
+        """A run of ours: another tool's result is a summary and no more."""
+        return "pdsim" in self.summary
+
     def limit(self) -> Limit:
         return limiting_resource(self.records, self.summary.get("max_concurrency"))
 
-    def limit_json(self) -> dict[str, str]:
+    def limit_json(self) -> dict[str, str] | None:
+        if not self.is_observed:
+            return None
         limit = self.limit()
         return {**asdict(limit), "relief": limit.relief}
 

@@ -4,13 +4,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from pdsim.calibration.imported import read_results
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept
+from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import journal_writer, read_records, read_summary
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.sim.simulation import Observation, Simulation
+
+_RESULTS = (".json", ".jsonl")
+"""Suffixes of what load generators write; scenarios are YAML."""
 
 
 @garbage_kept()
@@ -40,19 +45,23 @@ def run_scenario(
 
 
 def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
-    """Folders are read, scenario files simulated."""
+    """Folders and other tools' results are read, scenario files simulated."""
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
             name = read_summary(path).get("tag") or path.name
-            run = FinishedRun(name, read_summary(path), read_records(path))
+            found = [FinishedRun(name, read_summary(path), read_records(path))]
+        elif path.suffix in _RESULTS:
+            results = read_results(path)
+            found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
         else:
             folder = None if out is None else out / load_scenario(path, changes).name
-            run = run_scenario(path, changes, folder, quiet=quiet, levels=True)
-        if any(run.name == other.name for other in runs):
-            run.name = f"{run.name} ({path})"
-        runs.append(run)
-        if run.interrupted:
+            found = [run_scenario(path, changes, folder, quiet=quiet, levels=True)]
+        for run in found:
+            if any(run.name == other.name for other in runs):
+                run.name = f"{run.name} ({path})"
+            runs.append(run)
+        if runs[-1].interrupted:
             break
     return runs
 
@@ -62,5 +71,6 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) ->
         from pdsim.metrics.plots import comparison
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure = comparison({run.name: run.summary for run in runs}, {run.name: run.records for run in runs})
+        records = {run.name: run.records for run in runs if run.is_observed}
+        figure = comparison({run.name: run.summary for run in runs}, records)
         figure.savefig(path, dpi=110)

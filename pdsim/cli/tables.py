@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
+from pdsim.calibration.profile import Calibration
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
@@ -24,7 +25,22 @@ _LONG_MS = 1000.0
 _LONG_NUMBER = 1000
 _VISIBLE = 0.005
 """Smaller differences have no colour."""
-_LEFT = ("", "stage", "what happens", "arm", "case", "metric", "model", "GPU", "instance", "what", "asked for")
+_LEFT = (
+    "",
+    "stage",
+    "what happens",
+    "arm",
+    "case",
+    "metric",
+    "model",
+    "GPU",
+    "instance",
+    "what",
+    "asked for",
+    "part",
+    "form",
+    "coefficients, ns",
+)
 
 
 @dataclass(frozen=True)
@@ -36,24 +52,28 @@ class _Row:
     better: int = 0
     """Whether more is (+1) or less (-1)."""
 
-    def value(self, summary: Mapping[str, Any]) -> float:
-        """0 for what a run did not count."""
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """0 for what a run did not count, None for what another tool does not report."""
         value: Any = summary
         for key in self.field.split("."):
-            value = value.get(key, 0)
-        return float(value or 0)
+            value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
+        return None if value is None and "pdsim" not in summary else float(value or 0)
 
-    def cells(self, values: Sequence[float]) -> tuple[str, list[str]]:
+    def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
         """Title with unit, and the values in it."""
         if self.kind == "time":
-            unit = _unit(values)
-            return f"{self.title}, {unit}", [_in_unit(value, unit, self.decimals) for value in values]
+            unit = _unit([value for value in values if value is not None])
+            return f"{self.title}, {unit}", [
+                _if_any(value, lambda v: _in_unit(v, unit, self.decimals)) for value in values
+            ]
         if self.kind == "share":
-            return self.title, [f"{value:.1%}" for value in values]
+            return self.title, [_if_any(value, lambda v: f"{v:.1%}") for value in values]
         scale = 1e9 if self.kind == "bytes" else 1
-        return self.title, [f"{value / scale:,.{self.decimals}f}" for value in values]
+        return self.title, [_if_any(value, lambda v: f"{v / scale:,.{self.decimals}f}") for value in values]
 
-    def difference(self, value: float, reference: float) -> str:
+    def difference(self, value: float | None, reference: float | None) -> str:
+        if value is None or reference is None:
+            return ""
         if self.kind == "share":
             return f"{_signed(100 * (value - reference))} pt"
         if not reference:
@@ -285,6 +305,17 @@ def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
         yield (metric, _significant(m.measured), _significant(m.simulated), f"{_signed(100 * m.error)}%", asked)
 
 
+def print_calibration(made: Calibration) -> None:
+    """What was fitted, and the errors on shapes that it was not fitted to."""
+    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
+    table = new_table("fits, and their errors on shapes held out", *columns)
+    for name, of in made.fits.items():
+        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
+        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", f"{_signed(100 * of.bias)}%")
+        table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
+    new_console().print(table)
+
+
 def print_catalog() -> None:
     console = new_console()
 
@@ -341,6 +372,10 @@ def _fits(console: Console, table: Table) -> bool:
 def new_console() -> Console:
     console = Console()
     return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
+
+
+def _if_any(value: float | None, shown: Callable[[float], str]) -> str:
+    return "" if value is None else shown(value)
 
 
 def _unit(values_ms: Iterable[float]) -> str:

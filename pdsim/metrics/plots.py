@@ -38,7 +38,7 @@ _BARS = (
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, RunRecords]) -> Figure:
-    """Throughput and latency of several runs side by side, where their time went, and their TTFT."""
+    """Throughput and latency of several runs side by side; of runs with records, where their time went, and TTFT."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
     bars, side = sides
@@ -47,8 +47,8 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Ru
     crowded = len(names) > _FEW
     slanted = crowded or max(map(len, names)) > _SHORT
     for i, (ax, (field, title, scale)) in enumerate(zip(bars.subplots(2, 3).flat, _BARS, strict=True)):
-        values = [summary[field] * scale for summary in summaries.values()]
-        labels = [f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" for value in values]  # noqa: PLR2004
+        values = [summary.get(field, float("nan")) * scale for summary in summaries.values()]
+        labels = ["" if value != value else f"{value:,.0f}" if value >= 100 else f"{value:#.3g}" for value in values]  # noqa: PLR0124, PLR2004
         drawn = ax.bar(range(len(values)), values, color=colors)
         ax.bar_label(drawn, labels=labels, fontsize=8, rotation=90 if crowded else 0, padding=2)
         below = names if i >= len(_BARS) // 2 else [""] * len(names)

@@ -30,7 +30,7 @@ from pdsim.scenario.aggregated import (
     build_aggregated_router,
     check_aggregated_requests,
 )
-from pdsim.scenario.costs import decode_cost
+from pdsim.scenario.costs import decode_cost, prefill_cost
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
@@ -247,7 +247,7 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
         return aggregated_costs(scenario, scenario.aggregated)
     prefill, decode = scenario.pair
     layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    costs = {i: scenario.cost.prefill.model(layouts[0]) for i in instance_ids(prefill, "prefill")}
+    costs = {i: prefill_cost(scenario, layouts[0]) for i in instance_ids(prefill, "prefill")}
     return costs | {i: decode_cost(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
 
 

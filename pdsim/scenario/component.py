@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
@@ -64,6 +64,8 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     CostSettings: {
         "roofline": "pdsim.cost.roofline:Roofline",
         "affine": "pdsim.cost.affine:Affine",
+        "table": "pdsim.cost.table:Table",
+        "aiconfigurator": "pdsim.cost.aiconfigurator:AiConfigurator",
     },
     Workload: {
         "random_lengths": "pdsim.workload.synthetic:RandomLengths",
@@ -153,6 +155,8 @@ def describe_component(value: Any) -> Any:
 def _describe(value: Any, dimension: Dimension | None) -> Any:
     if is_dataclass(value):
         return describe_component(value)
+    if dimension is not None and isinstance(value, Mapping):
+        return {key: dimension.show(amount) for key, amount in value.items()}
     if dimension is not None and value is not None:
         return dimension.show(value)
     return str(value.absolute()) if isinstance(value, Path) else value
@@ -190,6 +194,8 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
     for seam in BUILT_IN:
         if seam in options or hint == seam:
             return build_component(seam, value, base)
+    if dimension is not None and any(get_origin(option) is Mapping for option in options):
+        return _quantities(dimension, value)
     if dimension is not None:
         amount = dimension.parse(value)
         return round(amount) if int in options else amount
@@ -201,6 +207,15 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
         return _adapter(hint).validate_python(value)
     except ValidationError as wrong:
         raise ValueError(f"{wrong.errors()[0]['msg']}, found {value!r}") from None
+
+
+def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
+    """Of a table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
+        raise ValueError(
+            f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
+        )
+    return {key: dimension.parse(amount) for key, amount in value.items()}
 
 
 @cache

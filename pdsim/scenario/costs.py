@@ -1,16 +1,23 @@
 """From cost settings to the cost models of instances."""
 
+from pdsim.cost.aiconfigurator import UnavailableError
 from pdsim.cost.graphs import GraphReplay, captured_batches
-from pdsim.cost.model import CostModel
+from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.verification import Verification
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout, memory_tier
+
+
+def prefill_cost(scenario: Scenario, layout: Layout) -> CostModel:
+    return _model(scenario, scenario.cost.prefill, layout)
 
 
 def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
     """Of the decode steps of an instance, in a resolved scenario."""
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    model, speculative, graphs = scenario.cost.decode.model(layout), settings.speculative, scenario.cost.graphs
+    model = _model(scenario, scenario.cost.decode, layout)
+    speculative, graphs = settings.speculative, scenario.cost.graphs
     if speculative is not None:
         model = Verification(
             target=model,
@@ -23,3 +30,13 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
         model = GraphReplay(model, sorted(graphs.sizes or default), graphs.eager_layer * layout.model.num_layers)
     return model
+
+
+def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:
+    """Of GPU steps as they were measured, before drafts and graphs change them."""
+    try:
+        model = settings.model(layout)
+    except UnavailableError as wrong:
+        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None
+    measured = scenario.cost.measured
+    return model if measured is None else measured.bound(model)

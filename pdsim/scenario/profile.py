@@ -1,7 +1,11 @@
-"""Cost settings that were fitted to measurements, in a file of their own with where they come from.
+"""Settings that were fitted to measurements, in a file of their own with where they come from.
 
 name: qwen3-32b-b200-tp2
-cost: {use: affine, ...}          or {prefill: {...}, decode: {...}}
+cost: {use: affine, ...}          or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
+network:                          optional
+  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...}}
+  staging: {gather_host: ..., ...}
+  message_latency: ...
 provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
@@ -11,21 +15,49 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from pdsim.scenario.component import base_folder
+from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import read_yaml
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by what the file says."""
+    """Replaces {profile: FILE} by what the file says. Of what may change it, `measured.outside` alone stands beside."""
     if not (isinstance(value, dict) and "profile" in value):
         return value
-    if len(value) > 1:
-        raise ValueError(f"profile stands alone, found {', '.join(value)} beside it")
-    return read_profile(base_folder(info) / str(value["profile"]))
+    beside = {key: changes for key, changes in value.items() if key != "profile"}
+    if beside and (beside.keys() != {"measured"} or not isinstance(beside["measured"], dict)):
+        raise ValueError(f"profile stands alone, or beside measured, found {', '.join(beside)} beside it")
+    cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
+    if not beside:
+        return cost
+    if "measured" not in cost:
+        raise ValueError(f"profile {value['profile']} does not say what was measured")
+    return {**cost, "measured": {**cost["measured"], **beside["measured"]}}
 
 
-def read_profile(path: Path) -> Any:
-    profile = read_yaml(path)
+def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
+    """Replaces `profile: FILE` by what was fitted for the transport; what stands beside it goes before it."""
+    if not (isinstance(value, dict) and "profile" in value):
+        return value
+    path = base_folder(info) / str(value["profile"])
+    given = {key: setting for key, setting in value.items() if key != "profile"}
+    fitted = dict(read_profile(path).get("network") or {})
+    transports = fitted.pop("transports", {})
+    optional = {section: fitted.pop(section, {}) for section in ("staging", "ranks")}
+    name = given.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
+    if name not in transports:
+        hint = did_you_mean(str(name), transports) if name else ""
+        what = f"has no transport {name!r}{hint}" if name else "has more than one transport, or none: name one"
+        raise ValueError(f"profile {path} {what}; there are {', '.join(transports) or 'none'}")
+    found = {"transport": name, **fitted, **transports[name], **given}
+    for section, settings in optional.items():  # whether there is such a thing is the scenario's choice
+        if isinstance(given.get(section), dict):
+            found[section] = {**settings, **given[section]}
+    return found
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    profile: dict[str, Any] = read_yaml(path)
     for field in ("cost", "provenance"):
         if not isinstance(profile, dict) or field not in profile:
             raise ValueError(f"profile {path} has no field {field!r}")
-    return profile["cost"]
+    return profile

@@ -24,7 +24,8 @@ from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
-from pdsim.scenario.profile import cost_by_role
+from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.profile import cost_by_role, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
 from pdsim.system.model import Dtype, KvDtype, StateDtype
@@ -233,6 +234,8 @@ class CostChoice(Section):
     host: HostSettings = HostSettings()
     graphs: GraphSettings | None = None
     """None: a decode step is as large as its batch."""
+    measured: MeasuredSettings | None = None
+    """None: whatever a run asks for is taken as known."""
 
 
 def by_name(value: Any) -> Any:
@@ -286,7 +289,7 @@ class Scenario(Section):
     aggregated: AggregatedSettings | None = None
     """Instead of prefill and decode."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
-    network: NetworkSettings = NetworkSettings()
+    network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
     front_end: FrontEndSettings = FrontEndSettings()
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()

@@ -44,12 +44,19 @@ class RunResult:
     """Who waits for what, if the run came to a halt before its last request ended."""
 
     def summary(self) -> dict[str, Any]:
-        extra = {"events": self.num_events, "stalled": bool(self.stall)}
+        extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
+        if outside := self.outside_measured():
+            extra["outside_measured"] = outside
         speculative = self.scenario.speculative is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),
         }
+
+    def outside_measured(self) -> list[str]:
+        """What steps did beyond the rows that the profile was fitted to: a message for each field."""
+        measured = self.scenario.cost.measured
+        return [] if measured is None else measured.exceeded(self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ CHANGES = [
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",
-        "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200; did you mean 'h100'?",
+        "prefill: no gpu 'h1000' in the catalog, which has b200, gb200, h100, h20, h200, rtx-4090, rtx-pro-6000; did",
     ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),

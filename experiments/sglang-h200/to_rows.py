@@ -1,0 +1,30 @@
+"""Forward passes as `pdsim calibrate` reads them: python experiments/sglang-h200/to_rows.py ROWS.csv.gz
+
+Those of Qwen3-8B on one GPU. Times are the GPU's, measured while serving: of a GPU that may have computed for long.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fit import COMMAND, DATE, DEVICE, SOFTWARE
+from rows import forwards, steps
+
+from pdsim.calibration.rows import write_rows
+
+SERVERS = ("lot1", "lot2", "shared_base")
+COLUMNS = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
+
+
+def rows() -> Iterator[dict[str, object]]:
+    prefill, decode = (tuple(f"{server}_{side}" for server in SERVERS) for side in ("p0", "d0"))
+    of = forwards(*prefill)
+    for new, context, prompts, ms in zip(of.num_tokens, of.num_context_tokens, of.num_prompts, of.gpu_ms, strict=True):
+        yield dict(zip(COLUMNS, ("prefill", int(new), int(context), int(prompts), "", f"{1e3 * ms:.1f}"), strict=True))
+    for ms, batch, kv_tokens in zip(*steps(*decode), strict=True):
+        yield dict(zip(COLUMNS, ("decode", "", int(kv_tokens), "", int(batch), f"{1e3 * ms:.1f}"), strict=True))
+
+
+if __name__ == "__main__":
+    provenance = {"device": DEVICE, "software": SOFTWARE, "command": COMMAND, "date": DATE}
+    write_rows(Path(sys.argv[1]), rows(), provenance)

@@ -1,0 +1,123 @@
+"""How a time depends on what was done: sums of terms with coefficients that cannot be negative.
+
+A monotone table is such a sum too: a first value, and what each step from one knot to the next adds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from pdsim.calibration.rows import Columns, Floats, Rows
+
+Term = Callable[[Columns], Floats]
+
+MOST_KNOTS = 16
+
+
+@dataclass(frozen=True)
+class Form:
+    """max(least, Σ coefficient · term) ns, or, with an overlap, that of a batch of descriptors (transport.py)."""
+
+    name: str
+    terms: dict[str, Term]
+    shape: tuple[str, ...]
+    """Columns whose values make a shape: rows of one shape are held out together."""
+    has_least: bool = False
+    overlap: float | None = None
+    knots: tuple[float, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return (*self.terms, "least") if self.has_least else tuple(self.terms)
+
+    def design(self, columns: Columns) -> Floats:
+        """(rows, terms): what each coefficient is multiplied with."""
+        return np.column_stack([term(columns) for term in self.terms.values()])
+
+    def times_ns(self, values: Floats, design: Floats) -> Floats:
+        if self.overlap is not None:
+            batch, posting, moving = (design * values).T
+            return np.asarray(batch + (1 - self.overlap) * posting + np.maximum(self.overlap * posting, moving))
+        if self.has_least:
+            return np.asarray(np.maximum(values[-1], design @ values[:-1]))
+        return np.asarray(design @ values)
+
+    def slopes(self, values: Floats, design: Floats) -> Floats:
+        """(rows, parameters): of the times, by each coefficient."""
+        if self.overlap is not None:
+            batch, posting, moving = design.T
+            waits = self.overlap * posting * values[1] > moving * values[2]
+            return np.column_stack([batch, posting * (1 - self.overlap + self.overlap * waits), moving * ~waits])
+        if self.has_least:
+            above = design @ values[:-1] > values[-1]
+            return np.column_stack([design * above[:, None], ~above])
+        return design
+
+
+def prefill_form(rows: Rows) -> Form:
+    """Of affine.py."""
+    terms: dict[str, Term] = {"base": _one, "per_token": _column("new_tokens"), "per_pair": _pairs}
+    if np.ptp(rows.columns["prompts"]):
+        terms["per_prompt"] = _column("prompts")
+    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), has_least=True)
+
+
+def decode_form(rows: Rows) -> Form:
+    del rows
+    terms = {"base": _one, "per_request": _column("batch"), "per_context_token": _column("context_tokens")}
+    return Form("affine", terms, ("batch", "context_tokens"))
+
+
+def prefill_table(rows: Rows) -> Form:
+    """Of table.py: a step for each knot, instead of base and time per token."""
+    knots = _knots(rows.columns["new_tokens"])
+    terms = {"first": _one, **_steps("new_tokens", knots), "per_pair": _pairs}
+    return Form("table", terms, ("new_tokens", "context_tokens", "prompts"), has_least=True, knots=knots)
+
+
+def decode_table(rows: Rows) -> Form:
+    knots = _knots(rows.columns["batch"])
+    terms = {"first": _one, **_steps("batch", knots), "per_context_token": _column("context_tokens")}
+    return Form("table", terms, ("batch", "context_tokens"), knots=knots)
+
+
+def transfer_form(overlap: float) -> Form:
+    terms = {"batch": _one, "per_descriptor": _column("num_descriptors"), "per_byte": _column("payload_bytes")}
+    return Form("transfer", terms, ("payload_bytes", "num_descriptors"), overlap=overlap)
+
+
+def staging_form() -> Form:
+    return Form("affine", {"base": _one, "per_byte": _column("payload_bytes")}, ("payload_bytes",))
+
+
+def _one(columns: Columns) -> Floats:
+    return np.ones_like(columns["time_ns"])
+
+
+def _column(name: str) -> Term:
+    return lambda columns: columns[name]
+
+
+def _pairs(columns: Columns) -> Floats:
+    """As work.py counts them, of prompts that are equally long: rows do not say how long each was."""
+    new, context = columns["new_tokens"], columns["context_tokens"]
+    return np.asarray(new * (context + new / 2) / columns["prompts"])
+
+
+def _knots(values: Floats) -> tuple[float, ...]:
+    """Measured values, evenly spread by size; the smallest and the largest among them."""
+    known = np.unique(values)
+    if len(known) > MOST_KNOTS:
+        wanted = np.geomspace(max(known[0], 1), known[-1], MOST_KNOTS)
+        known = np.unique([known[np.abs(known - value).argmin()] for value in wanted])
+    return tuple(float(value) for value in known)
+
+
+def _steps(column: str, knots: Sequence[float]) -> dict[str, Term]:
+    def climbed(columns: Columns, low: float, high: float) -> Floats:
+        return np.clip((columns[column] - low) / (high - low), 0, 1)
+
+    return {f"to {high:g}": partial(climbed, low=low, high=high) for low, high in pairwise(knots)}

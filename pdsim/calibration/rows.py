@@ -1,0 +1,189 @@
+"""Measured times, one to a row: CSV, plain or gzip, or Parquet. docs/calibration.md has the columns of each kind.
+
+Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and of `pdreal.transfer_bench` (a column
+`transport`) are read as they are.
+"""
+
+import csv
+import gzip
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.yaml_file import ConfigError
+
+Floats = NDArray[np.float64]
+Columns = dict[str, Floats]
+
+QUANTITIES: dict[str, tuple[str, ...]] = {
+    "prefill": ("new_tokens", "context_tokens"),
+    "decode": ("batch", "context_tokens"),
+    "gather": ("payload_bytes",),
+    "scatter": ("payload_bytes",),
+    "transfer": ("payload_bytes", "num_descriptors"),
+    "host": (),
+}
+"""What a row of each kind must have, besides `time_us`."""
+STAGING = ("gather", "scatter")
+OPTIONAL: dict[str, dict[str, float]] = {"prefill": {"prompts": 1.0}} | {kind: {"submit_us": 0.0} for kind in STAGING}
+"""What it may have, and what stands for an empty field."""
+NAMES = {"transfer": "transport", "host": "what"}
+"""Which column tells apart rows of one kind that are fitted each for themselves."""
+DEVICE = ("device", "machine")
+REQUIRED_PROVENANCE = ("command", "date")
+PROVENANCE = (
+    *DEVICE,
+    "driver",
+    "engine",
+    "software",
+    "versions",
+    "torch",
+    "torch_version",
+    "triton",
+    "python",
+    "model",
+    "dtype",
+    "page_size",
+)
+OUR_KERNELS = "fused"
+"""The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
+A_COPY = "copy"
+"""The transport of rows that only say what a link can do."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows of one kind and, for transfers and host work, of one name."""
+
+    kind: str
+    name: str
+    columns: Columns
+    """Among them `time_ns`."""
+
+    def __len__(self) -> int:
+        return len(self.columns["time_ns"])
+
+    def where(self, chosen: NDArray[Any]) -> "Rows":
+        return Rows(self.kind, self.name, {name: column[chosen] for name, column in self.columns.items()})
+
+
+@dataclass(frozen=True)
+class Measurements:
+    rows: tuple[Rows, ...]
+    provenance: tuple[dict[str, str], ...]
+    """Of each file, distinct values joined by commas."""
+
+    def of(self, kind: str) -> tuple[Rows, ...]:
+        return tuple(rows for rows in self.rows if rows.kind == kind)
+
+    @property
+    def devices(self) -> str:
+        return ", ".join(dict.fromkeys(file["device"] for file in self.provenance))
+
+
+def read_rows(paths: Sequence[Path]) -> Measurements:
+    """Raises ConfigError with file, line and column of what is wrong."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    provenance = []
+    for path in paths:
+        lines = _lines(path)
+        provenance.append(_provenance(path, lines))
+        for number, line in enumerate(lines, start=2):
+            kind = _kind(line, f"{path}, line {number}")
+            if kind is not None:
+                name = line[NAMES[kind]] if kind in NAMES else ""
+                found.setdefault((kind, name), []).append(_values(kind, line, f"{path}, line {number}"))
+    if not found:
+        raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
+    rows = [
+        Rows(kind, name, {column: np.array([row[column] for row in values]) for column in values[0]})
+        for (kind, name), values in found.items()
+    ]
+    return Measurements(tuple(rows), tuple(provenance))
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: rows are a file")
+    if path.suffix == ".parquet":
+        from pyarrow import parquet  # noqa: PLC0415  slow to import
+
+        table = parquet.read_table(path).to_pylist()
+        return [{name: "" if value is None else str(value) for name, value in line.items()} for line in table]
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    if not lines:
+        raise ConfigError(f"{path} has no rows")
+    device = next((name for name in DEVICE if lines[0].get(name)), None)
+    missing = [name for name in REQUIRED_PROVENANCE if not lines[0].get(name)]
+    if device is None or missing:
+        lacking = [*([] if device else [DEVICE[0]]), *missing]
+        raise ConfigError(
+            f"{path} does not say where its rows come from: no {', '.join(lacking)}; it has {', '.join(lines[0])}"
+        )
+
+    def distinct(column: str) -> str:
+        return ", ".join(dict.fromkeys(value for line in lines if (value := line.get(column))))
+
+    known = {name: distinct(name) for name in PROVENANCE if name not in DEVICE}
+    told = {"device": distinct(device), **known, **{name: distinct(name) for name in REQUIRED_PROVENANCE}}
+    return {"rows": path.name, **{name: value for name, value in told.items() if value}}
+
+
+def _kind(line: Mapping[str, str], where: str) -> str | None:
+    """None for rows that are measured for comparison."""
+    if "kind" in line:
+        kind = line["kind"]
+        if kind not in QUANTITIES:
+            raise ConfigError(f"{where}: no kind {kind!r}{did_you_mean(kind, QUANTITIES)}; {', '.join(QUANTITIES)}")
+    elif "kernel" in line:
+        is_ours = line["kernel"] in STAGING and line.get("variant") == OUR_KERNELS and line.get("time_us")
+        return line["kernel"] if is_ours else None
+    elif "transport" in line:
+        kind = "transfer"
+    else:
+        raise ConfigError(f"{where}: no column kind, kernel or transport; there are {', '.join(line)}")
+    return None if kind == "transfer" and line.get("transport") == A_COPY else kind
+
+
+def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
+    if kind in NAMES and not line.get(NAMES[kind]):
+        raise ConfigError(f"{where}: {kind} needs {NAMES[kind]}")
+    optional = OPTIONAL.get(kind, {})
+    values = {name: _number(line, name, where) for name in (*QUANTITIES[kind], "time_us")}
+    values |= {name: _number(line, name, where) if line.get(name) else empty for name, empty in optional.items()}
+    if "kind" in line and kind in STAGING:  # timed from the call on the host, which pdkernels.bench leaves out
+        values["submit_us"] = 0.0
+    values["time_ns"] = 1e3 * values.pop("time_us")
+    if values["time_ns"] <= 0:
+        raise ConfigError(f"{where}: time_us: expected a time above 0, found {line['time_us']!r}")
+    return values
+
+
+def _number(line: Mapping[str, str], name: str, where: str) -> float:
+    try:
+        value = float(line.get(name) or "")
+    except ValueError:
+        raise ConfigError(f"{where}: {name}: expected a number, found {line.get(name)!r}") from None
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{where}: {name}: expected a number of at least 0, found {line.get(name)!r}")
+    return value
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
+    """In the format that read_rows reads: CSV, gzip where the name ends so."""
+    told: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
+    first = next(told)
+    with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, first)
+        writer.writeheader()
+        writer.writerow(first)
+        writer.writerows(told)

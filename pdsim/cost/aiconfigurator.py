@@ -1,0 +1,117 @@
+"""Times from the operator tables of NVIDIA's aiconfigurator, measured on H100, H200, B200 and GB200. Optional.
+
+It answers for a batch of equal prompts, so a forward of unequal ones is asked for as that many of their mean. A decode
+step is asked for at two contexts, and lies on the line through them.
+"""
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pdsim.core.messages import PrefillStep
+from pdsim.cost.model import CostModel, DecodeLine
+from pdsim.system.memory import Layout
+
+SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "gb200": "gb200",
+    "rtx-pro-6000": "rtx_pro_6000_server",
+}
+MODELS = {
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B",
+    "qwen3.5-397b-a17b": "Qwen/Qwen3.5-397B-A17B",
+    "llama-3.1-8b": "meta-llama/Meta-Llama-3.1-8B",
+    "llama-3.1-70b": "meta-llama/Meta-Llama-3.1-70B",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1",
+    "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
+}
+"""By name in the catalog."""
+WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
+KV = {"bf16": "bfloat16", "fp8": "fp8"}
+CONTEXTS = (1024, 8192)
+"""Tokens of each request, at which a decode step is asked for."""
+
+
+class UnavailableError(ValueError):
+    """Why there are no tables for a layout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AiConfigurator:
+    """GPU time by aiconfigurator; host time as in the roofline, whose defaults are measured."""
+
+    backend: str = "sglang"
+    version: str | None = None
+    """Of the backend whose kernels were measured; None: its newest."""
+    step_overhead_ns: float = 300_000
+    prompt_overhead_ns: float = 4_200_000
+
+    def model(self, layout: Layout) -> CostModel:
+        """Raises UnavailableError."""
+        return AiConfiguratorModel(self, _engine(self.backend, self.version, layout))
+
+
+class AiConfiguratorModel:
+    """The tables, for one layout."""
+
+    def __init__(self, settings: AiConfigurator, engine: Any) -> None:
+        self._settings = settings
+        self._prefill_ms = cache(engine.predict_prefill_latency)
+        self._decode_ms = engine.predict_decode_latency
+        self._lines: dict[int, DecodeLine] = {}
+
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        num_prompts = len(step.chunks)
+        context = sum(chunk.num_context_tokens for chunk in step.chunks) // num_prompts
+        new = max(1, sum(chunk.num_tokens for chunk in step.chunks) // num_prompts)
+        overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * num_prompts
+        gpu_ms: float = self._prefill_ms(num_prompts, context + new, context)
+        return max(1, round(1e6 * gpu_ms + overhead_ns))
+
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        if num_requests not in self._lines:
+            short, long = CONTEXTS
+            short_ns, long_ns = (1e6 * self._decode_ms(num_requests, context) for context in CONTEXTS)
+            per_token_ns = max(0.0, (long_ns - short_ns) / (long - short) / num_requests)
+            base_ns = max(1.0, short_ns - per_token_ns * short * num_requests)
+            self._lines[num_requests] = DecodeLine.of_ns(base_ns + self._settings.step_overhead_ns, per_token_ns, 0)
+        return self._lines[num_requests]
+
+
+def _engine(backend: str, version: str | None, layout: Layout) -> Any:
+    spec, gpu = layout.model, layout.gpu
+    for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):
+        if name not in known:
+            raise UnavailableError(f"it has no {what} {name}; it has {', '.join(known)}")
+    options: dict[str, Any] = {
+        "backend_version": version,
+        "tp_size": layout.tp,
+        "attention_dp_size": layout.dp,
+        "gemm_quant_mode": WEIGHTS[spec.weight_dtype],
+        "kvcache_quant_mode": KV[layout.kv_dtype],
+    }
+    if spec.experts is not None:
+        ranks = layout.tp * layout.dp
+        split = {"moe_tp_size": 1, "moe_ep_size": ranks} if layout.dp > 1 else {"moe_tp_size": ranks}
+        options |= {"moe_quant_mode": WEIGHTS[spec.weight_dtype], **split}
+    return _compiled(MODELS[spec.name], SYSTEMS[gpu.name], backend, tuple(options.items()))
+
+
+@cache
+def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, Any], ...]) -> Any:
+    """Takes seconds, and is the same for all instances of a role."""
+    try:
+        module = importlib.import_module("aiconfigurator_core.sdk.engine")
+    except ModuleNotFoundError:
+        raise UnavailableError("it is not installed: pip install aiconfigurator") from None
+    try:
+        return module.EngineHandle.compile(model, system, backend, **dict(options))
+    except Exception as wrong:  # of many kinds: its versions, tables and layouts
+        raise UnavailableError(f"it has no tables for {model} on {system}: {wrong}") from wrong

@@ -1,0 +1,197 @@
+"""Fits find what rows were made of, tables what lines miss, and held-out errors are those of other shapes."""
+
+import csv
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from pdsim.calibration import forms
+from pdsim.calibration.profile import calibrate, profile_of
+from pdsim.calibration.regression import fit
+from pdsim.calibration.rows import Rows, read_rows, write_rows
+from pdsim.scenario.yaml_file import ConfigError
+from tests.support import examples
+
+PROVENANCE = {"device": "NVIDIA H200", "driver": "570", "command": "pdreal measure", "date": "2026-11-22"}
+NEW_TOKENS, CONTEXTS = (16, 64, 256, 1024, 4096, 8192), (0, 1024, 8192, 32768)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def prefill_rows(time_us, noise=0.01):
+    random = np.random.default_rng(0)
+    return [
+        {"kind": "prefill", "new_tokens": n, "context_tokens": c, "time_us": time_us(n, c) * random.lognormal(0, noise)}
+        for n in NEW_TOKENS
+        for c in CONTEXTS
+        for _ in range(3)
+    ]
+
+
+def decode_rows(time_us, noise=0.01):
+    random = np.random.default_rng(0)
+    return [
+        {
+            "kind": "decode",
+            "batch": b,
+            "context_tokens": b * c,
+            "time_us": time_us(b, b * c) * random.lognormal(0, noise),
+        }
+        for b in BATCHES
+        for c in (500, 2000, 8000)
+    ]
+
+
+def affine_prefill_us(n, c):
+    return max(11_800, 1000 + 19.45 * n + 0.00085 * n * (c + n / 2))
+
+
+def affine_decode_us(b, context):
+    return 5200 + 6.3 * b + 0.037 * context
+
+
+def measured(tmp_path, *tables):
+    paths = []
+    for i, rows in enumerate(tables):
+        paths.append(tmp_path / f"rows{i}.csv.gz")
+        write_rows(paths[-1], rows, PROVENANCE)
+    return read_rows(paths)
+
+
+def test_the_coefficients_of_the_rows_are_found(tmp_path):
+    made = calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)))
+    prefill, decode = made.fits["prefill"], made.fits["decode"]
+    assert (prefill.form.name, decode.form.name) == ("affine", "affine")
+    found = {"per_token": 19_450, "per_pair": 0.85, "least": 11.8e6}
+    assert {name: prefill.values[name] for name in found} == pytest.approx(found, rel=0.03)
+    assert decode.values["per_context_token"] == pytest.approx(37, rel=0.03)
+    assert max(prefill.error, decode.error) < 0.02
+
+
+def test_the_interval_holds_the_truth_and_rows_that_stood_still_do_not_pull(tmp_path):
+    rows = decode_rows(affine_decode_us)
+    rows[5]["time_us"] *= 8
+    values = calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), rows)).fits["decode"]
+    low, high = values.intervals["per_context_token"]
+    assert low < 37 < high
+    assert values.values["base"] == pytest.approx(5.2e6, rel=0.05)
+
+
+def stairs_us(b, context):
+    return (5000 if b <= 8 else 9000 if b <= 32 else 20_000) + 0.01 * context
+
+
+def test_a_table_is_taken_where_lines_miss(tmp_path):
+    tables = prefill_rows(affine_prefill_us), decode_rows(stairs_us)
+    decode = calibrate(measured(tmp_path, *tables)).fits["decode"]
+    lines = calibrate(measured(tmp_path, *tables), table_above=1).fits["decode"]
+    assert (decode.form.name, lines.form.name) == ("table", "affine")
+    assert decode.error < lines.error / 2
+    settings = profile_of(calibrate(measured(tmp_path, *tables)), "x", "y")["cost"]["decode"]
+    assert settings["use"] == "table"
+    assert list(settings["decode"]) == list(BATCHES)
+
+
+@given(st.lists(st.floats(100, 1e6), min_size=8, max_size=8))
+@examples(4)
+def test_a_fitted_table_never_falls(times):
+    batches, contexts = np.repeat(np.array(BATCHES, float), 2), np.tile([0.0, 1000], 8)
+    rows = Rows("decode", "", {"batch": batches, "context_tokens": contexts, "time_ns": np.repeat(times, 2)})
+    assert all(value >= 0 for value in fit(forms.decode_table(rows), rows).values.values())
+
+
+def test_a_shape_is_held_out_with_all_its_repeats():
+    """Repeats of one shape agree with each other and with nothing else: only other shapes can be wrong about them."""
+    shapes = np.repeat(np.array(BATCHES, float), 5)
+    times = 1e6 + 1e4 * shapes
+    times[shapes == 16] *= 2
+    rows = Rows("decode", "", {"batch": shapes, "context_tokens": 100 * shapes, "time_ns": times})
+    held_out = fit(forms.decode_form(rows), rows).held_out
+    assert held_out[shapes == 16] == pytest.approx(-0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+def test_a_transfer_is_batch_descriptors_and_bytes_as_its_engine_overlaps_them(overlap):
+    size, count = (axis.ravel() for axis in np.meshgrid([4096.0, 65536, 2**20, 2**26], [1.0, 16, 64, 1024]))
+    posting, moving = 11e3 * count, size / 6
+    times = 20e3 + (1 - overlap) * posting + np.maximum(overlap * posting, moving)
+    rows = Rows("transfer", "x", {"payload_bytes": size, "num_descriptors": count, "time_ns": times})
+    found = fit(forms.transfer_form(overlap), rows).values
+    assert found == pytest.approx({"batch": 20e3, "per_descriptor": 11e3, "per_byte": 1 / 6}, rel=0.05)
+
+
+def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):
+    kernels = [
+        {
+            "kernel": kernel,
+            "variant": variant,
+            "model": "m",
+            "payload_bytes": size,
+            "time_us": slow * (10 + 2 * size / 2.4e6),
+            "submit_us": 30,
+        }
+        for kernel in ("gather", "scatter", "push")
+        for variant, slow in (("fused", 1), ("sglang", 3))
+        for size in (2**20, 2**22, 2**24, 2**26)
+    ]
+    transfers = [
+        {
+            "transport": name,
+            "payload_bytes": s,
+            "num_descriptors": n,
+            "block_bytes": s // n,
+            "time_us": 20 + 11 * n + s / 6e3,
+        }
+        for name in ("mooncake-tcp", "copy")
+        for s in (2**16, 2**20, 2**26)
+        for n in (1, 16, 64)
+    ]
+    host = [{"kind": "host", "what": what, "time_us": 100.0} for what in ("launch", "message")]
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    made = calibrate(measured(tmp_path, *phases, kernels, transfers, host))
+    assert made.fits.keys() == {"prefill", "decode", "gather", "scatter", "mooncake-tcp"}
+    network = profile_of(made, "x", "y")["network"]
+    assert network["transports"] == {
+        "mooncake-tcp": {"bandwidth": "6 GB/s", "transfer_latency": "20 us", "descriptor_latency": "11 us"}
+    }
+    assert network["staging"]["gather_host"] == "40 us"
+    assert network["staging"]["gather_efficiency"] == pytest.approx(0.5, abs=0.01)
+    assert network["message_latency"] == "100 us"
+    assert profile_of(made, "x", "y")["cost"]["host"] == {"launch": "100 us"}
+
+
+def test_parquet_reads_as_csv_does(tmp_path):
+    write_rows(tmp_path / "rows.csv", decode_rows(affine_decode_us), PROVENANCE)
+    parquet.write_table(arrow_csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
+    (plain,), (packed,) = (read_rows([tmp_path / f"rows.{kind}"]).rows for kind in ("csv", "parquet"))
+    assert packed.columns["time_ns"] == pytest.approx(plain.columns["time_ns"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "prefil"}, "line 2: no kind 'prefil' (did you mean 'prefill'?)"),
+        ({"batch": "many"}, "line 2: batch: expected a number, found 'many'"),
+        ({"time_us": 0}, "line 2: time_us: expected a time above 0, found '0'"),
+        ({"date": ""}, "does not say where its rows come from: no date"),
+        ({"device": ""}, "does not say where its rows come from: no device"),
+        ({"kind": "transfer"}, "line 2: transfer needs transport"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, change, message):
+    row = {"kind": "decode", "batch": 1, "context_tokens": 5, "time_us": 3.0, "transport": ""} | PROVENANCE | change
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+    with pytest.raises(ConfigError) as wrong:
+        read_rows([tmp_path / "rows.csv"])
+    assert message in str(wrong.value)
+
+
+def test_too_few_shapes_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="prefill is left out: 1 shapes, some of them held out, cannot fix"):
+        calibrate(measured(tmp_path, prefill_rows(affine_prefill_us)[:3], decode_rows(affine_decode_us)))

@@ -1,0 +1,97 @@
+"""Tables, and what a run does outside the range that its profile was measured in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.measured import Clamped, Range
+from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.table import Entries, Table, TableModel
+from pdsim.sim.simulation import simulate
+from tests.support import request, small
+
+AFFINE = AffineModel(Affine(prefill_per_token_ns=1000, prefill_per_pair_ns=1, decode_per_request_ns=500))
+
+
+def step(*chunks):
+    return PrefillStep(0, tuple(PrefillChunk(i, context, n, True) for i, (context, n) in enumerate(chunks)))
+
+
+def base_ns(model, batch):
+    return model.decode_line(batch).base / (1 << FRACTION_BITS)
+
+
+def test_a_table_is_straight_between_entries_and_flat_outside():
+    entries = Entries({10: 100.0, 20: 300.0})
+    assert [entries.at(size) for size in (1, 10, 15, 20, 99)] == [100, 100, 200, 300, 300]
+
+
+@given(
+    st.dictionaries(st.integers(1, 1000), st.integers(0, 10**9), min_size=1), st.integers(0, 1000), st.integers(0, 99)
+)
+def test_a_table_that_does_not_fall_gives_times_that_do_not_fall(entries, size, more):
+    rising = dict(zip(sorted(entries), sorted(entries.values()), strict=True))
+    assert Entries(rising).at(size) <= Entries(rising).at(size + more) + 1e-6
+
+
+def test_a_falling_table_is_refused():
+    with pytest.raises(ValueError, match="times that do not fall"):
+        Table(decode_ns={1: 5.0, 2: 4.0})
+
+
+def test_a_table_of_an_affine_law_gives_its_times():
+    table = TableModel(Table(prefill_ns={0: 0, 4096: 4096e3}, prefill_per_pair_ns=1, decode_ns={0: 0, 64: 32e3}))
+    for chunks in ([(0, 100)], [(500, 1000), (0, 24)]):
+        assert table.prefill_ns(step(*chunks), 0) == AFFINE.prefill_ns(step(*chunks), 0)
+    assert base_ns(table, 7) == base_ns(AFFINE, 7)
+
+
+CLAMPED = Clamped(AFFINE, Range(64, 1024), Range(0, 2048), Range(2, 16))
+
+
+@given(st.integers(64, 1024), st.integers(0, 2048), st.integers(2, 16))
+def test_nothing_changes_within_what_was_measured(n, context, batch):
+    assert CLAMPED.prefill_ns(step((context, n)), 0) == AFFINE.prefill_ns(step((context, n)), 0)
+    assert CLAMPED.decode_line(batch) == AFFINE.decode_line(batch)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [((0, 16), (0, 64)), ((0, 8192), (0, 1024)), ((9999, 512), (2048, 512)), ((4096, 4096), (2048, 1024))],
+)
+def test_outside_a_forward_takes_as_long_as_the_nearest_measured(asked, nearest):
+    assert CLAMPED.prefill_ns(step(asked), 0) == AFFINE.prefill_ns(step(nearest), 0)
+
+
+def test_batches_are_clamped_too():
+    assert CLAMPED.decode_line(1) == AFFINE.decode_line(2)
+    assert CLAMPED.decode_line(999) == AFFINE.decode_line(16)
+
+
+def run(**measured):
+    cost = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    scenario = small(
+        *(request(i, 60, 5) for i in range(3)), cost={"prefill": cost, "decode": cost, "measured": measured}
+    )
+    return simulate(scenario)
+
+
+def test_a_run_names_each_field_once_with_its_farthest_value():
+    outside = run(prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).outside_measured()
+    assert [message.split(" is outside")[0].split()[0] for message in outside] == [
+        "prefill_new_tokens",
+        "decode_context_tokens",
+    ]
+    assert "64 is outside what was measured, 1 to 32: times are those of the nearest measured step" in outside[0]
+    assert "the fitted line goes on" in outside[1]
+
+
+def test_a_run_within_says_nothing_and_one_that_extends_is_as_long_as_without_a_range():
+    free, within = run(), run(prefill_new_tokens=[1, 64], decode_batch=[1, 3])
+    assert within.outside_measured() == []
+    assert "outside_measured" not in within.summary()["pdsim"]
+    clamped, extended = (run(prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
+    assert extended.summary()["duration"] == free.summary()["duration"] > clamped.summary()["duration"]
+    assert extended.summary()["pdsim"]["outside_measured"]
