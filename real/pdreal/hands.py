@@ -11,6 +11,7 @@ from threading import Condition
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from pdreal.parts import Parts
 from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
 
@@ -26,17 +27,16 @@ class Computed(NamedTuple):
 
 
 class Hands:
-    def __init__(self, loop: AbstractEventLoop, runner: Any, mover: Any, *, num_workers: int) -> None:
-        """mover: None in an aggregated instance."""
+    def __init__(self, loop: AbstractEventLoop, parts: Parts) -> None:
         self._loop = loop
-        self._runner = runner
-        self._mover = mover
+        self._runner = parts.runner
+        self._mover: Any = parts.mover
         self._progress = Condition()
         self._layers_computed = 0, 0
         """By this rank: the step that computes layers, and how many groups it has."""
-        self._compute = ThreadPoolExecutor(1, "compute")
-        self._scatter = ThreadPoolExecutor(1, "scatter")
-        self._workers = [ThreadPoolExecutor(1, f"transfer-{i}") for i in range(num_workers)]
+        self._compute = ThreadPoolExecutor(1, "compute", parts.enter)
+        self._scatter = ThreadPoolExecutor(1, "scatter", parts.enter)
+        self._workers = [ThreadPoolExecutor(1, f"transfer-{i}", parts.enter) for i in range(parts.num_workers)]
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
         """on_done: called on the main thread with what the task returned, or raised."""

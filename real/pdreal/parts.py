@@ -16,18 +16,25 @@ from pdreal.paged_kv import PagedKv
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
 from pdreal.transports.choice import open_transport
+from pdreal.transports.protocol import Transport
 from pdsim.scenario import wiring
 
 
 @dataclass(frozen=True)
 class Parts:
     runner: ModelRunner | NullRunner
+    device: torch.device
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
     """Of transfers."""
     memory: dict[str, Any] = field(default_factory=dict)
     """What peers need to write here."""
+
+    def enter(self) -> None:
+        """In each thread that works here: its current GPU is its own matter."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
         """With a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
@@ -40,14 +47,25 @@ def build_parts(spec: RankSpec) -> Parts:
     torch.set_num_threads(spec.num_threads)
     device = _device(spec)
     model = _model(spec, device)
-    num_pages = (spec.settings.pool_tokens or 0) // spec.scenario.page_size
-    max_running = 0 if spec.role == "prefill" else spec.settings.max_running_requests or 0
+    end_tokens = model.config.end_tokens
     if spec.role == "aggregated":
-        runner = ModelRunner(
-            model, num_pages=num_pages, page_size=spec.scenario.page_size, max_running_requests=max_running
-        )
-        return Parts(runner, model.config.end_tokens)
+        return Parts(_runner(spec, model, None), device, end_tokens)
     transport = open_transport(spec.scenario.network.transport, device)
+    runner = _runner(spec, model, transport)
+    planes = runner.kv.planes
+    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
+    if spec.role == "prefill":
+        sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
+        return Parts(worker, device, end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
+    receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
+    return Parts(worker, device, end_tokens, receiver, memory=receiver.describe()._asdict())
+
+
+def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:
+    """Its cache lies in the transport's memory, if there is one."""
+    settings = spec.settings
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    num_pages = settings.pool_tokens // spec.scenario.page_size
     num_bytes = PagedKv.num_bytes(
         num_pages=num_pages,
         page_size=spec.scenario.page_size,
@@ -56,22 +74,14 @@ def build_parts(spec: RankSpec) -> Parts:
         head_dim=model.config.head_dim,
         dtype=model.dtype,
     )
-    layer_groups = spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0
-    runner = ModelRunner(
+    return ModelRunner(
         model,
         num_pages=num_pages,
         page_size=spec.scenario.page_size,
-        memory=transport.allocate(num_bytes),
-        layer_groups=layer_groups,
-        max_running_requests=max_running,
+        memory=None if transport is None else transport.allocate(num_bytes),
+        layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
+        max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
     )
-    planes = runner.kv.planes
-    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
-    if spec.role == "prefill":
-        sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(worker, model.config.end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
-    receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return Parts(worker, model.config.end_tokens, receiver, memory=receiver.describe()._asdict())
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:

@@ -59,7 +59,7 @@ class Rank:
         launcher = parent_process()
         assert launcher is not None
         loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
-        hands = Hands(loop, self._parts.runner, self._parts.mover, num_workers=self._parts.num_workers)
+        hands = Hands(loop, self._parts)
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
             self._channel.connect(follower, self._spec.life)
