@@ -1,0 +1,52 @@
+"""Durations of steps in real runs beside the fitted profile's: python experiments/real-h200/steps.py RUN ...
+
+A run is a folder that `pdreal run --out` has written. Medians over steps, by kind, without the first two of an
+instance: they load kernels.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.model import FRACTION_BITS, CostModel
+from pdsim.metrics.records import StepRecord
+from pdsim.metrics.run_folder import read_records
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import load_scenario
+
+SCENARIO = Path(__file__).parent / "scenario.yaml"
+NUM_COLD_STEPS = 2
+
+
+def main() -> None:
+    costs = build(load_scenario(SCENARIO)).costs
+    print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
+    print("|---|---|---|---|---|---|---|")
+    for folder in map(Path, sys.argv[1:]):
+        steps: dict[str, list[StepRecord]] = defaultdict(list)
+        for step in read_records(folder).steps:
+            steps[step.kind].append(step)
+        for kind, rows in steps.items():
+            warm = rows[NUM_COLD_STEPS:]
+            pairs = [(row.duration_ns / row.num_steps / 1e6, predicted_ns(costs, row) / 1e6) for row in warm]
+            measured, predicted = median(p[0] for p in pairs), median(p[1] for p in pairs)
+            ratio = median(p / m for m, p in pairs)
+            cells = [folder.name, kind, str(len(rows)), f"{rows[0].duration_ns / 1e6:.0f}", f"{measured:.2f}"]
+            print(f"| {' | '.join(cells)} | {predicted:.2f} | {100 * (ratio - 1):+.1f} % |")
+
+
+def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:
+    """Of one step, or of one of those that a row stands for."""
+    if row.kind == "decode":
+        line = costs["decode-0"].decode_line(row.num_requests)
+        return (line.base + line.per_context_token * row.num_context_tokens) / (1 << FRACTION_BITS)
+    num_tokens, num_context = row.num_tokens // row.num_requests, row.num_context_tokens // row.num_requests
+    chunks = tuple(PrefillChunk(i, num_context, num_tokens, is_last=True) for i in range(row.num_requests))
+    return costs["prefill-0"].prefill_ns(PrefillStep(0, chunks), 0)
+
+
+if __name__ == "__main__":
+    main()
