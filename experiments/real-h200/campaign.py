@@ -41,6 +41,8 @@ VARIANTS = {
     "shared_c16": [SHARED],
     "shared_radix_c16": [SHARED, "decode.radix_cache=true"],
     "ipc_c16": ["network.transport=cuda-ipc"],
+    "tp2to1_slices_c16": ["prefill.tp=2"],
+    "tp2to1_staging_c16": ["prefill.tp=2", "network.staging={ring: 1 GiB, prefill_buffer: 1 GiB}"],
 }
 """By name, what changes."""
 
