@@ -1,6 +1,6 @@
 """Real runs of a matrix beside its simulations, number by number. Needs scipy."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ class Side:
 
     summary: Mapping[str, Any]
     records: RunRecords
-    journal: Iterable[Entry]
+    journal: Sequence[Entry]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def compare_sides(name: str, asked: Asked, measured: Side, simulated: Side) -> C
             time: ks_distance(_samples(measured.records, time), _samples(simulated.records, time))
             for time in ("ttft", "tpot", "e2e_latency")
         },
-        compare_counts(measured.records, simulated.records),
+        compare_counts(measured.records, measured.journal, simulated.records, simulated.journal),
         equal_prefixes(measured.journal, simulated.journal),
     )
 

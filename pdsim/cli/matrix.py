@@ -43,7 +43,7 @@ def validate_matrix(
         validation = _compare(matrix, quiet=quiet)
         _show(validation, plots, quiet=quiet)
         if validation.unequal:
-            what = "bytes or descriptors differ for requests that were cached and sent alike"
+            what = "bytes or descriptors are not equal, of requests that were cached and sent alike"
             print(f"pdsim: {matrix.name}: {', '.join(validation.unequal)}: {what}", file=sys.stderr)
             raise SystemExit(1)
     if failed:
@@ -77,7 +77,7 @@ def _compare_variant(matrix: Matrix, variant: Variant) -> Comparison:
 
     folder = matrix.runs / variant.name
     matrix.require_same(variant, load_scenario(folder / SCENARIO), folder)
-    measured = Side(read_summary(folder), read_records(folder), read_journal(folder))
+    measured = Side(read_summary(folder), read_records(folder), list(read_journal(folder)))
     journal: list[Entry] = []
     result = simulate(matrix.scenario(variant), Observation(journal=journal.append))
     return compare_sides(variant.name, matrix.asked, measured, Side(result.summary(), result.records, journal))
