@@ -96,7 +96,9 @@ def _by_request(records: RunRecords, journal: Iterable[Entry]) -> dict[int, _Sen
         num_descriptors[row.request_id] += row.num_descriptors
     shapes: dict[int, list[_Shape]] = {}
     for unit in _units(journal):
-        shapes.setdefault(request_of(unit.request_id), []).append(_Shape(len(unit.source_pages), num_runs(unit.source_pages, unit.target_pages)))
+        shapes.setdefault(request_of(unit.request_id), []).append(
+            _Shape(len(unit.source_pages), num_runs(unit.source_pages, unit.target_pages))
+        )
     return {
         r.request_id: _Sent(
             (r.num_prefill_cached_tokens, r.num_decode_cached_tokens),

@@ -51,11 +51,14 @@ def _said(returned: Any) -> Any:
             return _timeless(commands) or None
 
 
+_NO_DECISION = {"step_id", "prompt"}
+"""Steps are numbered as they come, and a real prompt has tokens where a simulated one has spans."""
+
+
 def _timeless(value: Any) -> Any:
-    """Without the numbers of steps, and without fields in ns."""
     fields = getattr(value, "_fields", None)
     if fields is not None:
-        kept = [name for name in fields if not name.endswith("_ns") and name != "step_id"]
+        kept = [name for name in fields if not name.endswith("_ns") and name not in _NO_DECISION]
         return (type(value).__name__, *(_timeless(getattr(value, name)) for name in kept))
     if isinstance(value, list | tuple):
         return tuple(_timeless(one) for one in value)

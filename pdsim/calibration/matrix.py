@@ -132,12 +132,13 @@ def _real(data: Any, where: str) -> Real:
         if name in data and data[name] not in known:
             found = data[name]
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
-    given = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
-    try:
-        timeout = {"timeout_s": DURATION.parse(data["timeout"]) / 1e9} if "timeout" in data else {}
-    except ValueError as wrong:
-        raise ConfigError(f"{where}: timeout: {wrong}") from None
-    return Real(**given, **timeout)
+    given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
+    if "timeout" in data:
+        try:
+            given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
+        except ValueError as wrong:
+            raise ConfigError(f"{where}: timeout: {wrong}") from None
+    return Real(**given)
 
 
 def _asked(data: Any, where: str) -> Asked:

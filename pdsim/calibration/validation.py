@@ -156,6 +156,5 @@ def _samples(records: RunRecords, time: str) -> Sequence[float]:
 
 def _errors_json(errors: Mapping[str, MetricError]) -> dict[str, Any]:
     return {
-        name: {"measured": one.measured, "simulated": one.simulated, "error": one.error}
-        for name, one in errors.items()
+        name: {"measured": one.measured, "simulated": one.simulated, "error": one.error} for name, one in errors.items()
     }

@@ -89,7 +89,9 @@ def _verdict(counts: Counts) -> str:
     if counts.unequal:
         return f"[red]NOT EQUAL: requests {', '.join(map(str, counts.unequal[:5]))}[/red]"
     reasons = {"cached": counts.otherwise_cached, "sent": counts.otherwise_sent}
-    found = [f"{len(requests)} of {counts.num_requests} {how} otherwise" for how, requests in reasons.items() if requests]
+    found = [
+        f"{len(requests)} of {counts.num_requests} {how} otherwise" for how, requests in reasons.items() if requests
+    ]
     return f"but for timing: {', '.join(found)}" if found else "equal"
 
 

@@ -33,7 +33,7 @@ def run_missing(matrix: Matrix) -> list[str]:
     variants = missing(matrix)
     if variants and find_spec("pdreal") is None:
         names = ", ".join(variant.name for variant in variants)
-        raise ConfigError(f"{matrix.runs} has no runs of {names}, and pdreal is not installed: pip install 'pdsim[real]'")
+        raise ConfigError(f"{matrix.runs} lacks runs of {names}, and there is no pdreal: pip install 'pdsim[real]'")
     matrix.runs.mkdir(parents=True, exist_ok=True)
     failed = []
     for i, variant in enumerate(variants):
@@ -57,8 +57,10 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "pdreal", "run", str(matrix.scenario_path), *changes]
     command += [*matrix.real.flags, "--out", str(part), "--json"]
     with log.open("w", encoding="utf-8") as said:
-        # a session of its own: its ranks, which hold the devices, end with it
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
+        # a process group of its own: its ranks, which hold the devices, end with it
+        process = subprocess.Popen(  # noqa: S603  ours
+            command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
+        )
         try:
             output, _ = process.communicate(timeout=matrix.real.timeout_s)
         except subprocess.TimeoutExpired:

@@ -151,8 +151,8 @@ def test_descriptors_follow_from_how_pages_lie(scenario):
     """With few pages, free ones lie apart, and where depends on what ended when."""
     changes = (
         "prefill={gpu: h100, pool_tokens: 1024, radix_cache: false}",
-        "workload={use: random_lengths, num_requests: 60, input_tokens: {use: uniform, low: 30, high: 90}, "
-        "output_tokens: {use: uniform, low: 2, high: 40}}",
+        "workload={use: random_lengths, num_requests: 60, output_tokens: {use: uniform, low: 2, high: 40}}",
+        "workload.input_tokens={use: uniform, low: 30, high: 90}",
     )
     one = side(scenario, *changes)
     other = side(scenario, *changes, "cost={use: roofline, step_overhead: 9 ms}")
