@@ -104,7 +104,11 @@ def is_matrix(name: str, experiments: Path) -> bool:
 def load_matrix(name: str, experiments: Path) -> Matrix:
     """By folder name, folder or file."""
     path = next(path for path in _places(name, experiments) if path.is_file())
-    data = read_yaml(path)
+    return matrix_of(read_yaml(path), path)
+
+
+def matrix_of(data: Any, path: Path) -> Matrix:
+    """What the file at this path says."""
     _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
     for needed in ("scenario", "variants"):
         if needed not in data:

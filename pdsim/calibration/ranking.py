@@ -1,4 +1,7 @@
-"""Whether simulated values order configurations as measured ones do, and whether distributions agree. Kendall's tau needs scipy."""
+"""Whether simulated values order configurations as measured ones do, and how far distributions are apart.
+
+Kendall's tau needs scipy.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -5,7 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 
 from pdsim.cli import main, real_runs
 
@@ -100,9 +102,6 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
 
 def test_other_bytes_fail(capsys, matrix):
     assert validate(capsys, matrix, "--real-only")[0] == 0
-    import pyarrow.compute as pc
-    from pyarrow import parquet
-
     path = matrix / "runs" / "c4" / "transfers.parquet"
     table = parquet.read_table(path)
     place = table.column_names.index("num_bytes")

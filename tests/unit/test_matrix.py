@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from pdsim.calibration.first_decisions import equal_prefixes
 from pdsim.calibration.matrix import Asked, load_matrix
 from pdsim.calibration.ranking import ks_distance, rank
 from pdsim.calibration.validation import METRICS, Side, Validation, compare_sides
+from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate
@@ -223,3 +225,12 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
     found.require_same(one, ran, found.runs / "c1")
     with pytest.raises(ConfigError, match=r"client is .*1.* there, .*4.* here; delete the folder"):
         found.require_same(other, ran, found.runs / "c4")
+
+
+@pytest.mark.parametrize(("name", "num_variants"), [("validation-h200", 18), ("validation-cpu", 8)])
+def test_the_matrices_of_the_repository_can_run(name, num_variants):
+    found = load_matrix(name, Path("experiments"))
+    assert len(found.variants) == num_variants
+    for variant in found.variants:
+        scenario = build(load_scenario(found.scenario_path, variant.changes)).scenario
+        assert scenario.client.concurrency, "a closed loop sends the same on both sides"
