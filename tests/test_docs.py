@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim import load_scenario
+from pdsim.calibration.matrix import matrix_of
 from pdsim.cli import main
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import read_summary
@@ -81,6 +82,9 @@ def test_yaml_that_is_shown_is_valid(block):
     if "aggregated" in data:
         del first["prefill"], first["decode"]
     if "provenance" in data or "sources" in data:
+        return
+    if "variants" in data:
+        matrix_of(data, block.page)
         return
     if "scenario" in data:
         SweepFile.model_validate(data)
