@@ -20,6 +20,8 @@ SHARED = (
     "output_tokens: 128}"
 )
 
+STAGING = "network.staging={ring: 1 GiB, prefill_buffer: 1 GiB}"
+
 
 def load(concurrency: int, num_requests: int, input_tokens: int = 1024) -> list[str]:
     return [
@@ -42,7 +44,11 @@ VARIANTS = {
     "shared_radix_c16": [SHARED, "decode.radix_cache=true"],
     "ipc_c16": ["network.transport=cuda-ipc"],
     "tp2to1_slices_c16": ["prefill.tp=2"],
-    "tp2to1_staging_c16": ["prefill.tp=2", "network.staging={ring: 1 GiB, prefill_buffer: 1 GiB}"],
+    "nixl_c16": ["network={transport: nixl-cuda-ipc}"],
+    "tcp_c16": ["network={transport: mooncake-tcp}"],
+    "tp2to1_staging_c16": ["prefill.tp=2", STAGING],
+    "tp1to2_slices_c16": ["decode.tp=2"],
+    "tp1to2_staging_c16": ["decode.tp=2", STAGING],
 }
 """By name, what changes."""
 

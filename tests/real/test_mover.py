@@ -178,6 +178,23 @@ def test_cells_pass_the_ring(engine, ranks, pair):
     stage_and_scatter(pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"})))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)])
+def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engine, ranks, pair):
+    """The ring too takes its greeting where no cell lies."""
+    sides = pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"}))
+    sides.there("warm_up")
+    before = sides.there("read")
+    for mover in sides.movers:
+        mover.warm_up()
+        mover.greet("d")
+    for rank_before, rank_after in zip(before, sides.there("read"), strict=True):
+        assert (rank_after[:, :PAGE] != rank_before[:, :PAGE]).any(axis=(1, 2, 3)).all()
+        assert (rank_after[:, PAGE:] == FILLED_WITH).all()
+    if ranks != (1, 1):
+        stage_and_scatter(sides)
+
+
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_ranks_with_copies_of_heads_pass_the_ring(deduplicate, pair):
     """16 prefill ranks hold each of 8 heads twice."""
@@ -230,6 +247,8 @@ def test_a_killed_peer_fails_transfers(tmp_path):
         for _ in range(2):
             with pytest.raises(TransferError):
                 sides.send(sides.unit(SOURCE, TARGET))
+        with pytest.raises(TransferError):
+            sides.movers[0].greet("d")
         assert time.monotonic() - begin_s < 5
         sides.movers[0].disconnect("d", 0)
         with pytest.raises(TransferError, match="d is not connected"):
