@@ -130,11 +130,10 @@ class Launcher:
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
-        """Give a request up; nothing happens if it has ended. An aggregated cluster computes the rest for nobody."""
+        """Give a request up; nothing happens if it has ended."""
         if request_id not in self._requests:
             return
-        if self._monitor is not None:
-            self._tell_router(m.Cancel(request_id, reason))
+        self._tell_router(m.Cancel(request_id, reason))
         if request_id in self._requests:
             self._end(m.Failed(request_id, reason))
 

@@ -294,7 +294,7 @@ class Leader:
     def _on_sent(self, unit: TransferUnit, worker: int, start_ns: int, _: list[Any], error: str | None) -> None:
         sender_id = sender_of(unit.source)
         if error is not None:
-            self._tell(sender_id, m.TransferFailed(unit, f"transfer from {unit.source} to {unit.target}: {error}"))
+            self._tell(sender_id, m.TransferLost(unit, f"transfer from {unit.source} to {unit.target}: {error}"))
             return
         if self._logbook is not None and self._wire is not None:
             now_ns = self._timeline.now_ns
