@@ -31,6 +31,7 @@ class Hands:
         self._loop = loop
         self._runner = parts.runner
         self._mover: Any = parts.mover
+        self._on_gpu = parts.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
         """By this rank: the step that computes layers, and how many groups it has."""
@@ -40,7 +41,8 @@ class Hands:
 
     def warm_up(self) -> None:
         """What each thread does for the first time, before anybody waits for it. Returns when it is done."""
-        self._compute.submit(self._runner.warm_up).result()
+        if self._on_gpu:
+            self._compute.submit(self._runner.warm_up).result()
         if self._mover is not None:
             for thread in self._workers or [self._scatter]:
                 thread.submit(self._mover.warm_up).result()
