@@ -16,7 +16,6 @@ from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 
-
 _GREETING_BYTES = 16
 
 
