@@ -185,9 +185,10 @@ def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engin
     sides = pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"}))
     sides.there("warm_up")
     before = sides.there("read")
-    for mover in sides.movers:
-        mover.warm_up()
-        mover.greet("d")
+    with ThreadPoolExecutor(2) as pool:
+        for mover in sides.movers:
+            mover.warm_up()
+            list(pool.map(mover.greet, ["d"] * 50))
     for rank_before, rank_after in zip(before, sides.there("read"), strict=True):
         assert (rank_after[:, :PAGE] != rank_before[:, :PAGE]).any(axis=(1, 2, 3)).all()
         assert (rank_after[:, PAGE:] == FILLED_WITH).all()
@@ -211,9 +212,10 @@ def stage_and_scatter(sides):
     sides.expect(SOURCE, TARGET)
 
 
-def test_threads_send_at_a_time(pair):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_threads_send_at_a_time(engine, pair):
     """Two queues, a cell each."""
-    sides = pair(settings_of("mooncake-tcp", 2, 1, staging={"ring": "16 MiB"}))
+    sides = pair(settings_of(engine, 2, 1, staging={"ring": "16 MiB"}))
     units = [sides.unit((page,), (page + 8,), cell=page) for page in range(8)]
     offsets = [cell << 20 for cell in range(8)]
     with ThreadPoolExecutor(2) as pool:
