@@ -71,6 +71,27 @@ def test_the_coefficients_of_the_rows_are_found(tmp_path):
     assert max(prefill.error, decode.error) < 0.02
 
 
+def test_short_chunks_behind_a_context_take_as_long_as_their_launch(tmp_path):
+    """Two slopes and two floors, for prompts alone and for those behind a context."""
+
+    def time_us(prompts, new, context):
+        pair = 0.0017 if context else 0.001
+        work = 500 + 22 * new * prompts + prompts * (0.25 * context + pair * new * (context + new / 2))
+        return max(work, 8000 + prompts * (1500 + 2500 * (context > 0)))
+
+    rows = [
+        {"kind": "prefill", "prompts": p, "new_tokens": p * n, "context_tokens": p * c, "time_us": time_us(p, n, c)}
+        for p in (1, 2, 4, 8)
+        for n in (16, 64, 256, 1024, 4096)
+        for c in (0, 1024, 2048, 8192)
+    ]
+    fitted = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us))).fits["prefill"]
+    found = {"per_pair": 1, "per_continued_pair": 0.7, "per_context_token": 250}
+    found |= {"least": 8e6, "least_per_prompt": 1.5e6, "least_per_continued_prompt": 2.5e6}
+    assert {name: fitted.values[name] for name in found} == pytest.approx(found, rel=0.05)
+    assert fitted.error < 0.02
+
+
 def test_the_interval_holds_the_truth_and_rows_that_stood_still_do_not_pull(tmp_path):
     rows = decode_rows(affine_decode_us)
     rows[5]["time_us"] *= 8

@@ -22,8 +22,10 @@ class Plan:
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
-        *(PrefillCase(*case) for case in ((4, 128), (16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
-        *(PrefillCase(*case) for case in ((4, 128, 2048), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
+        *(PrefillCase(prompts, 64, context) for prompts, context in product((1, 2, 4, 8), (0, 512, 2048, 8192))),
+        *(PrefillCase(prompts, 256, context) for prompts, context in product((2, 4, 8), (0, 2048, 4096))),
+        *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
+        *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
     decode=tuple(DecodeCase(*case) for case in product((1, 2, 4, 8, 16, 25, 32, 64), (256, 1024, 4096, 16384))),
     copied_pages=(1, 4, 16, 64, 256),
