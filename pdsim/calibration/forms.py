@@ -19,8 +19,7 @@ MOST_KNOTS = 16
 
 @dataclass(frozen=True)
 class Form:
-    """Σ coefficient · term ns, at least Σ coefficient · least term; or, with an overlap, a batch of descriptors
-    (transport.py)."""
+    """Σ coefficient · term ns, at least Σ coefficient · least term; with an overlap, a batch of descriptors."""
 
     name: str
     terms: dict[str, Term]
