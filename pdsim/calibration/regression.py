@@ -51,6 +51,10 @@ class Fitted:
         low, high = np.percentile(samples, INTERVAL, axis=0)
         return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
 
+    def times_ns(self, columns: Columns) -> Floats:
+        """As the fit to all rows has it."""
+        return self.form.times_ns(np.array(list(self.values.values())), self.form.design(columns))
+
     @property
     def error(self) -> float:
         """Mean absolute, held out."""
@@ -118,11 +122,15 @@ def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
 
 
 def _plain(design: Floats, times_ns: Floats) -> Floats:
+    return plain_least_squares(design / times_ns[:, None], np.ones(len(times_ns)))
+
+
+def plain_least_squares(design: Floats, wanted: Floats) -> Floats:
+    """Coefficients that are not negative."""
     from scipy.optimize import nnls  # noqa: PLC0415  an extra
 
-    weighted = design / times_ns[:, None]
-    size = np.maximum(weighted.mean(axis=0), 1e-300)
-    return np.asarray(nnls(weighted / size, np.ones(len(times_ns)))[0] / size)
+    size = np.maximum(design.mean(axis=0), 1e-300)
+    return np.asarray(nnls(design / size, wanted)[0] / size)
 
 
 def _errors(form: Form, values: Floats, columns: Columns) -> Floats:

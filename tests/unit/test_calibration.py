@@ -184,6 +184,34 @@ def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):
     assert profile_of(made, "x", "y")["cost"]["host"] == {"launch": "100 us"}
 
 
+def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tmp_path):
+    medians_us = {"message": 70.0, "route": 500.0, "admit": 1070.0, "grant": 570.0, "result": 430.0, "answer": 180.0}
+    stages = [{"kind": "host", "what": what, "time_us": time_us} for what, time_us in medians_us.items()]
+    loops = [
+        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "time_us": affine_decode_us(b, 900 * b) + 300 + 4 * b}
+        for b in (1, 4, 16, 64)
+    ]
+    transfers = [
+        {
+            "kind": kind,
+            "transport": "x",
+            "payload_bytes": size,
+            "num_descriptors": n,
+            "time_us": 20 + 2 * n + size / 6e3 + us,
+        }
+        for kind, sizes, us in (("transfer", (2**16, 2**20, 2**26), 0), ("handover", (2**24,), 750))
+        for size in sizes
+        for n in (1, 16, 64)
+    ]
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us, noise=0)
+    told = profile_of(calibrate(measured(tmp_path, *phases, stages, loops, transfers)), "x", "y")
+    assert told["cost"]["host"] == {"result": "430 us", "start": "500 us"}
+    assert told["front_end"] == {"service": "500 us", "latency_in": "1 ms", "latency_out": "180 us"}
+    in_us = {name: float(time.removesuffix(" us")) for name, time in told["cost"]["rest"].items()}
+    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
+    assert float(told["network"]["handover"].removesuffix(" us")) == pytest.approx(750 - 70, rel=0.02)
+
+
 def test_parquet_reads_as_csv_does(tmp_path):
     write_rows(tmp_path / "rows.csv", decode_rows(affine_decode_us), PROVENANCE)
     parquet.write_table(arrow_csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")

@@ -15,6 +15,8 @@ class Plan:
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
     descriptors: tuple[int, ...]
+    served_batches: tuple[int, ...]
+    """Requests that are decoded together, from prefill to their last token."""
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -31,6 +33,7 @@ FULL = Plan(
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
     descriptors=(1, 16, 256, 4096),
+    served_batches=(1, 4, 16, 32, 64),
     seconds=0.2,
 )
 QUICK = Plan(
@@ -39,5 +42,6 @@ QUICK = Plan(
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),
     descriptors=(1, 16),
+    served_batches=(1, 8),
     seconds=0.02,
 )

@@ -1,0 +1,140 @@
+"""What the harness adds to forwards and transfers: a prefill and a decode process at work, seen by their logbooks."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pdreal import transfer_bench
+from pdreal.bootstrap import LaunchError
+from pdreal.launcher import Launcher
+from pdreal.logbook import read_records
+from pdreal.measure.rows import Row, row_of
+from pdreal.options import Options
+from pdreal.real_scenario import real_scenario
+from pdreal.sampling import Sampling
+from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
+from pdsim.scenario.loading import parse_scenario
+
+_SINGLE_REQUESTS = 12
+"""One after another; the first is for warming up."""
+_SINGLE_TOKENS = 512
+_SINGLE_OUTPUTS = 4
+_BATCH_TOKENS = 128
+_BATCH_OUTPUTS = 160
+"""More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+_LEAST_STEPS = 8
+"""Of one batch, whose period is worth a row."""
+_VOCABULARY = 512
+"""Ids that every model of the catalog has."""
+
+
+def serving_rows(
+    model: str, options: Options, page_size: int, batch_sizes: Sequence[int], left_out: Callable[[str], None]
+) -> Iterator[Row]:
+    """By the first engine of the device that is there; the others before it are told."""
+    for transport in transfer_bench.ENGINES[options.device]:
+        if transport == transfer_bench.COPY:
+            continue
+        try:
+            records = _serve(_scenario(model, page_size, transport, max(batch_sizes)), options, batch_sizes)
+        except LaunchError as missing:
+            left_out(f"serving by {transport}: {missing}")
+            continue
+        yield from _stage_rows(records, transport)
+        yield from _loop_rows(records.steps, batch_sizes)
+        return
+
+
+def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
+    """On GPUs of whatever kind: the catalog's is named, but not asked."""
+    pool_pages = -(-(_BATCH_TOKENS + _BATCH_OUTPUTS + page_size) // page_size) * largest_batch
+    pool_tokens = max(pool_pages * page_size, 8 * _SINGLE_TOKENS)
+    server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
+    return {
+        "model": model,
+        "page_size": page_size,
+        "prefill": {**server, "chunked_prefill_tokens": 8192},
+        "decode": {**server, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": page_size}},
+        "network": {"transport": transport},
+        "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1},
+    }
+
+
+def _serve(scenario: dict[str, object], options: Options, batch_sizes: Sequence[int]) -> RunRecords:
+    with TemporaryDirectory() as folder:
+        asyncio.run(_run(scenario, options, batch_sizes, Path(folder)))
+        return read_records(Path(folder))
+
+
+async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[int], logs: Path) -> None:
+    """Requests that come alone first, with the lowest ids; then batches."""
+    scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
+    launcher = Launcher(scenario, options, folder=logs)
+    await launcher.start()
+    try:
+        for _ in range(_SINGLE_REQUESTS):
+            await _serve_together(launcher, 1, _SINGLE_TOKENS, _SINGLE_OUTPUTS)
+        for batch_size in batch_sizes:
+            await _serve_together(launcher, batch_size, _BATCH_TOKENS, _BATCH_OUTPUTS)
+    finally:
+        await launcher.stop()
+
+
+async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
+    prompt = [i * 7 % _VOCABULARY for i in range(num_tokens)]
+    sampling = Sampling(num_outputs, ignore_eos=True)
+    for request in [launcher.submit(prompt, sampling) for _ in range(num_requests)]:
+        async for _ in request:
+            pass
+
+
+def _stage_rows(records: RunRecords, transport: str) -> Iterator[Row]:
+    """Of requests that nothing held up; what lies between two stages is host work and messages."""
+    alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
+    transfers = {row.request_id: row for row in records.transfers}
+
+    def row(what: str, begin: str, end: str) -> Row:
+        return row_of("host", _between_us(alone, begin, end), what=what)
+
+    yield row("route", "arrival_ns", "routed_ns")
+    yield row("admit", "routed_ns", "admitted_ns")
+    yield row("grant", "admitted_ns", "prefill_start_ns")
+    yield row("result", "prefill_end_ns", "transfer_start_ns")
+    yield row("answer", "streamed_ns", "first_token_ns")
+    yield _handover_row(alone, transfers[alone[0].request_id].num_descriptors, transport)
+
+
+def _handover_row(alone: Sequence[RequestRecord], num_descriptors: int, transport: str) -> Row:
+    return row_of(
+        "handover",
+        _between_us(alone, "transfer_start_ns", "streamed_ns"),
+        transport=transport,
+        payload_bytes=alone[0].transfer_bytes,
+        num_descriptors=num_descriptors,
+    )
+
+
+def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
+    """Sorted."""
+    return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
+
+
+def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Iterator[Row]:
+    """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
+    decode = [step for step in steps if step.kind == "decode"]
+    runs = [list(run) for _, run in groupby(decode, key=lambda step: step.num_requests)]
+    for batch_size in batch_sizes:
+        found = [run for run in runs if run[0].num_requests == batch_size]
+        run = max(found, key=len, default=[])
+        if len(run) < _LEAST_STEPS:
+            continue
+        num_periods = len(run) - 1
+        yield Row(
+            kind="loop",
+            time_us=(run[-1].start_ns - run[0].start_ns) / num_periods / 1e3,
+            repeats=num_periods,
+            batch=batch_size,
+            context_tokens=sum(step.num_context_tokens for step in run[:-1]) // num_periods,
+        )
