@@ -36,17 +36,13 @@ def front_end_ns(medians: Mapping[str, float]) -> Times:
     return {"service": medians["route"], "latency_in": admitted_in_ns, "latency_out": medians["answer"]}
 
 
-def network_ns(measurements: Measurements, medians: Mapping[str, float], fits: Mapping[str, Fitted]) -> Times:
-    """The handover is what lies between a transfer's begin and a first token, beyond the transfer and a message."""
-    told = {"message_latency": medians["message"]} if "message" in medians else {}
-    left_over = [
-        float(np.median(rows.columns["time_ns"] - fits[rows.name].times_ns(rows.columns)))
-        for rows in measurements.of("handover")
-        if rows.name in fits
-    ]
-    if left_over and told:
-        told["handover"] = max(0.0, min(left_over) - told["message_latency"])
-    return told
+def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
+    """What lies between a transfer's begin and a first token, beyond the transfer and a message."""
+    for rows in measurements.of("handover"):
+        if rows.name == transfer.rows.name and "message" in medians:
+            left_over_ns = float(np.median(rows.columns["time_ns"] - transfer.times_ns(rows.columns)))
+            return {"handover": max(0.0, left_over_ns - medians["message"])}
+    return {}
 
 
 def rest_ns(measurements: Measurements, decode: Fitted) -> Times:

@@ -77,11 +77,12 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     network = {
         "transports": {
             rows.name: _link(made.fits[rows.name])
+            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
         },
         "staging": _staging(made),
-        **_times(host.network_ns(made.measurements, made.host_ns, made.fits)),
+        **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
         **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
     cost = {

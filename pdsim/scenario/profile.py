@@ -3,10 +3,10 @@
 name: qwen3-32b-b200-tp2
 cost: {use: affine, ...}          or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
 network:                          optional
-  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...}}
+  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
+    handover: ...}}
   staging: {gather_host: ..., ...}
   message_latency: ...
-  handover: ...
 front_end: {service: ..., latency_in: ..., latency_out: ...}                  optional
 provenance: {fitted_on: ..., command: ..., date: ...}
 """

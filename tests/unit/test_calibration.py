@@ -209,7 +209,9 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     assert told["front_end"] == {"service": "500 us", "latency_in": "1 ms", "latency_out": "180 us"}
     in_us = {name: float(time.removesuffix(" us")) for name, time in told["cost"]["rest"].items()}
     assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
-    assert float(told["network"]["handover"].removesuffix(" us")) == pytest.approx(750 - 70, rel=0.02)
+    assert float(told["network"]["transports"]["x"]["handover"].removesuffix(" us")) == pytest.approx(
+        750 - 70, rel=0.02
+    )
 
 
 def test_parquet_reads_as_csv_does(tmp_path):

@@ -14,7 +14,7 @@ from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.sampling import Sampling
-from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
+from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.scenario.loading import parse_scenario
 
 _SINGLE_REQUESTS = 12
@@ -33,18 +33,23 @@ _VOCABULARY = 512
 def serving_rows(
     model: str, options: Options, page_size: int, batch_sizes: Sequence[int], left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """By the first engine of the device that is there; the others before it are told."""
+    """With the first engine of the device that is there, and the handovers of the others; what is missing is told."""
+    largest_batch, has_rows = max(batch_sizes), False
     for transport in transfer_bench.ENGINES[options.device]:
         if transport == transfer_bench.COPY:
             continue
+        scenario = _scenario(model, page_size, transport, largest_batch)
         try:
-            records = _serve(_scenario(model, page_size, transport, max(batch_sizes)), options, batch_sizes)
+            records = _serve(scenario, options, () if has_rows else batch_sizes)
         except LaunchError as missing:
             left_out(f"serving by {transport}: {missing}")
             continue
-        yield from _stage_rows(records, transport)
-        yield from _loop_rows(records.steps, batch_sizes)
-        return
+        alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
+        if not has_rows:
+            yield from _stage_rows(alone)
+            yield from _loop_rows(records.steps, batch_sizes)
+            has_rows = True
+        yield _handover_row(alone, records.transfers, transport)
 
 
 def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
@@ -90,29 +95,26 @@ async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int
             pass
 
 
-def _stage_rows(records: RunRecords, transport: str) -> Iterator[Row]:
+def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
     """Of requests that nothing held up; what lies between two stages is host work and messages."""
-    alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
-    transfers = {row.request_id: row for row in records.transfers}
-
-    def row(what: str, begin: str, end: str) -> Row:
-        return row_of("host", _between_us(alone, begin, end), what=what)
-
-    yield row("route", "arrival_ns", "routed_ns")
-    yield row("admit", "routed_ns", "admitted_ns")
-    yield row("grant", "admitted_ns", "prefill_start_ns")
-    yield row("result", "prefill_end_ns", "transfer_start_ns")
-    yield row("answer", "streamed_ns", "first_token_ns")
-    yield _handover_row(alone, transfers[alone[0].request_id].num_descriptors, transport)
+    for what, begin, end in (
+        ("route", "arrival_ns", "routed_ns"),
+        ("admit", "routed_ns", "admitted_ns"),
+        ("grant", "admitted_ns", "prefill_start_ns"),
+        ("result", "prefill_end_ns", "transfer_start_ns"),
+        ("answer", "streamed_ns", "first_token_ns"),
+    ):
+        yield row_of("host", _between_us(alone, begin, end), what=what)
 
 
-def _handover_row(alone: Sequence[RequestRecord], num_descriptors: int, transport: str) -> Row:
+def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
+    """Pages of a pool that is empty lie in a row: its requests have equally many descriptors."""
     return row_of(
         "handover",
         _between_us(alone, "transfer_start_ns", "streamed_ns"),
         transport=transport,
         payload_bytes=alone[0].transfer_bytes,
-        num_descriptors=num_descriptors,
+        num_descriptors=sum(row.num_descriptors for row in transfers if row.request_id == alone[0].request_id),
     )
 
 
