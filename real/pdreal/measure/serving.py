@@ -126,7 +126,8 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
 def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Iterator[Row]:
     """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
     decode = [step for step in steps if step.kind == "decode"]
-    runs = [list(run) for _, run in groupby(decode, key=lambda step: step.num_requests)]
+    unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
+    runs = [[step for _, step in run] for _, run in unchanged]
     for batch_size in batch_sizes:
         found = [run for run in runs if run[0].num_requests == batch_size]
         run = max(found, key=len, default=[])
@@ -140,3 +141,8 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Itera
             batch=batch_size,
             context_tokens=sum(step.num_context_tokens for step in run[:-1]) // num_periods,
         )
+
+
+def _context_before(index: int, step: StepRecord) -> int:
+    """Of the step number 0, if the batch had been this one since: each request has one token more in every step."""
+    return step.num_context_tokens - index * step.num_requests
