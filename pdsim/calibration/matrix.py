@@ -17,6 +17,7 @@ from pdsim.calibration.case import percent
 from pdsim.scenario.build import resolve
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.profile import read_profile
 from pdsim.scenario.quantity import DURATION
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
@@ -79,7 +80,8 @@ class Matrix:
         if self.profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {MATRIX}")
         profile = self.profile.resolve()
-        costs = (f"cost.profile={profile}", f"network.profile={profile}")
+        sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
+        costs = (f"{section}.profile={profile}" for section in sections)
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
