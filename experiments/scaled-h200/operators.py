@@ -43,7 +43,9 @@ def rows_of(gpu: str, shapes: list[dict[str, str]]) -> Iterator[Mapping[str, str
 def matrix_us(gpu: str, row: Mapping[str, str]) -> float | None:
     m, n, k = map(int, row["shape"].split("x"))
     found = table_of(gpu, "gemm/sglang/0.5.14/gemm_perf.parquet")
-    return fastest_us(found[(found.gemm_dtype == NAMES[row["dtype"]]) & (found.m == m) & (found.n == n) & (found.k == k)])
+    return fastest_us(
+        found[(found.gemm_dtype == NAMES[row["dtype"]]) & (found.m == m) & (found.n == n) & (found.k == k)]
+    )
 
 
 def attention_us(gpu: str, row: Mapping[str, str]) -> float | None:

@@ -1,9 +1,9 @@
 """How much longer operators take on one GPU than on another: nominal rates, and what kernels reach of them.
 
-operators.csv has kernel times by GPU for the same shapes: matrix products (tokens x outputs x inputs), many tokens being
-bound by compute (matrix) and few by reading weights (weights), prefill attention, and decode attention reading KV, both
-as batch x tokens, query heads/KV heads/head size. H20: InferSim's bench_data (Apache-2.0); the others: the SGLang 0.5.14
-tables of aiconfigurator 0.12.0 (Apache-2.0). experiments/scaled-h200 says more.
+operators.csv has the times of kernels by GPU, all for the same shapes: matrix products (tokens x outputs x inputs), of
+many tokens (matrix) and of few, which wait for the weights (weights); attention in prefill (attention) and in decode (kv), as
+batch x tokens, query heads/KV heads/head size. H20: bench_data of alibaba/InferSim; the other GPUs: the SGLang 0.5.14
+tables of aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
 """
 
 import csv
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pdsim.system.gpu import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, Dtype
@@ -42,7 +42,7 @@ def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) 
     """Of target to source, and of weights in one type to another. Best: the median over shapes; low and high: the range
     of all shapes and the nominal rates.
 
-    A matrix product that was timed in another type than the weights' counts by the share of the nominal rate it reaches.
+    A matrix product that was timed in another type than asked for counts by the share of the nominal rate it reaches.
     """
     return {operator: _ratio(operator, source, target, weights) for operator in OPERATORS}
 
@@ -78,5 +78,6 @@ def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
     with _FILE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             of_operator = times.setdefault((row["gpu"], row["operator"]), {})
-            of_operator.setdefault(row["dtype"], {})[row["shape"]] = float(row["time_us"])  # type: ignore[call-overload]
+            dtype: Any = row["dtype"]
+            of_operator.setdefault(dtype, {})[row["shape"]] = float(row["time_us"])
     return times

@@ -67,7 +67,7 @@ class Scaling:
         """What the interval does not have."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
-        told = f"no times of {', '.join(bare)} on both {gpus}: their nominal rates are all that is known, without an interval"
+        told = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
         return (told,) if bare else ()
 
     @property
