@@ -1,9 +1,9 @@
 """How much longer operators take on one GPU than on another: nominal rates, and what kernels reach of them.
 
 operators.csv has the times of kernels by GPU, all for the same shapes: matrix products (tokens x outputs x inputs), of
-many tokens (matrix) and of few, which wait for the weights (weights); attention in prefill (attention) and in decode (kv), as
-batch x tokens, query heads/KV heads/head size. H20: bench_data of alibaba/InferSim; the other GPUs: the SGLang 0.5.14
-tables of aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
+many tokens (matrix) and of few, which wait for the weights (weights); attention in prefill (attention) and in decode
+(kv), as batch x tokens, query heads/KV heads/head size. H20: bench_data of alibaba/InferSim; the other GPUs: the SGLang
+0.5.14 tables of aiconfigurator 0.12.0; both Apache-2.0. experiments/scaled-h200 says more.
 """
 
 import csv

@@ -11,7 +11,7 @@ from pdsim.system.memory import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """A prefill forward: base + tokens + attended pairs + prompts. A decode step: base + matrices + requests + KV tokens."""
+    """Prefill forwards: base + tokens + attended pairs + prompts. Decode steps: base + matrices + requests + KV."""
 
     prefill_base_ns: float = 0
     prefill_per_token_ns: float = 0

@@ -161,6 +161,6 @@ def test_a_table_is_scaled_beyond_its_launches(tmp_path):
     assert list(made) == [128, 1024, 8192]
     assert made[128] == "10 ms"
     assert float(made[8192].split()[0]) == pytest.approx(1e3 * (10 + 150 * ratio), rel=1e-3)
+    write_yaml({"cost": table, "provenance": {}}, tmp_path / "both.yaml")
     with pytest.raises(ConfigError, match="decode of the profile is table"):
-        write_yaml({"cost": table, "provenance": {}}, tmp_path / "both.yaml")
         scale(tmp_path / "both.yaml", scaling("h20"), "h20", "pdsim scale")
