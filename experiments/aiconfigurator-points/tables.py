@@ -1,14 +1,15 @@
-"""The points by the operator tables of aiconfigurator, which must be installed, beside the roofline:
-python experiments/aiconfigurator-points/tables.py
+"""The points by the operator tables of aiconfigurator, which must be installed, beside the cost that the case sets:
+python experiments/aiconfigurator-points/tables.py [CASE ...]
 
 Tables are those of the engine that was measured, where aiconfigurator has them for the model and GPU.
 """
 
+import sys
 from pathlib import Path
 from statistics import median
 
 from pdsim import simulate
-from pdsim.calibration.case import load_case
+from pdsim.calibration.case import Case, load_case
 from pdsim.calibration.compare import simulated_metrics
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -17,15 +18,21 @@ BACKENDS = ("sglang", "trtllm", "vllm")
 
 
 def main() -> None:
-    case = load_case(Path(__file__).parent)
+    for name in sys.argv[1:] or [Path(__file__).parent.name]:
+        print_errors(load_case(Path(__file__).parent.parent / name))
+
+
+def print_errors(case: Case) -> None:
     errors: dict[tuple[str, str], list[float]] = {}
     for arm in case.arms:
-        backend = next(backend for backend in BACKENDS if f"-{backend}-" in arm.name)
+        backend = next((backend for backend in BACKENDS if f"-{backend}-" in arm.name), "sglang")
         cells = [arm.name]
-        costs = {"roofline": "roofline", "aiconfigurator": f"{{use: aiconfigurator, backend: {backend}}}"}
+        costs = {"as set": None, "aiconfigurator": f"{{use: aiconfigurator, backend: {backend}}}"}
         for name, cost in costs.items():
             try:
-                found = simulated_metrics(case, arm, lambda scenario: simulate(scenario).summary(), (f"cost={cost}",))
+                found = simulated_metrics(
+                    case, arm, lambda scenario: simulate(scenario).summary(), () if cost is None else (f"cost={cost}",)
+                )
             except ConfigError as lacking:
                 cells.append(str(lacking).splitlines()[0])
                 continue

@@ -116,6 +116,6 @@ def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, A
         engine = module.EngineHandle.compile(model, system, backend, **dict(options))
         engine.predict_prefill_latency(1, CONTEXTS[0], 0)  # what a table lacks shows only when it is asked
         engine.predict_decode_latency(1, CONTEXTS[0])
-        return engine
     except Exception as wrong:  # of many kinds: its versions, tables and layouts
         raise UnavailableError(f"it has no tables for {model} on {system}: {wrong}") from wrong
+    return engine

@@ -48,7 +48,7 @@ def test_large_models_have_tables(tables, model, kv_dtype):
 
 def test_what_the_tables_lack_is_told_before_the_run(tables):
     model = {"name": "minimax-m2.5", "weight_dtype": "fp8"}  # 1,536 / 8 is no whole number of fp8 blocks
-    with pytest.raises(ConfigError, match="no tables for MiniMaxAI/MiniMax-M2.5 on h200_sxm"):
+    with pytest.raises(ConfigError, match=r"no tables for MiniMaxAI/MiniMax-M2.5 on h200_sxm"):
         build(small(request(0, 60, 5), cost="aiconfigurator", model=model, prefill={"gpu": "h200", "tp": 8}))
 
 
