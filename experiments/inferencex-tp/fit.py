@@ -1,8 +1,8 @@
 """Fit this study to one row of each GPU, and to nothing else: python experiments/inferencex-tp/fit.py
 
-Two numbers of each: what a layer of a decode step takes beyond its bytes; and, on GB200, what a request takes outside the
-GPU, on B200, where that stays, what prefill reaches of nominal compute. A row has two numbers too, so that the fitted
-arms are met by construction. The rest are the roofline's defaults.
+Two numbers of each: what a layer of a decode step takes beyond its bytes; and, on GB200, what a request takes outside
+the GPU, on B200, where that stays, what prefill reaches of nominal compute. A row has two numbers too, so that the
+fitted arms are met by construction. The rest are the roofline's defaults.
 """
 
 from collections.abc import Mapping
