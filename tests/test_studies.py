@@ -39,7 +39,7 @@ MISSED = {
     },
     "inferencex-tp": {
         ("b200-fp8-1024-1p1d-c4", "mean_ttft_ms"): "what a request takes outside the GPU is fitted on GB200",
-        ("b200-fp8-8192-1p1d-c32", "mean_ttft_ms"): "prefill under load, which no row tells apart from waiting",
+        ("b200-fp8-8192-1p1d-c32", "mean_ttft_ms"): "of what a request takes outside the GPU, a part is taken in turn",
         ("b200-fp8-8192-1p1d-c64", "mean_ttft_ms"): "the same",
         ("b200-fp8-8192-1p4d-c64", "mean_ttft_ms"): "the same",
         ("gb200-fp4-1024-1p2d-c32", "mean_ttft_ms"): "the same",

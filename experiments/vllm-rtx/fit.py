@@ -18,8 +18,8 @@ REDUCE = {
     "prefill": {"all_reduce": "17 us", "link_efficiency": 0.288},
     "decode": {"all_reduce": "19 us", "link_efficiency": 0.118},
 }
-"""Two RTX PRO 6000 over PCIe, by tables of aiconfigurator 0.12.0, not fitted here. Beyond 8 MiB, as in prefill, vLLM takes
-NCCL: 17 us + bytes at 18.4 of 64 GB/s. Below it has its own, which in 0.19 takes 19 us + bytes at 7.5 GB/s."""
+"""Two RTX PRO 6000 over PCIe, by tables of aiconfigurator 0.12.0, not fitted here. Beyond 8 MiB, as in prefill, vLLM
+takes NCCL: 17 us + bytes at 18.4 of 64 GB/s. Below it has its own, which in 0.19 takes 19 us + bytes at 7.5 GB/s."""
 LEFT_OUT = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms")
 """Follow from others, or are tails."""
 
