@@ -11,26 +11,22 @@ from typing import Any
 from pdsim.calibration.scaling import ENDS, Scaling
 from pdsim.cost.affine import Affine
 from pdsim.cost.roofline import Roofline
-from pdsim.scenario.schema import CostChoice, by_role
-from pdsim.scenario.yaml_file import read_yaml
+from pdsim.scenario.loading import load_cost
+from pdsim.scenario.schema import CostChoice
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import DTYPE_BYTES
 
 EXPERIMENTS = Path(__file__).parent.parent
 
 
-def cost(path: str) -> CostChoice:
-    return CostChoice.model_validate(by_role(read_yaml(EXPERIMENTS / path)["cost"]))
-
-
 def derived(profile: str, model: str, gpu: str) -> list[Affine]:
     """Low, best, high; prefill and decode in one."""
     scaling = Scaling.between(load_gpu("h200"), load_gpu(gpu), load_model(model))
-    ends = [CostChoice.model_validate(scaling.cost(cost(profile), end)) for end in ENDS]
-    return [Affine(**{**set_of(end.decode), **set_of(end.prefill)}) for end in ends]
+    ends = [CostChoice.model_validate(scaling.cost(load_cost(EXPERIMENTS / profile), end)) for end in ENDS]
+    return [Affine(**{**given(end.decode), **given(end.prefill)}) for end in ends]
 
 
-def set_of(of: object) -> dict[str, Any]:
+def given(of: object) -> dict[str, Any]:
     """What is not as by default."""
     assert isinstance(of, Affine)
     return {name: value for name, value in asdict(of).items() if value != getattr(Affine(), name)}
@@ -44,7 +40,7 @@ def main() -> None:
 
 def checks() -> Iterator[tuple[str, list[float], float]]:
     model, gpu = load_model("qwen3-32b"), load_gpu("b200")
-    fitted = cost("decode-radix-b200/profile.yaml").prefill
+    fitted = load_cost(EXPERIMENTS / "decode-radix-b200/profile.yaml").prefill
     assert isinstance(fitted, Roofline)
     ends = derived("sglang-h200/profile-32b.yaml", model.name, gpu.name)
     token_ns = 1e9 * model.flops_per_token / (gpu.flops["bf16"] * fitted.matrix_efficiency)
@@ -54,7 +50,7 @@ def checks() -> Iterator[tuple[str, list[float], float]]:
     yield "decode-radix-b200, prefill, ns per pair", [end.prefill_per_pair_ns for end in ends], pair_ns
     yield "decode-radix-b200, decode, ns per KV token (derived: bf16)", [kv_ns(end) for end in ends], kv_token_ns
 
-    fitted = cost("incremental-h20/profile.yaml").decode
+    fitted = load_cost(EXPERIMENTS / "incremental-h20/profile.yaml").decode
     assert isinstance(fitted, Roofline)
     kv_bytes = DTYPE_BYTES["bf16"] * load_model("qwen3-8b").attention.num_kv_elements(1)
     read_ns = 1e9 * kv_bytes / load_gpu("h20").memory_bandwidth

@@ -19,16 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from pdsim.calibration.operators import Operator, Ratio, time_ratios
 from pdsim.cost.affine import Affine
 from pdsim.cost.roofline import Roofline
 from pdsim.cost.table import Table
 from pdsim.scenario.component import describe_component
-from pdsim.scenario.loading import explain_errors
+from pdsim.scenario.loading import load_cost
 from pdsim.scenario.profile import read_profile
-from pdsim.scenario.schema import CostChoice, by_role
+from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.gpu import GpuSpec
 from pdsim.system.model import Dtype, ModelSpec
@@ -114,11 +112,7 @@ def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine | Table, 
 
 def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
-    profile = read_profile(path)
-    try:
-        cost = CostChoice.model_validate(by_role(profile["cost"]))
-    except ValidationError as wrong:
-        raise ConfigError(explain_errors(wrong, CostChoice, str(path))) from None
+    profile, cost = read_profile(path), load_cost(path)
     if cost.interval is not None:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
     low, best, high = (scaling.cost(cost, end) for end in ENDS)
@@ -152,6 +146,8 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
 def model_of(profile: Mapping[str, Any]) -> str | None:
     """The model that a profile says it was measured with."""
     provenance = profile["provenance"]
+    if not isinstance(provenance, dict):
+        return None
     files = provenance.get("measured") or []
     named = [provenance.get("model"), *(file.get("model") for file in files if isinstance(file, dict))]
     return next((str(name) for name in named if name), None)

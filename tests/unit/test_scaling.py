@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pdsim.calibration.operators import OPERATORS, time_ratios
 from pdsim.calibration.scaling import Scaling, scale
 from pdsim.cost.affine import Affine, AffineModel
-from pdsim.scenario.schema import CostChoice
+from pdsim.scenario.loading import load_cost
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.system.catalog import load_gpu, load_model
 from tests.cli.test_commands import exit_code, output, output_json
@@ -33,7 +33,7 @@ def scaling(target, **changes):
 
 def costs(path):
     """Of a profile: at its low end, as it is, and at its high end."""
-    cost = CostChoice.model_validate(read_yaml(path)["cost"])
+    cost = load_cost(path)
     low, high = cost.ends or (cost, cost)
     return low, cost, high
 
@@ -129,6 +129,7 @@ def test_committed_profiles_are_what_the_command_gives(path, tmp_path, monkeypat
         ("experiments/scaled-h200/qwen3-8b-h20.yaml", "--to b200 --model qwen3-8b", "is scaled already"),
         ("experiments/vllm-rtx/profile.yaml", "--to b200 --model llama-3.1-8b", "roofline: only affine"),
         ("experiments/vllm-rtx/profile.yaml", "--to b200", "does not say its model: name it with --model"),
+        ("experiments/sglang-h200/scenario.yaml", "--to b200", "scenario.yaml has no field 'provenance'"),
         ("experiments/none.yaml", "--to b200", "does not exist"),
     ],
 )
