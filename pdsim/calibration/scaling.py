@@ -122,7 +122,7 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
         "cost": {
             **best,
             **{key: profile["cost"][key] for key in ("host", "measured") if key in profile["cost"]},
-            "interval": {"low": low, "high": high},
+            **({"interval": {"low": low, "high": high}} if low != high else {}),
         },
         **({"network": network} if network else {}),
         "provenance": {

@@ -334,18 +334,18 @@ def print_calibration(made: Calibration) -> None:
 
 
 def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
-    """How much longer operators take on the other GPU, and every coefficient that changes with it."""
+    """How much longer operators take on the other GPU, and the coefficients there."""
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
     for operator, ratio in scaling.ratios.items():
         ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
         ratios.add_row(operator, *ends, str(ratio.num_shapes))
-    coefficients = new_table("coefficients that are scaled", "coefficient", "low", "best", "high")
+    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
+    interval = cost.get("interval", {"low": cost, "high": cost})
     for role in ("prefill", "decode"):
-        low, best, high = (of[role] for of in (cost["interval"]["low"], cost, cost["interval"]["high"]))
-        for name, value in best.items():
-            if low[name] != high[name]:
-                coefficients.add_row(name, *(str(of) for of in (low[name], value, high[name])))
+        low, best, high = (of[role] for of in (interval["low"], cost, interval["high"]))
+        for name in (name for name in best if name != "use"):
+            coefficients.add_row(name, *(str(of[name]) for of in (low, best, high)))
     console = new_console()
     console.print(ratios)
     console.print(coefficients)

@@ -153,6 +153,12 @@ def test_a_run_says_between_what_it_lies(tmp_path, capsys):
     assert f"{interval['mean_tpot_ms'][0]:.2f}" in shown
 
 
+def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
+    assert exit_code("scale", MEASURED, "--from", "h200", "--to", "rtx-4090", "-o", tmp_path / "out.yaml") == 0
+    assert "no times on both h200 and rtx-4090" in capsys.readouterr().err
+    assert "interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
+
+
 def test_a_table_is_scaled_beyond_its_launches(tmp_path):
     table = {"use": "table", "prefill": {128: "10 ms", 1024: "20 ms", 8192: "160 ms"}}
     cost = {"prefill": table, "decode": {"use": "affine", "decode_base": "5 ms"}}
