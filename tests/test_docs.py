@@ -27,7 +27,7 @@ from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
 from pdsim.scenario.yaml_file import parse_yaml
 from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
@@ -184,7 +184,7 @@ BY_FIELD = {"Top level": Scenario} | {
     if isinstance(hint, type) and issubclass(hint, Section)
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings}
+BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
 BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {

@@ -44,9 +44,10 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.cli.tables import print_stages, print_summaries
+        from pdsim.cli.tables import print_intervals, print_stages, print_summaries
 
         print_summaries({finished.name: finished.summary})
+        print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
@@ -73,11 +74,12 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
     if json_:
         print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
-        from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
+        from pdsim.cli.tables import print_intervals, print_limits, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
         print_summaries({run.name: run.summary for run in finished})
+        print_intervals({run.name: run.summary for run in finished})
         if observed:
             print_stages(records)
             print_usage(records)
@@ -192,6 +194,59 @@ def calibrate(
         print_json(profile)
     else:
         print_calibration(made)
+        print(f"profile: {out}")
+
+
+@app.command
+def scale(
+    profile: Path,
+    *,
+    source: Annotated[str, Parameter(name="--from", help="The GPU that was measured.")],
+    target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the derived profile here.")],
+    model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
+    tp: Annotated[int, Parameter(help="Tensor-parallel size of what was measured.")] = 1,
+    weight_dtype: Annotated[
+        Literal["bf16", "fp8", "fp4"] | None, Parameter(help="Of the derived profile, if not as measured.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval.
+
+    Parameters
+    ----------
+    profile: A measured profile (YAML).
+
+    """
+    from pdsim.calibration.scaling import Scaling, model_of
+    from pdsim.calibration.scaling import scale as scaled
+    from pdsim.cli.tables import print_scaling
+    from pdsim.scenario.profile import read_profile
+    from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+
+    model = model or model_of(read_profile(profile))
+    if model is None:
+        raise ConfigError(f"profile {profile} does not say its model: name it with --model")
+    if tp < 1:
+        raise ConfigError(f"--tp: expected at least 1, found {tp}")
+    try:
+        gpus = load_gpu(source), load_gpu(target)
+        scaling = Scaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
+    except UnknownNameError as wrong:
+        raise ConfigError(str(wrong)) from None
+    command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
+    if weight_dtype is not None:
+        command += f" --weight-dtype {weight_dtype}"
+    derived = scaled(profile, scaling, out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(derived, out)
+    for note in scaling.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        print_json(derived)
+    else:
+        print_scaling(scaling, derived["cost"])
         print(f"profile: {out}")
 
 

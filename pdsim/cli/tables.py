@@ -13,6 +13,7 @@ from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
 from pdsim.calibration.profile import Calibration
+from pdsim.calibration.scaling import Scaling
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
@@ -32,6 +33,7 @@ _LEFT = (
     "arm",
     "case",
     "metric",
+    "run",
     "model",
     "GPU",
     "instance",
@@ -43,6 +45,8 @@ _LEFT = (
     "variant",
     "in variant",
     "decisions equal at first",
+    "operator",
+    "coefficient",
 )
 
 
@@ -148,6 +152,19 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
             line += [cell, row.difference(value, values[0])]
         table.add_row(*line)
     return table
+
+
+def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Of runs whose cost has an interval: between what each metric lies."""
+    told = {name: found for name, of in summaries.items() if (found := of.get("pdsim", {}).get("interval"))}
+    if not told:
+        return
+    table = new_table("between the ends of cost.interval", "run", "metric", "least", "most")
+    for name, interval in told.items():
+        for i, row in enumerate(row for row in _SUMMARY if row.field in interval):
+            title, cells = row.cells(interval[row.field])
+            table.add_row("" if i else name, title, *cells)
+    new_console().print(table)
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
@@ -317,6 +334,24 @@ def print_calibration(made: Calibration) -> None:
         errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", percentage(of.bias))
         table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
     new_console().print(table)
+
+
+def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
+    """How much longer operators take on the other GPU, and the coefficients there."""
+    new = f"{scaling.target.name} / {scaling.source.name}"
+    ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
+    for operator, ratio in scaling.ratios.items():
+        ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
+        ratios.add_row(operator, *ends, str(ratio.num_shapes))
+    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
+    interval = cost.get("interval", {"low": cost, "high": cost})
+    for role in ("prefill", "decode"):
+        low, best, high = (of[role] for of in (interval["low"], cost, interval["high"]))
+        for name in (name for name in best if name != "use"):
+            coefficients.add_row(name, *(str(of[name]) for of in (low, best, high)))
+    console = new_console()
+    console.print(ratios)
+    console.print(coefficients)
 
 
 def print_catalog() -> None:
