@@ -61,7 +61,6 @@ class KvCache:
         if self.prefix_cache is None:
             return Lease()
         node, pages = self.prefix_cache.match(sequence, max_tokens)
-        self.prefix_cache.lock(node)
         return Lease(node, pages, len(pages))
 
     def grow(self, lease: Lease, num_pages: int) -> None:
@@ -98,7 +97,7 @@ class KvCache:
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
-            self.prefix_cache.count_hit(self._share(lease, sequence, num_tokens, self.prefix_cache))
+            self._share(lease, sequence, num_tokens, self.prefix_cache, num_hits=1)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:
@@ -133,13 +132,21 @@ class KvCache:
         """Of the prefix cache: tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
-    def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
-        """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""
+    def _share(
+        self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache, num_hits: int = 0
+    ) -> Node:
+        """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table.
+
+        num_hits: looking a prefix up is no hit yet, for that may come to nothing, and again. Having used it is one.
+        """
         assert lease.node is not None
         shared, whole = lease.num_shared, num_tokens // self.page_size
         if whole <= shared:
+            if num_hits:
+                cache.touch(lease.node, num_hits)
             return lease.node
-        node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
+        pages = lease.table[shared:whole]
+        node, found = cache.insert(sequence, whole * self.page_size, pages, lease.node, num_hits)
         if found:
             replaced = slice(shared, shared + len(found))
             if self._keeps_replaced:
