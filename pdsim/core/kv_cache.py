@@ -91,13 +91,15 @@ class KvCache:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
-            self.prefix_cache.lock(node, below=lease.node)
-            lease.node = node
+            if node is not lease.node:
+                self.prefix_cache.lock(node, below=lease.node)
+                self.prefix_cache.touch(node)
+                lease.node = node
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
-            self._share(lease, sequence, num_tokens, self.prefix_cache, num_hits=1)
+            self.prefix_cache.touch(self._share(lease, sequence, num_tokens, self.prefix_cache), num_hits=1)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:
@@ -132,21 +134,13 @@ class KvCache:
         """Of the prefix cache: tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
-    def _share(
-        self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache, num_hits: int = 0
-    ) -> Node:
-        """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table.
-
-        num_hits: looking a prefix up is no hit yet, for that may come to nothing, and again. Having used it is one.
-        """
+    def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
+        """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""
         assert lease.node is not None
         shared, whole = lease.num_shared, num_tokens // self.page_size
         if whole <= shared:
-            if num_hits:
-                cache.touch(lease.node, num_hits)
             return lease.node
-        pages = lease.table[shared:whole]
-        node, found = cache.insert(sequence, whole * self.page_size, pages, lease.node, num_hits)
+        node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
         if found:
             replaced = slice(shared, shared + len(found))
             if self._keeps_replaced:

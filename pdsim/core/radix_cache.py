@@ -95,22 +95,20 @@ class RadixCache:
         self.touch(node)
         return node, pages
 
-    def insert(
-        self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node, num_hits: int = 0
-    ) -> Match:
+    def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
-        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all.
+        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all. The
+        caller touches it.
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
             node = self._add_leaf(node, sequence, node.stop, num_tokens, pages[len(found) :] if found else pages)
-        self.touch(node, num_hits)
         return node, found
 
     def touch(self, node: Node, num_hits: int = 0) -> None:
-        """An access to the path that ends in node."""
+        """An access to the path that ends in node. Looking it up is no hit yet: that may come to nothing, and again."""
         self._accesses += 1
         step: Node | None = node
         while step is not None:
@@ -200,9 +198,7 @@ class RadixCache:
     def _end(self, child: Node, sequence: TokenSequence, stop: int) -> int:
         """Up to where, in whole pages, the child and sequence are the same."""
         start = child.start
-        end = start + sequence.common_prefix(start, child.sequence, start)
-        if end > child.stop:
-            end = child.stop
+        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
         return end - end % self.page_size if end < stop else stop
 
     def _split(self, node: Node, middle: int) -> Node:

@@ -75,7 +75,7 @@ class Spans:
             mine_left, theirs_left = self._ends[i] - start - n, other._ends[j] - other_start - n
             if stream != other_stream or offset + length - mine_left != other_offset + other_length - theirs_left:
                 return n
-            step = mine_left if mine_left < theirs_left else theirs_left
+            step = min(mine_left, theirs_left)
             n += step
             i += step == mine_left
             j += step == theirs_left
