@@ -350,7 +350,7 @@ def test_a_cluster_of_two_nodes_gives_the_same_shards(tmp_path, two_nodes):
 @pytest.mark.filterwarnings("default")
 def test_the_96_points_of_the_trace_are_the_same_on_two_nodes(tmp_path, two_nodes):
     """Of its first requests; experiments/sweep-mooncake says how to compare all of it."""
-    changes = ["workload.num_requests=200"]
+    changes = ["workload.num_requests=50"]
     for out, engine in (("pool", "pool"), ("ray", f"ray:{two_nodes}")):
         result = pdsim.sweep(MOONCAKE, out=tmp_path / out, changes=changes, jobs=2, engine=engine)
         assert result.num_computed == 96
