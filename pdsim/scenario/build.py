@@ -86,13 +86,22 @@ class Cluster:
     client: Client
 
 
-def build(scenario: Scenario) -> Cluster:
-    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault."""
-    scenario = resolve(scenario)
+def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
+    """Raises ConfigError for a trace that cannot be read."""
     try:
-        requests = scenario.workload.requests(Streams(scenario.seed))
+        return scenario.workload.requests(Streams(scenario.seed))
     except TraceError as wrong:
         raise ConfigError(f"workload: {wrong}") from None
+
+
+def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
+    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault.
+
+    requests: what `requests_of` gives for this scenario, if that is known already.
+    """
+    scenario = resolve(scenario)
+    if requests is None:
+        requests = requests_of(scenario)
     _check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
