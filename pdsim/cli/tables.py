@@ -15,13 +15,12 @@ from pdsim.calibration.profile import Calibration
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import Difference, in_unit, rows_to_show, signed, unit_of
+from pdsim.metrics.summary_rows import Difference, in_unit, rows_to_show, signed, significant, unit_of
 from pdsim.metrics.usage import InstanceUsage, instance_usage
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
 """Where the output is no terminal and COLUMNS is not set: wide enough for every column."""
-_LONG_NUMBER = 1000
 _LEFT = (
     "",
     "stage",
@@ -229,7 +228,7 @@ def _arm(arm: ArmErrors) -> str:
 def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
     for metric, m in arm.metrics.items():
         asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
-        yield (metric, _significant(m.measured), _significant(m.simulated), f"{signed(100 * m.error)}%", asked)
+        yield (metric, significant(m.measured), significant(m.simulated), f"{signed(100 * m.error)}%", asked)
 
 
 def print_calibration(made: Calibration) -> None:
@@ -299,8 +298,3 @@ def _fits(console: Console, table: Table) -> bool:
 def new_console() -> Console:
     console = Console()
     return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
-
-
-def _significant(value: float) -> str:
-    """Four digits, and all of those before the point."""
-    return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"

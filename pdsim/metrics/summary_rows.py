@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 _LONG_MS = 1000.0
+_LONG_NUMBER = 1000
 _VISIBLE = 0.005
 """Smaller differences are neither better nor worse."""
 
@@ -114,3 +115,8 @@ def signed(value: float) -> str:
     """With one decimal, and none where that is 0."""
     text = f"{value:+,.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def significant(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"

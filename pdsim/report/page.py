@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pdsim import __version__
+from pdsim.metrics.summary_rows import significant
 from pdsim.report.style import to_svg
 
 
@@ -82,9 +83,9 @@ def render(page: Page) -> str:
     return html
 
 
-def cell(value: float | None, shown: str = ",.3g") -> Cell:
+def cell(value: float | None, shown: str = "") -> Cell:
     """A number, sorted by its value; empty, and sorted below all others, if there is none."""
-    return Cell("") if value is None else Cell(format(value, shown), value)
+    return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
 @cache

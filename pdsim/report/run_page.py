@@ -95,14 +95,13 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
     quickest = min(runs, key=lambda run: run.summary["median_ttft_ms"])
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}. "
     answer += f"Shortest median TTFT: {quickest.name}, {_time(quickest.summary['median_ttft_ms'])}."
-    dots = [_trade(runs), *_latency_figures(ours), *_parity_figures(runs)]
     return Page(
         title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
         subtitle=", ".join(run.name for run in runs),
         answer=answer,
         detail=" ".join(f"{run.name}: {_lower(limit_sentence(run.limit))}" for run in ours),
         cards=[],
-        figures=[*(shown for pair in dots[:1] for shown in pair), *dots[1:]],
+        figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
         tables=[_summary_table(runs)],
         warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
     )

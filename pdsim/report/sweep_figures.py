@@ -1,12 +1,13 @@
 """Figures of many points: what is traded for what, where the best ones are, and which field matters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from pdsim.metrics.summary_rows import signed
 from pdsim.report.style import FULL, GRID, HALF, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
 
 _MANY = 24
@@ -48,7 +49,7 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, 
         ax.annotate(dot.label, (dot.x, dot.y), **near)
     tidy(ax, x_title, y_title)
     ax.set(xlim=(0, 1.12 * max(dot.x for dot in dots)), ylim=(0, 1.12 * max(dot.y for dot in dots)))
-    legend(ax, columns=3)
+    legend(ax, columns=4)
     return figure
 
 
@@ -83,7 +84,7 @@ def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = Fal
     ax.set_ylim(0, 1.03 if shares else None)
     if shares:
         percent_axis(ax.yaxis)
-    legend(ax, columns=3)
+    legend(ax, columns=4)
     return figure
 
 
@@ -129,7 +130,7 @@ class Bar:
     high: float
 
 
-def tornado(panels: dict[str, Sequence[Bar]]) -> Figure:
+def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
     """By measure, bars from low to high around no change: in each panel the longest on top."""
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.0 + 0.3 * longest)
@@ -143,7 +144,7 @@ def tornado(panels: dict[str, Sequence[Bar]]) -> Figure:
             far = max((bar.low, bar.high), key=abs)
             side = {"ha": "left" if far >= 0 else "right", "xytext": (4 if far >= 0 else -4, 0)}
             text = {"va": "center", "fontsize": 7.5, "color": MUTED, "textcoords": "offset points"}
-            ax.annotate(f"{far:+.1%}", (far, row), **side, **text)
+            ax.annotate(f"{signed(100 * far)}%", (far, row), **side, **text)
         ax.axvline(0, color=MUTED, lw=0.8)
         tidy(ax, f"change of {title}", grid="x")
         ax.set_yticks(range(len(order)), [bar.name for bar in order])
