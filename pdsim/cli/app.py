@@ -219,6 +219,42 @@ def explain(
 
 
 @app.command
+def report(
+    *paths: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the page here.")] = Path("report.html"),
+    measured: Annotated[
+        list[Path] | None,
+        Parameter(
+            negative=(), help="What a load generator measured of a run, in the order of the runs. Again for each."
+        ),
+    ] = None,
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Write a page with figures and tables of a run, of several, or of a sweep: one HTML file that needs no other.
+
+    Parameters
+    ----------
+    paths: The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
+
+    """
+    from pdsim.cli.reporting import make_page
+    from pdsim.report.page import render
+
+    if not paths:
+        raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
+    page = make_page(paths, measured or (), changes_of(set_, seed), quiet=json_)
+    html = render(page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(html, encoding="utf-8")
+    if json_:
+        print_json({"report": str(out), "bytes": len(html.encode()), "answer": page.answer})
+    else:
+        print(f"{page.answer}\nreport: {out}")
+
+
+@app.command
 def replay(run: Path, *, json_: Json = False) -> None:
     """Make the recorded calls of a run on fresh instances, and require the same decisions.
 

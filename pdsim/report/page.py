@@ -11,10 +11,7 @@ from matplotlib.figure import Figure
 from pdsim import __version__
 from pdsim.metrics.summary_rows import significant
 from pdsim.report.style import to_svg
-
-
-class MissingExtraError(ValueError):
-    """Jinja2 is not installed."""
+from pdsim.scenario.yaml_file import ConfigError
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Raises MissingExtraError without Jinja2."""
+    """Raises ConfigError without Jinja2."""
     assets = {name: _asset(name) for name in ("report.css", "report.js")}
     html: str = _template().render(
         page=page, version=__version__, style=assets["report.css"], script=assets["report.js"]
@@ -93,7 +90,7 @@ def _template() -> Any:
     try:
         from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  an extra
     except ImportError:
-        raise MissingExtraError("a report needs Jinja2: pip install 'pdsim[report]'") from None
+        raise ConfigError("a report needs Jinja2: pip install 'pdsim[report]'") from None
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     return environment.from_string(_asset("report.html.j2"))
 

@@ -383,23 +383,22 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
     for slo in result.slos:
         columns += [f"goodput {slo}", f"meets {slo}"]
     columns += ["requests/s per GPU", "TTFT p99, ms", "TPOT p99, ms", "cache hits", ""]
-    rows = []
-    for point in points:
-        row = [cell(point.number, "d")]
-        for field in fields:
-            value = point.changes.get(field)
-            row.append(Cell("" if value is None else shown(value), _numeric(value)))
-        row.append(cell(point.num_gpus, "d"))
-        for slo, wanted in result.slos.items():
-            share = point.attainment(slo)
-            row.append(_estimate(point.goodput_per_gpu(slo)))
-            row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo, wanted) else "bad"))
-        row.append(cell(_rate_per_gpu(point)))
-        for name in ("p99_ttft_ms", "p99_tpot_ms"):
-            row.append(cell(None) if point.is_saturated else _estimate(point.metric(name)))
-        row += [
-            cell(point.metric("prefill_cache_hit_rate").mean, ".1%"),
-            Cell("saturated" if point.is_saturated else ""),
-        ]
-        rows.append(row)
+    rows = [_row(result, point, fields) for point in points]
     return Table("Points", columns, rows, "Means, with 95 % confidence intervals where there are several seeds.")
+
+
+def _row(result: SweepResult, point: PointResult, fields: Sequence[str]) -> list[Cell]:
+    row = [cell(point.number, "d")]
+    for field in fields:
+        value = point.changes.get(field)
+        row.append(Cell("" if value is None else shown(value), _numeric(value)))
+    row.append(cell(point.num_gpus, "d"))
+    for slo, wanted in result.slos.items():
+        share = point.attainment(slo)
+        row.append(_estimate(point.goodput_per_gpu(slo)))
+        row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo, wanted) else "bad"))
+    row.append(cell(_rate_per_gpu(point)))
+    latencies = [point.metric(name) for name in ("p99_ttft_ms", "p99_tpot_ms")]
+    row += [cell(None) if point.is_saturated else _estimate(latency) for latency in latencies]
+    hits = cell(point.metric("prefill_cache_hit_rate").mean, ".1%")
+    return [*row, hits, Cell("saturated" if point.is_saturated else "")]
