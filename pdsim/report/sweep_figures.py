@@ -133,7 +133,7 @@ class Bar:
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
     """By measure, bars from low to high around no change: in each panel the longest on top."""
     longest = max(len(bars) for bars in panels.values())
-    figure = new_figure(FULL, 1.0 + 0.3 * longest)
+    figure = new_figure(FULL, 1.6 + 0.28 * longest)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)
     for ax, (title, bars) in zip(axes[0], panels.items(), strict=True):
         order = sorted(bars, key=lambda bar: max(abs(bar.low), abs(bar.high)))
