@@ -108,7 +108,7 @@ def request_stages(requests: Sequence[RequestRecord]) -> Figure:
     ax.set_yticks([])
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     ax.margins(x=0.005)
-    legend(ax, columns=8)
+    legend(ax)
     return figure
 
 
@@ -125,7 +125,7 @@ def stage_bars(runs: Runs) -> Figure:
     tidy(ax, "mean latency, s", grid="x")
     ax.set_ylabel("")
     ax.get_legend().remove()
-    legend(ax, columns=8)
+    legend(ax)
     for text in ax.get_yticklabels():
         text.set_color(INK)
     return figure
@@ -148,5 +148,5 @@ def parity(pairs: Mapping[str, Sequence[tuple[str, float, float]]]) -> Figure:
     for which in ("x", "y"):
         plain_log_axis(ax, which, *ends)
     ax.set(xlim=ends, ylim=ends)
-    legend(ax, columns=3)
+    legend(ax)
     return figure

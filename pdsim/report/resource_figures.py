@@ -51,7 +51,7 @@ def transfers(records: RunRecords) -> Figure:
     tidy(links, "time, s", "transfers at once")
     links.set_ylim(0)
     links.margins(x=0.01)
-    legend(links, columns=2)
+    legend(links)
     return figure
 
 
@@ -69,7 +69,7 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
         plain_log_axis(ax, "x", min(sizes), max(sizes))
         plain_log_axis(ax, "y", min(speeds), max(speeds))
     tidy(ax, "size of a transfer, MB", "GB/s, from start to end")
-    legend(ax, columns=3)
+    legend(ax)
 
 
 def held_by(transfer: TransferRecord) -> str:

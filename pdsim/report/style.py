@@ -18,6 +18,7 @@ SERIES = COLORS[:6]
 
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", "#332288": "indigo", "#117733": "green", "#882255": "wine"}
 """Colours that are not the same on light and on dark: the page defines them."""
+_LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -39,12 +40,16 @@ def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -
     ax.set_facecolor("none")
 
 
-def legend(ax: Any, *, columns: int = 6) -> None:
-    """Above the axes, so that it hides nothing."""
+def legend(ax: Any) -> None:
+    """Above the axes, so that it hides nothing, in as many columns as fit its width."""
     handles, labels = ax.get_legend_handles_labels()
-    if any(label for label in labels if not label.startswith("_")):
-        style = {"fontsize": 8, "frameon": False, "labelcolor": MUTED, "handlelength": 1.4, "columnspacing": 1.2}
-        ax.legend(handles, labels, ncols=columns, loc="lower left", bbox_to_anchor=(-0.01, 1.0), **style)
+    if not labels:
+        return
+    width = ax.figure.get_figwidth() / ax.get_subplotspec().get_gridspec().ncols
+    columns = int(_LETTERS_AN_INCH * width / (max(map(len, labels)) + _LETTERS_OF_A_HANDLE))
+    style = {"fontsize": 8, "frameon": False, "labelcolor": MUTED, "handlelength": 1.4, "columnspacing": 1.2}
+    place = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0)}
+    ax.legend(handles, labels, ncols=min(max(1, columns), len(labels)), **place, **style)
 
 
 def percent_axis(axis: Any) -> None:

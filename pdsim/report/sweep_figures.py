@@ -49,7 +49,7 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, 
         ax.annotate(dot.label, (dot.x, dot.y), **near)
     tidy(ax, x_title, y_title)
     ax.set(xlim=(0, 1.12 * max(dot.x for dot in dots)), ylim=(0, 1.12 * max(dot.y for dot in dots)))
-    legend(ax, columns=4)
+    legend(ax)
     return figure
 
 
@@ -84,7 +84,7 @@ def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = Fal
     ax.set_ylim(0, 1.03 if shares else None)
     if shares:
         percent_axis(ax.yaxis)
-    legend(ax, columns=4)
+    legend(ax)
     return figure
 
 
