@@ -12,11 +12,13 @@ from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
 from pdsim.calibration.profile import Calibration
+from pdsim.metrics.critical_path import PARTS
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary_rows import Difference, in_unit, rows_to_show, signed, significant, unit_of
 from pdsim.metrics.usage import InstanceUsage, instance_usage
+from pdsim.sim.sensitivity import Sensitivity
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
@@ -25,6 +27,7 @@ _LEFT = (
     "",
     "stage",
     "what happens",
+    "resource",
     "arm",
     "case",
     "metric",
@@ -171,6 +174,24 @@ def _usage_cells(use: InstanceUsage) -> dict[str, str]:
         "running": f"{use.mean_running:,.1f}",
         "waiting": f"{use.mean_waiting:,.1f}",
     }
+
+
+def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
+    """Of one request, or the mean of many: what it waited for or was worked on by."""
+    table = new_table(title, "part", "ms", "share", "what happens")
+    total = sum(parts_ms.values())
+    for part, duration_ms in parts_ms.items():
+        table.add_row(part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
+    if parts_ms:
+        new_console().print(table)
+
+
+def print_sensitivities(found: Sequence[Sensitivity]) -> None:
+    titles = {"request_throughput": "throughput", "mean_ttft_ms": "TTFT mean", "mean_tpot_ms": "TPOT mean"}
+    table = new_table("with 10 % more of one resource", "resource", *titles.values())
+    for one in found:
+        table.add_row(one.resource, *(f"{signed(100 * one.changes[name])}%" for name in titles))
+    new_console().print(table)
 
 
 def print_request(request: RequestRecord) -> None:

@@ -10,6 +10,7 @@ from pdsim.metrics.explain import STAGES, stages_of
 from pdsim.metrics.plots import LINES, STAGE_COLORS, draw_stages, plain_log_axis
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import significant
 from pdsim.report.style import FULL, GRID, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
 
 Runs = Mapping[str, Sequence[RequestRecord]]
@@ -45,7 +46,8 @@ def latency_distributions(runs: Runs) -> Figure:
         _draw_distributions(ax, values)
         tidy(ax, title, "fraction of requests" if ax is panels[0] else "")
         percent_axis(ax.yaxis)
-    legend(panels[0])
+    if len(runs) > 1:
+        legend(panels[0])
     return figure
 
 
@@ -126,8 +128,22 @@ def stage_bars(runs: Runs) -> Figure:
     ax.set_ylabel("")
     ax.get_legend().remove()
     legend(ax)
-    for text in ax.get_yticklabels():
-        text.set_color(INK)
+    ax.tick_params(axis="y", labelcolor=INK)
+    return figure
+
+
+def critical_path(mean_ms: Mapping[str, float]) -> Figure:
+    """Mean milliseconds by part, longest first."""
+    parts = sorted(mean_ms.items(), key=lambda part: part[1])
+    figure = new_figure(FULL, 0.9 + 0.25 * len(parts))
+    ax: Any = figure.subplots()
+    drawn = ax.barh([name for name, _ in parts], [value for _, value in parts], height=0.66, color=SERIES[0], lw=0)
+    total = sum(mean_ms.values())
+    labels = [f"{significant(value)} ms, {value / total:.1%}" for _, value in parts]
+    ax.bar_label(drawn, labels, fontsize=8, color=MUTED, padding=4)
+    tidy(ax, "mean of finished requests, ms", grid="x")
+    ax.tick_params(axis="y", labelcolor=INK)
+    ax.margins(x=0.14)
     return figure
 
 

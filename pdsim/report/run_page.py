@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from pdsim.metrics.critical_path import mean_parts_ms
 from pdsim.metrics.explain import stage_times
-from pdsim.metrics.limits import Limit, limiting_resource
+from pdsim.metrics.limits import Limit, limiting_resource, limits_over_time
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.saturation import is_saturated
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.report.latency_figures import (
+    critical_path,
     finished,
     latency_distributions,
     parity,
@@ -21,8 +23,9 @@ from pdsim.report.latency_figures import (
     ttft_over_time,
 )
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
-from pdsim.report.resource_figures import occupancy, transfers
-from pdsim.report.sweep_figures import Dot, trade_off
+from pdsim.report.resource_figures import limits, occupancy, transfers
+from pdsim.report.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity
 
 _MOST_REQUESTS = 200
 """In the table of the slowest."""
@@ -47,6 +50,8 @@ class ReportedRun:
     """Empty of a result that another tool wrote."""
     num_gpus: int | None = None
     """None: not known."""
+    sensitivities: Sequence[Sensitivity] = ()
+    """If they were asked for."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """A summary with the same fields, from a real system."""
 
@@ -115,8 +120,7 @@ def limit_sentence(limit: Limit) -> str:
 
 
 def _detail(limit: Limit) -> str:
-    evidence = limit.evidence[0].upper() + limit.evidence[1:]
-    return f"{evidence}." + (f" More of it by: {limit.relief}." if limit.relief else "")
+    return f"{limit.evidence}." + (f" More of it by: {limit.relief}." if limit.relief else "")
 
 
 def _lower(sentence: str) -> str:
@@ -175,10 +179,18 @@ def _latency_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
 
 def _inside(run: ReportedRun) -> list[Shown]:
     """What only a look into one run shows."""
-    records, figures = run.records, []
+    records = run.records
+    figures: list[Shown] = []
     if not run.num_finished:
         return []
+    figures += _tornado(run.sensitivities)
     figures += [
+        Shown(
+            "critical-path",
+            "What requests wait for",
+            "Mean latency by what happened: the parts of a request sum up to its latency.",
+            critical_path(mean_parts_ms(records)),
+        ),
         Shown(
             "ttft-over-time",
             "TTFT over time",
@@ -193,6 +205,9 @@ def _inside(run: ReportedRun) -> list[Shown]:
         ),
     ]
     if records.levels:
+        over_time = limits_over_time(records, run.summary.get("max_concurrency"))
+        caption = "The resource of which more would have helped most, in each part of the time."
+        figures.append(Shown("limits", "What limits when", caption, limits(over_time)))
         figures.append(
             Shown(
                 "occupancy",
@@ -206,6 +221,15 @@ def _inside(run: ReportedRun) -> list[Shown]:
         caption += "bytes move, and those that wait for the staging ring."
         figures.append(Shown("transfers", "KV transfers", caption, transfers(records)))
     return figures
+
+
+def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
+    if not found:
+        return []
+    titles = dict(zip(MEASURES, ("throughput", "mean TTFT", "mean TPOT"), strict=True))
+    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in found] for name, title in titles.items()}
+    caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
+    return [Shown("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]
 
 
 def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:

@@ -16,7 +16,15 @@ FULL, HALF = 11.0, 5.4
 SERIES = COLORS[:6]
 """Those that are seen on white and on black."""
 
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", "#332288": "indigo", "#117733": "green", "#882255": "wine"}
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    "#332288": "indigo",
+    "#117733": "green",
+    "#882255": "wine",
+    "#0072B2": "blue",
+}
 """Colours that are not the same on light and on dark: the page defines them."""
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 

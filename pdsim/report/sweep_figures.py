@@ -148,8 +148,7 @@ def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
         ax.axvline(0, color=MUTED, lw=0.8)
         tidy(ax, f"change of {title}", grid="x")
         ax.set_yticks(range(len(order)), [bar.name for bar in order])
-        for text_ in ax.get_yticklabels():
-            text_.set_color(INK)
+        ax.tick_params(axis="y", labelcolor=INK)
         reach = max((abs(end) for bar in order for end in (bar.low, bar.high)), default=0.0) or 0.01
         low = min((bar.low for bar in order), default=0.0)
         high = max((bar.high for bar in order), default=0.0)
