@@ -29,6 +29,8 @@ from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity
 
 _MOST_REQUESTS = 200
 """In the table of the slowest."""
+_VISIBLE = 0.001
+"""A change that is shown."""
 _PARITY = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
@@ -114,7 +116,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 def limit_sentence(limit: Limit) -> str:
     if limit.resource == "load":
-        return "Nothing is full: the load that is sent is the limit."
+        return "The load that is sent is the limit."
     place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
     return f"The limit is {limit.resource}{place}."
 
@@ -227,8 +229,11 @@ def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
     if not found:
         return []
     titles = dict(zip(MEASURES, ("throughput", "mean TTFT", "mean TPOT"), strict=True))
-    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in found] for name, title in titles.items()}
+    seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
+    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in titles.items()}
     caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
+    if rest := [one.resource for one in found if one not in seen]:
+        caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
     return [Shown("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pdsim.metrics.plots import COLORS
 
@@ -60,8 +60,9 @@ def legend(ax: Any) -> None:
     ax.legend(handles, labels, ncols=min(max(1, columns), len(labels)), **place, **style)
 
 
-def percent_axis(axis: Any) -> None:
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+def percent_axis(axis: Any, *, decimals: int = 0) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.{decimals}%}"))
+    axis.set_major_locator(MaxNLocator(5))
 
 
 def to_svg(figure: Figure, name: str) -> str:

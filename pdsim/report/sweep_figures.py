@@ -14,6 +14,9 @@ _MANY = 24
 """Points that have no room for a label each."""
 _MARKS = "osD^vPX*"
 
+_LITTLE = 0.01
+"""A change that whole percents do not show."""
+
 
 @dataclass(frozen=True)
 class Dot:
@@ -149,9 +152,8 @@ def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
         tidy(ax, f"change of {title}", grid="x")
         ax.set_yticks(range(len(order)), [bar.name for bar in order])
         ax.tick_params(axis="y", labelcolor=INK)
-        reach = max((abs(end) for bar in order for end in (bar.low, bar.high)), default=0.0) or 0.01
-        low = min((bar.low for bar in order), default=0.0)
-        high = max((bar.high for bar in order), default=0.0)
-        ax.set_xlim(min(low, 0) - 0.35 * reach, max(high, 0) + 0.35 * reach)
-        percent_axis(ax.xaxis)
+        ends = [0.0, *(end for bar in order for end in (bar.low, bar.high))]
+        room = 0.3 * (max(ends) - min(ends)) or _LITTLE
+        ax.set_xlim(min(ends) - room, max(ends) + room)
+        percent_axis(ax.xaxis, decimals=int(room < _LITTLE))
     return figure
