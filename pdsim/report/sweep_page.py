@@ -45,9 +45,7 @@ def sweep_page(result: SweepResult) -> Page:
         cards=_cards(result, points),
         figures=figures,
         tables=[_table(result, points)] if points else [],
-        warnings=[
-            f"{count} points failed: {why}" for why, count in Counter(p.error for p in result.points).items() if why
-        ],
+        warnings=[f"{count} failed: {why}" for why, count in Counter(p.error for p in result.points).items() if why],
     )
 
 
