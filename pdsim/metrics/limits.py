@@ -83,15 +83,19 @@ _EVERYWHERE = ("front_end", "decode_bootstrap", *_ON_DECODE, "response")
 
 def limiting_resource(records: RunRecords, max_concurrency: int | None = None) -> Limit:
     """Needs recorded levels. max_concurrency: of a closed loop."""
-    limit = _limit(records, max_concurrency, loaded_window(records))
-    return replace(limit, is_aggregated=any(request.is_aggregated for request in records.requests))
+    return _limit_in(loaded_window(records), records, max_concurrency)
 
 
 def limits_over_time(
     records: RunRecords, max_concurrency: int | None = None, *, num_windows: int = 24
 ) -> list[tuple[Window, Limit]]:
     """What limits the run in each of so many equal parts of its time. Needs recorded levels."""
-    return [(window, _limit(part, max_concurrency, window)) for window, part in parts_of(records, num_windows)]
+    return [(window, _limit_in(window, part, max_concurrency)) for window, part in parts_of(records, num_windows)]
+
+
+def _limit_in(window: Window, records: RunRecords, max_concurrency: int | None) -> Limit:
+    limit = _limit(records, max_concurrency, window)
+    return replace(limit, is_aggregated=any(request.is_aggregated for request in records.requests))
 
 
 def _limit(records: RunRecords, max_concurrency: int | None, window: Window) -> Limit:

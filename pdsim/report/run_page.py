@@ -71,7 +71,7 @@ class ReportedRun:
 
     @property
     def output_rate(self) -> float:
-        return float(self.summary["output_throughput"]) / (self.num_gpus or 1)
+        return float(self.summary.get("output_throughput", 0.0)) / (self.num_gpus or 1)
 
 
 def run_page(runs: Sequence[ReportedRun]) -> Page:
@@ -87,7 +87,7 @@ def _single(run: ReportedRun) -> Page:
     return Page(
         title=run.name,
         subtitle=_subtitle(run),
-        answer=limit_sentence(run.limit) if run.num_finished else "No request finished.",
+        answer=_answer(run),
         detail=_detail(run.limit) if run.num_finished else "",
         cards=_cards(run),
         figures=figures,
@@ -96,12 +96,19 @@ def _single(run: ReportedRun) -> Page:
     )
 
 
+def _answer(run: ReportedRun) -> str:
+    if run.num_finished:
+        return limit_sentence(run.limit)
+    return "No request finished." if "pdsim" in run.summary else "A result of another tool: its summary, and no more."
+
+
 def _comparison(runs: Sequence[ReportedRun]) -> Page:
     ours = [run for run in runs if run.num_finished]
     best = max(runs, key=lambda run: run.output_rate)
-    quickest = min(runs, key=lambda run: run.summary["median_ttft_ms"])
-    answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}. "
-    answer += f"Shortest median TTFT: {quickest.name}, {_time(quickest.summary['median_ttft_ms'])}."
+    answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
+    if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
+        quickest = min(ttft, key=lambda name: ttft[name])
+        answer += f" Shortest median TTFT: {quickest}, {_time(ttft[quickest])}."
     return Page(
         title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
         subtitle=", ".join(run.name for run in runs),
@@ -131,20 +138,32 @@ def _lower(sentence: str) -> str:
 
 def _subtitle(run: ReportedRun) -> str:
     summary = run.summary
-    load = summary.get("request_rate")
-    offered = f"{summary['max_concurrency']} at once" if summary.get("max_concurrency") else f"at {load} requests/s"
-    gpus = f", {run.num_gpus} GPUs" if run.num_gpus else ""
-    return f"{summary['completed']:,} requests, {offered}, in {summary['duration']:,.1f} s{gpus}"
+    said = [f"{summary['completed']:,} requests"] if "completed" in summary else []
+    if summary.get("max_concurrency"):
+        said.append(f"{summary['max_concurrency']} at once")
+    elif "request_rate" in summary:
+        rate = summary["request_rate"]
+        said.append("at the trace's times" if rate == "trace" else f"{rate} sent a second")
+    if "duration" in summary:
+        said.append(f"{summary['duration']:,.1f} s")
+    if run.num_gpus:
+        said.append(f"{run.num_gpus} GPUs")
+    return ", ".join(said)
 
 
 def _cards(run: ReportedRun) -> list[Card]:
+    """Of what is known: another tool may not report all."""
     of = run.summary
-    rate = Card("throughput", f"{of['request_throughput']:,.2f}", "requests/s")
-    output = Card("output", f"{run.output_rate:,.0f}", run.per_gpu.removeprefix("output "))
-    ttft = Card("TTFT", _time(of["median_ttft_ms"]), f"median; p99 {_time(of['p99_ttft_ms'])}")
-    tpot = Card("TPOT", _time(of["median_tpot_ms"]), f"median; p99 {_time(of['p99_tpot_ms'])}")
-    latency = Card("latency", _time(of["median_e2e_latency_ms"]), f"median; p99 {_time(of['p99_e2e_latency_ms'])}")
-    return [rate, output, ttft, tpot, latency]
+    cards = []
+    if "request_throughput" in of:
+        cards.append(Card("throughput", f"{of['request_throughput']:,.2f}", "requests/s"))
+    if "output_throughput" in of:
+        cards.append(Card("output", f"{run.output_rate:,.0f}", run.per_gpu.removeprefix("output ")))
+    for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "e2e_latency")):
+        median, p99 = of.get(f"median_{name}_ms"), of.get(f"p99_{name}_ms")
+        if median is not None:
+            cards.append(Card(title, _time(median), "median" if p99 is None else f"median; p99 {_time(p99)}"))
+    return cards
 
 
 def _time(value_ms: float) -> str:
@@ -239,7 +258,7 @@ def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
 
 def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:
     """The trade-offs between the runs."""
-    if any(not run.summary.get("mean_tpot_ms") for run in runs):
+    if any(not run.summary.get(name) for run in runs for name in ("mean_tpot_ms", "median_ttft_ms")):
         return []
     y_title = runs[0].per_gpu
     speed = [Dot(1e3 / run.summary["mean_tpot_ms"], run.output_rate, run.name) for run in runs]

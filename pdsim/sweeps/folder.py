@@ -19,8 +19,10 @@ def is_sweep_folder(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> SweepResult:
-    """All points whose runs have been computed. Raises ConfigError if there is none."""
+    """All points whose runs have been computed. Raises ConfigError if there is none, or no sweep.json."""
     store = Store(folder)
+    if not (folder / HEAD).is_file():
+        raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
     head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
     slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
     keys: dict[int, list[str]] = {}

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.metrics.limits import limits_over_time
+from pdsim.metrics.records import RunRecords
 from pdsim.report.latency_figures import latency_distributions
 from pdsim.report.page import render
 from pdsim.report.run_page import ReportedRun, run_page
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import read_sweep
 from pdsim.sweeps.running import sweep
@@ -111,6 +113,16 @@ def test_runs_side_by_side_show_differences_from_the_first(one):
     render(page)
 
 
+def test_another_tools_result_has_what_it_reports(one):
+    other = ReportedRun("other", {"request_throughput": 3.0, "mean_ttft_ms": 20.0}, RunRecords())
+    alone = run_page([other])
+    assert alone.answer.startswith("A result of another tool")
+    assert [card.title for card in alone.cards] == ["throughput"]
+    both = run_page([one, other])
+    assert both.answer.endswith(f"Shortest median TTFT: one, {one.summary['median_ttft_ms']:,.1f} ms.")
+    assert {row[0].text for row in both.tables[0].rows} >= {"requests/s", "TTFT mean, ms"}
+
+
 def test_what_limits_is_said_for_all_of_the_time(one):
     found = limits_over_time(one.records, 8, num_windows=5)
     windows = [window for window, _ in found]
@@ -160,6 +172,13 @@ def test_a_folder_that_lacks_a_run_has_the_other_points(folder, tmp_path):
     copytree(folder / "out", tmp_path / "out")
     next((tmp_path / "out" / "points").iterdir()).unlink()
     assert len(read_sweep(tmp_path / "out").points) == 8
+
+
+def test_a_folder_of_an_older_sweep_says_what_to_do(folder, tmp_path):
+    copytree(folder / "out", tmp_path / "out")
+    (tmp_path / "out" / "sweep.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no sweep.json: start its sweep again"):
+        read_sweep(tmp_path / "out")
 
 
 def test_a_sweep_says_what_is_best_and_what_failed(folder):
