@@ -13,14 +13,14 @@ for (const head of document.querySelectorAll("th")) {
     const sign = order === "ascending" ? 1 : -1;
     const key = (row) => {
       const cell = row.cells[column];
-      const value = Number(cell.dataset.order ?? "-Infinity");
+      const value = Number(cell.dataset.order ?? "-1e308");
       return isNumber ? value : cell.textContent;
     };
-    const compare = (one, other_) => {
-      const [a, b] = [key(one), key(other_)];
-      return isNumber ? (a === b ? 0 : a < b ? -1 : 1) : a.localeCompare(b, undefined, { numeric: true });
+    const compare = (left, right) => {
+      const [a, b] = [key(left), key(right)];
+      return isNumber ? Math.sign(a - b) || 0 : a.localeCompare(b, undefined, { numeric: true });
     };
-    body.append(...[...body.rows].sort((one, other_) => sign * compare(one, other_)));
+    body.append(...[...body.rows].sort((left, right) => sign * compare(left, right)));
     for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", order);
   });
