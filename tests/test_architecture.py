@@ -31,6 +31,7 @@ BELOW = {
         "optuna",
         "ray",
     },
+    "report": {"", "sweeps", "sim", "scenario", "metrics", "numpy", "matplotlib", "jinja2"},  # "": the version
 }
 """What each room may import besides itself and the standard library."""
 

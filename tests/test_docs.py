@@ -153,6 +153,16 @@ def test_the_sweeps_that_are_shown_run(sweeps, capsys):
         assert captured.out, line
 
 
+def test_the_reports_that_are_shown_are_written(folder, capsys):
+    for line in commands(DOCS / "reports.md"):
+        with suppress(SystemExit):
+            main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        assert captured.out, line
+    assert {"first.html", "report.html"} <= {path.name for path in folder.iterdir()}
+
+
 def test_python_of_sweeps_runs(sweeps, capsys):
     (block,) = blocks(DOCS / "sweeps.md", "python")
     exec(block.text, {})

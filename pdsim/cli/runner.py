@@ -10,10 +10,11 @@ from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import journal_writer, read_records, read_summary
+from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
@@ -82,6 +83,13 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
         if runs[-1].interrupted:
             break
     return runs
+
+
+def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
+    """Of a scenario file, or of the scenario that a run folder keeps: of a real run they are simulated, too."""
+    scenario = load_scenario(path / SCENARIO) if path.is_dir() else load_scenario(path, changes)
+    with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
+        return sensitivities(scenario, progress=advance)
 
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
