@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pdsim.metrics.explain import stage_times
 from pdsim.metrics.saturation import is_saturated
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
@@ -57,6 +58,8 @@ def _row(result: RunResult) -> dict[str, Any]:
     return {
         **summary,
         **summary["pdsim"],
+        **{f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(requests)},
+        "descriptors": sum(transfer.num_descriptors for transfer in result.records.transfers),
         "status": "ok",
         "message": "",
         "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),

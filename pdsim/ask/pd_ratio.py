@@ -1,0 +1,48 @@
+"""How many of the GPUs should prefill?"""
+
+from pdsim.ask.base import Base
+from pdsim.ask.question import Arm, Question, Verdict
+from pdsim.ask.study import Study
+from pdsim.ask.words import is_told_apart, number, times
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def splits(base: Base) -> list[Arm]:
+    """All that use every GPU. Raises ConfigError if there is none."""
+    prefill, decode = base.scenario.pair
+    made = []
+    for instances in range(1, base.num_gpus // prefill.tp + 1):
+        others, rest = divmod(base.num_gpus - instances * prefill.tp, decode.tp)
+        if others >= 1 and not rest:
+            changes = {"prefill.instances": instances, "decode.instances": others}
+            made.append(Arm(f"{instances}P{others}D", changes))
+    if not made:
+        raise ConfigError(f"{base.path}: no prefill and decode instances together have {base.num_gpus} GPUs")
+    return made
+
+
+def verdict(study: Study) -> Verdict:
+    labels = study.labels()
+    best = study.best(labels)
+    text = f"Use {best}: {number(study.goodput(best))} requests/s per GPU meet the SLO"
+    others = [label for label in labels if label != best]
+    if not others:
+        return Verdict(best, f"{text}. It is the only ratio that is possible.")
+    ratios = {label: study.goodput_ratio(best, label) for label in others}
+    second = max(others, key=study.goodput)
+    worst = min(others, key=study.goodput)
+    if is_told_apart(ratios[second]):
+        text += f", {times(ratios[second])} what {second} gives"
+    else:
+        text += f"; {second} gives as much, with a mean latency {times(study.ratio(second, best, 'mean_e2e_latency_ms'))} as long"
+    if worst != second:
+        text += f", and {times(ratios[worst])} what the worst, {worst}, gives"
+    return Verdict(best, text + ".")
+
+
+QUESTION = Question(
+    asks="How many of the GPUs should prefill?",
+    columns=("goodput", "rate", "p90_ttft", "p90_tpot", "queue", "admission"),
+    arms=splits,
+    verdict=verdict,
+)
