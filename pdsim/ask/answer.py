@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdsim.ask.asked import Asked
-from pdsim.ask.base import Base, base_of
+from pdsim.ask.base import base_of
 from pdsim.ask.columns import COLUMNS, cell
 from pdsim.ask.figure import draw
 from pdsim.ask.question import Question, Verdict
@@ -18,9 +17,8 @@ from pdsim.ask.study import Study
 from pdsim.ask.words import number
 from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import Limit, limiting_resource
-from pdsim.scenario.loading import apply_change, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError, read_yaml
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sweeps.design import Changes
 from pdsim.workload.clients import ClosedLoop
@@ -101,7 +99,7 @@ def answer(
         while arms:
             study.run(arms, progress)
             if not study.labels():
-                raise ConfigError(f"no way of doing it is possible; the first: {study[study.arms[0].label].error}")
+                raise ConfigError(f"no way of doing it is possible; the first: {study.error(study.arms[0].label)}")
             arms = question.then(study)
         verdict = question.verdict(study)
         made = _answer(name, question, study, verdict)
@@ -121,8 +119,9 @@ def _folder(out: Path | None) -> AbstractContextManager[Path | str]:
 
 def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> Answer:
     changes = study.arm(verdict.winner).changes
-    result = simulate(_scenario(study.base, changes), Observation(levels=True))
-    limit = None if result.stall else limiting_resource(result.records, study.base.concurrency)
+    result = simulate(study.base.changed(changes), Observation(levels=True))
+    concurrency = getattr(result.scenario.client, "concurrency", None)
+    limit = None if result.stall else limiting_resource(result.records, concurrency)
     notes = [*_infeasible(study, changes), *verdict.notes, *_unmeasured(result.scenario)]
     rows = tuple(_table_row(question, study, arm.label) for arm in study.arms)
     load = _described(study)
@@ -133,19 +132,11 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> An
 
 def _table_row(question: Question, study: Study, label: str) -> dict[str, Any]:
     point = study[label]
-    missed = "" if point.error or study.meets(label) else "misses the SLO"
-    remark = point.error or ("saturated" if point.is_saturated else missed)
+    error = study.error(label)
+    missed = "" if error or study.meets(label) else "misses the SLO"
+    remark = error or ("saturated" if point.is_saturated else missed)
     estimates = {column: COLUMNS[column].value(study, label) for column in question.columns}
     return {"arm": label, "changes": study.arm(label).changes, "estimates": estimates, "remark": remark}
-
-
-def _scenario(base: Base, changes: Changes) -> Scenario:
-    data = read_yaml(base.path)
-    for change in base.changes:
-        apply_change(data, change)
-    for path, value in changes.items():
-        set_field(data, path, deepcopy(value), where=path)
-    return parse_scenario(data, base=base.path.parent, where=str(base.path))
 
 
 def _infeasible(study: Study, changes: Changes) -> list[str]:
@@ -153,7 +144,7 @@ def _infeasible(study: Study, changes: Changes) -> list[str]:
     alone: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
     if hasattr(study.base.scenario.workload, "num_requests"):
         alone["workload.num_requests"] = _ALONE
-    summary = simulate(_scenario(study.base, alone)).summary()
+    summary = simulate(study.base.changed(alone)).summary()
     ttft, tpot = summary["median_ttft_ms"], summary["median_tpot_ms"]
     for what, alone_ms, slo_ms in (("TTFT", ttft, study.asked.ttft_ms), ("TPOT", tpot, study.asked.tpot_ms)):
         if alone_ms > slo_ms:

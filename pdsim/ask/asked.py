@@ -80,6 +80,7 @@ DEFAULTS: dict[str, Any] = {
     "output_tokens": "256",
     "prefixes": 20,
     "prefix_tokens": 0,
+    "requests": 400,
 }
 
 

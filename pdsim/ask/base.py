@@ -4,14 +4,16 @@ import csv
 import gzip
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdsim.ask.asked import DEFAULTS, Asked, flag
-from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError, write_yaml
+from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
+from pdsim.sweeps.design import Changes
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError
 from pdsim.workload.clients import ClosedLoop
@@ -21,7 +23,7 @@ _SPREAD = 0.2
 """Of lengths given as one number: requests of one length would go through the cluster in step."""
 _WEIGHTS = 0.6
 """Of the GPU's memory at most, where tp is not given."""
-_NUM_REQUESTS, _NUM_OF_TRACE, _CONCURRENCY = 400, 1000, 64
+_NUM_OF_TRACE, _CONCURRENCY = 1000, 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class Base:
     def is_generated(self) -> bool:
         """Lengths are the workload's settings."""
         return isinstance(self.scenario.workload, RandomLengths | PrefixPool)
+
+    def changed(self, changes: Changes) -> Scenario:
+        """As a point of a sweep has it."""
+        data = read_yaml(self.path)
+        for change in self.changes:
+            apply_change(data, change)
+        for field, value in changes.items():
+            set_field(data, field, deepcopy(value), where=field)
+        return parse_scenario(data, base=self.path.parent, where=str(self.path))
 
 
 def base_of(asked: Asked, folder: Path, changes: tuple[str, ...], defaults: Mapping[str, Any]) -> Base:
@@ -103,7 +114,7 @@ def _workload(asked: Asked, values: Mapping[str, Any]) -> dict[str, Any]:
     if asked.trace is not None:
         return _trace(asked.trace, asked.requests or _NUM_OF_TRACE)
     lengths = {
-        "num_requests": asked.requests or _NUM_REQUESTS,
+        "num_requests": values["requests"],
         "input_tokens": _lengths("input_tokens", values["input_tokens"]),
         "output_tokens": _lengths("output_tokens", values["output_tokens"]),
     }

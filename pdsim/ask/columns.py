@@ -20,7 +20,7 @@ class Column:
 
     def value(self, study: Study, label: str) -> Estimate | None:
         point = study[label]
-        if point.error or (self.is_latency and point.is_saturated):
+        if study.error(label) or (self.is_latency and point.is_saturated):
             return None
         if not self.field:
             return point.goodput_per_gpu(SLO)

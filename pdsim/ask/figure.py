@@ -38,7 +38,7 @@ def _draw_dots(panel: Any, study: Study, column: Column, winner: str) -> None:
     for row, arm in enumerate(study.arms):
         value = column.value(study, arm.label)
         if value is None:
-            why = "failed" if study[arm.label].error else "saturated" if study[arm.label].is_saturated else "-"
+            why = "failed" if study.error(arm.label) else "saturated" if study[arm.label].is_saturated else "-"
             panel.text(0.02, row, why, transform=panel.get_yaxis_transform(), fontsize=7, va="center", color="grey")
             continue
         fill = COLORS[0] if arm.label == winner else "white"

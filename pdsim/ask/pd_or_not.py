@@ -4,7 +4,7 @@ from pdsim.ask.base import Base
 from pdsim.ask.pd_ratio import splits
 from pdsim.ask.question import Arm, Question, Verdict
 from pdsim.ask.study import Study
-from pdsim.ask.words import change, is_told_apart, number, spread, times
+from pdsim.ask.words import change, is_told_apart, number, times
 from pdsim.sweeps.design import Changes
 
 TOGETHER = "aggregated"
@@ -33,7 +33,7 @@ def other_prompts(study: Study) -> list[Arm]:
     """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
     if not study.base.is_generated or any(arm.series for arm in study.arms):
         return []
-    mean = _mean_tokens(study)
+    mean = _own_tokens(study)
     return [
         Arm(f"{arm.label}, {tokens} in", {**arm.changes, "workload.input_tokens": _around(tokens)}, series=str(tokens))
         for tokens in (max(16, round(mean * share)) for share in _SHARES)
@@ -45,7 +45,7 @@ def verdict(study: Study) -> Verdict:
     apart = [label for label in study.labels("") if label != TOGETHER]
     if TOGETHER not in study.labels(""):
         best = study.best(apart)
-        return Verdict(best, f"Separate them: the aggregated cluster is not possible: {study[TOGETHER].error}")
+        return Verdict(best, f"Separate them: the aggregated cluster is not possible: {study.error(TOGETHER)}")
     best = study.best(apart) if apart else TOGETHER
     winner = study.best([best, TOGETHER])
     other = TOGETHER if winner == best else best
@@ -68,23 +68,28 @@ def _crossover(study: Study) -> list[str]:
     if not lengths:
         return []
     found: dict[int, str] = {}
-    for series, tokens in {**lengths, "": round(_mean_tokens(study))}.items():
+    for series, tokens in {**lengths, "": round(_own_tokens(study))}.items():
         labels = study.labels(series)
         together = next((label for label in labels if label.startswith(TOGETHER)), None)
         apart = [label for label in labels if label != together]
         if together is None or not apart:
             continue
-        best = study.best(apart)
-        ratio = study.goodput_ratio(best, together)
-        found[tokens] = f"{tokens:,} tokens in: {best.partition(',')[0]} {spread(ratio)} times the aggregated goodput"
-    return [f"By prompts, with the load as it is: {'; '.join(found[tokens] for tokens in sorted(found))}."]
+        found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), together)}"
+    lines = "; ".join(found[tokens] for tokens in sorted(found))
+    return [f"By tokens of a prompt, with the load as it is: {lines}."]
 
 
-def _mean_tokens(study: Study) -> float:
+def _better(study: Study, apart: str, together: str) -> str:
+    """Which of the two, by goodput; where that is the same, by latency."""
+    name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
+    if is_told_apart(goodput) or apart not in study.steady([apart, together]) or together not in study.steady([together]):
+        return f"{name} has {times(goodput)} the aggregated goodput"
+    return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
+
+
+def _own_tokens(study: Study) -> float:
     """Of a prompt, without the prefix that it shares."""
-    row = study[study.labels()[0]].replications[0].row
-    prefix = getattr(study.base.scenario.workload, "prefix_tokens", 0)
-    return float(row["total_input_tokens"] / max(1, row["completed"]) - prefix)
+    return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
 
 
 def _around(tokens: int) -> dict[str, object]:

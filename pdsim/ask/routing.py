@@ -1,9 +1,10 @@
 """Which instance should a prompt go to?"""
 
 from pdsim.ask.base import Base
+from pdsim.ask.compared import others_against
 from pdsim.ask.question import Arm, Question, Verdict
 from pdsim.ask.study import Study
-from pdsim.ask.words import is_told_apart, milliseconds, spread, times
+from pdsim.ask.words import milliseconds, spread
 
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
 
@@ -14,21 +15,14 @@ def arms(base: Base) -> list[Arm]:
 
 def verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
-    others = [label for label in study.steady(study.labels()) if label != best]
     text = f"Route by {best}: mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
-    ratios = {label: study.ratio(label, best, "mean_ttft_ms") for label in others}
-    if ratios:
-        second = min(ratios, key=lambda label: ratios[label].mean)
-        worst = max(ratios, key=lambda label: ratios[label].mean)
-        near = "" if is_told_apart(ratios[second]) else ", which cannot be told apart"
-        text += f"; with {second} it is {times(ratios[second])} that{near}"
-        if worst != second:
-            text += f", with {worst} {times(ratios[worst])}"
+    others = [label for label in study.labels() if label != best]
+    found = others_against(study, best, others, "mean_ttft_ms", "it")
     instances = study.base.scenario.pair.prefill.instances
     notes = [_hits(study)]
     if instances == 1:
         notes.insert(0, "There is one prefill instance: nothing to choose. Ask with more --gpus.")
-    return Verdict(best, text + ".", notes)
+    return Verdict(best, "; ".join([text, *found]) + ".", notes)
 
 
 def _hits(study: Study) -> str:

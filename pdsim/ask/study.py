@@ -63,13 +63,25 @@ class Study:
     def arm(self, label: str) -> Arm:
         return next(arm for arm in self.arms if arm.label == label)
 
+    def error(self, label: str) -> str:
+        """Why an arm has no result; empty if it has one."""
+        point = self[label]
+        if not point.error and not any(replication.row["completed"] for replication in point.replications):
+            return "every request failed"
+        return point.error
+
     def labels(self, series: str | None = None) -> list[str]:
         """Of arms with a result."""
-        return [a.label for a in self.arms if series in {None, a.series} and not self[a.label].error]
+        return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
         """Those whose latencies say something."""
         return [label for label in labels if not self[label].is_saturated]
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        row = self[self.labels()[0]].replications[0].row
+        return float(row["total_input_tokens"] / max(1, row["completed"]))
 
     def metric(self, label: str, name: str) -> Estimate:
         return self[label].metric(name)

@@ -5,17 +5,19 @@ from math import isinf
 from pdsim.sweeps.interval import Estimate
 
 
-def number(value: float) -> str:
-    """Three digits, and all of those before the point."""
+def number(value: float, digits: int = 3) -> str:
+    """So many digits, and all of those before the point."""
     if isinf(value):
         return "∞"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004
+    if not value or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
 
 
 def spread(value: Estimate) -> str:
     """The mean, and how far from it the true one may lie."""
     half = value.half_width
-    return number(value.mean) if not half else f"{number(value.mean)} ± {number(half)}"
+    return number(value.mean) if not half else f"{number(value.mean)} ± {number(half, 2)}"
 
 
 def milliseconds(value: Estimate) -> str:
@@ -41,5 +43,5 @@ def change(value: Estimate) -> str:
 
 
 def is_told_apart(ratio: Estimate) -> bool:
-    """Whether 1 lies outside the interval. One replication tells nothing apart, but what differs by 2 %."""
-    return abs(ratio.mean - 1) > (0.02 if ratio.half_width is None else ratio.half_width)
+    """Whether 1 lies outside the interval. Where one run is all there is, or none varies: whether it differs by 2 %."""
+    return abs(ratio.mean - 1) > (ratio.half_width or 0.02)
