@@ -9,7 +9,7 @@ _RESERVED = (0, 128, 512, 1024, 2048)
 _DEFAULT, _LATE = "reserve 512", "reserve 512, late"
 
 
-def arms(base: Base) -> list[Arm]:
+def arms(_base: Base) -> list[Arm]:
     """SGLang reserves 512 tokens for each request and grants pages early."""
     rule = "reserve_decode_tokens"
     made = [Arm(f"reserve {n}", {"decode.admission": {"use": rule, "reserved_tokens": n}}) for n in _RESERVED]
@@ -20,30 +20,30 @@ def arms(base: Base) -> list[Arm]:
 def verdict(study: Study) -> Verdict:
     labels = study.labels()
     best = study.best(labels)
-    tokens = study.metric(best, "output_throughput").mean
-    gain = study.ratio(best, _DEFAULT, "output_throughput") if _DEFAULT in labels else None
-    text = f"Use '{best}': {number(tokens)} output tokens/s"
-    if best == _DEFAULT:
-        text += ", and it is SGLang's default"
-    elif gain is not None:
-        text += f", {times(gain)} the default of 512" if is_told_apart(gain) else ", as many as with the default of 512"
     worst = min(labels, key=lambda label: study.metric(label, "output_throughput").mean)
+    most, least = (number(study.metric(label, "output_throughput").mean) for label in (best, worst))
     loss = study.ratio(best, worst, "output_throughput")
-    if worst != best and is_told_apart(loss):
-        text += f", and {times(loss)} those of '{worst}'"
-    return Verdict(best, text + ".", [_retracted(study, best), *_late(study)])
+    if best == worst or not is_told_apart(loss):
+        text = f"It hardly matters: {most} output tokens/s with '{best}', {least} with '{worst}'."
+        return Verdict(_DEFAULT if _DEFAULT in labels else best, text, [_retracted(study), *_late(study)])
+    text = f"Use '{best}': {most} output tokens/s, {times(loss)} those of '{worst}'"
+    if best == _DEFAULT:
+        text += "; it is SGLang's default"
+    elif _DEFAULT in labels:
+        text += f" and {times(study.ratio(best, _DEFAULT, 'output_throughput'))} those of SGLang's default of 512"
+    return Verdict(best, text + ".", [_retracted(study), *_late(study)])
 
 
-def _retracted(study: Study, best: str) -> str:
-    counts = (f"{label.removeprefix('reserve ')}: {number(study.metric(label, 'retractions').mean)}" for label in study.labels())
-    return f"Retractions by reserve: {'; '.join(counts)}. Less reserve admits more and takes more back; nothing is cheaper than a full pool that fits."
+def _retracted(study: Study) -> str:
+    counts = [f"'{label}' {number(study.metric(label, 'retractions').mean)}" for label in study.labels()]
+    return f"Less reserve admits more requests and takes more of them back. Retractions: {', '.join(counts)}."
 
 
 def _late(study: Study) -> list[str]:
     if not {_DEFAULT, _LATE} <= set(study.labels()):
         return []
-    rate, ttft = (study.ratio(_LATE, _DEFAULT, name) for name in ("output_throughput", "mean_ttft_ms"))
-    return [f"Pages granted when a prompt is computed, not before: output tokens/s {times(rate)}, TTFT {times(ttft)} those of early ones."]
+    rate, ttft = (times(study.ratio(_LATE, _DEFAULT, name)) for name in ("output_throughput", "mean_ttft_ms"))
+    return [f"Pages granted when a prompt is computed, not before: {rate} the output tokens/s, and {ttft} the TTFT."]
 
 
 QUESTION = Question(
@@ -51,4 +51,5 @@ QUESTION = Question(
     columns=("goodput", "tokens", "ttft", "admission", "tpot", "running", "retractions"),
     arms=arms,
     verdict=verdict,
+    defaults={"gpu": "h100", "gpus": 2, "input_tokens": "2048", "output_tokens": "1024", "concurrency": 256},
 )

@@ -21,6 +21,8 @@ class Asked:
     """All together [4]."""
     tp: int | None = None
     """GPUs of one server [as few as leave 40 % of their memory to KV]."""
+    profile: Path | None = None
+    """Step times that were fitted to measurements [the roofline's]."""
     trace: Path | None = None
     """Mooncake's or Azure's format, or a table of requests."""
     input_tokens: str | None = None
@@ -56,7 +58,7 @@ class Asked:
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"--attainment {self.attainment:g}: a share, above 0 and at most 1")
         self._refuse("rate", ("concurrency",))
-        self._refuse("scenario", ("model", "gpu", "gpus", "tp", *_LENGTHS))
+        self._refuse("scenario", ("model", "gpu", "gpus", "tp", "profile", *_LENGTHS))
         self._refuse("trace", _LENGTHS)
 
     def _refuse(self, name: str, others: tuple[str, ...]) -> None:
@@ -81,6 +83,7 @@ DEFAULTS: dict[str, Any] = {
     "prefixes": 20,
     "prefix_tokens": 0,
     "requests": 400,
+    "concurrency": 64,
 }
 
 

@@ -23,7 +23,7 @@ _SPREAD = 0.2
 """Of lengths given as one number: requests of one length would go through the cluster in step."""
 _WEIGHTS = 0.6
 """Of the GPU's memory at most, where tp is not given."""
-_NUM_OF_TRACE, _CONCURRENCY = 1000, 64
+_NUM_OF_TRACE = 1000
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,6 @@ class Base:
     def num_gpus(self) -> int:
         prefill, decode = self.scenario.pair
         return prefill.instances * prefill.tp + decode.instances * decode.tp
-
-    @property
-    def concurrency(self) -> int | None:
-        client = self.scenario.client
-        return client.concurrency if isinstance(client, ClosedLoop) else None
 
     @property
     def is_generated(self) -> bool:
@@ -64,17 +59,20 @@ def base_of(asked: Asked, folder: Path, changes: tuple[str, ...], defaults: Mapp
     """Writes scenario.yaml into the folder where none is given. Raises ConfigError."""
     if asked.scenario is None:
         path = folder / "scenario.yaml"
-        write_yaml(_described(asked, {**DEFAULTS, **defaults, **asked.given()}), path)
-        made: tuple[str, ...] = ()
+        data = _described(asked, {**DEFAULTS, **defaults, **asked.given()})
+        for change in changes:
+            apply_change(data, change)
+        changes, scenario = (), parse_scenario(data, base=folder, where="--set")
+        write_yaml(data, path)
     else:
         path = asked.scenario
-        made = tuple(f"{field}={json.dumps(value)}" for field, value in _load_changes(asked).items())
-    scenario = load_scenario(path, (*made, *changes))
+        changes = (*(f"{field}={json.dumps(value)}" for field, value in _load_changes(asked).items()), *changes)
+        scenario = load_scenario(path, changes)
     if scenario.aggregated is not None:
         raise ConfigError(f"{path}: questions are about prefill and decode instances; this cluster is aggregated")
     times = getattr(scenario.client, "arrivals", None)
     is_sample = hasattr(scenario.workload, "path") and times is None and not isinstance(scenario.client, ClosedLoop)
-    return Base(path, (*made, *changes), scenario, is_sample)
+    return Base(path, changes, scenario, is_sample)
 
 
 def _load_changes(asked: Asked) -> dict[str, Any]:
@@ -86,7 +84,7 @@ def _load_changes(asked: Asked) -> dict[str, Any]:
     elif asked.requests is not None:
         made["workload.num_requests"] = asked.requests
     if asked.rate is not None or asked.concurrency is not None:
-        made["client"] = _client(asked)
+        made["client"] = _client(asked.given())
     return made
 
 
@@ -98,15 +96,18 @@ def _described(asked: Asked, values: Mapping[str, Any]) -> dict[str, Any]:
             f"--gpus {values['gpus']}: prefill and decode need a server of {tp} GPUs each: a multiple of {tp}, "
             f"{2 * tp} at least"
         )
+    has_times = asked.trace is not None and asked.rate is None and asked.concurrency is None
     server = {"gpu": values["gpu"], "tp": tp}
+    profile = {} if asked.profile is None else {"cost": {"profile": str(asked.profile.absolute())}}
     return {
         "name": "asked",
+        **profile,
         "model": values["model"],
         "page_size": 64,
         "prefill": {"instances": servers // 2, **server},
         "decode": {"instances": servers - servers // 2, **server},
         "workload": _workload(asked, values),
-        "client": _client(asked),
+        "client": "open_loop" if has_times else _client(values),
     }
 
 
@@ -124,12 +125,10 @@ def _workload(asked: Asked, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"use": "prefix_pool", **prefixes, **lengths}
 
 
-def _client(asked: Asked) -> Any:
-    if asked.rate is not None:
-        return {"use": "open_loop", "arrivals": {"use": "poisson", "rate": f"{asked.rate} /s"}}
-    if asked.trace is not None and asked.concurrency is None:
-        return "open_loop"
-    return {"use": "closed_loop", "concurrency": asked.concurrency or _CONCURRENCY}
+def _client(values: Mapping[str, Any]) -> Any:
+    if "rate" in values:
+        return {"use": "open_loop", "arrivals": {"use": "poisson", "rate": f"{values['rate']} /s"}}
+    return {"use": "closed_loop", "concurrency": values["concurrency"]}
 
 
 def _lengths(name: str, text: str) -> dict[str, Any] | int:

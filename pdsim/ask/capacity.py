@@ -4,7 +4,7 @@ from math import ceil
 
 from pdsim.ask.base import Base
 from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
+from pdsim.ask.study import SLO, Study
 from pdsim.ask.words import number, percent
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -19,7 +19,7 @@ _RATES = "Poisson arrivals"
 
 def arms(base: Base) -> list[Arm]:
     if base.is_sample:
-        raise ConfigError("capacity varies the rate of arrivals, and a trace has its own times: give --rate or --concurrency")
+        raise ConfigError("capacity varies the rate, and this trace has its own times: give --rate or --concurrency")
     return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
 
 
@@ -54,24 +54,25 @@ def _highest(study: Study) -> float:
 
 def verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.num_gpus
-    most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
     if not highest:
-        lowest = min((arm for arm in study.arms if arm.series), key=lambda arm: arm.x or 0.0)
-        attained = study[lowest.label].attainment("asked").mean
-        text = f"None: at {lowest.label} already, only {percent(attained)} of the requests meet the SLO, and {percent(study.asked.attainment)} are asked for."
-        return Verdict(lowest.label, text)
+        lowest = min((arm for arm in study.arms if arm.series), key=lambda arm: arm.x or 0.0).label
+        share = percent(study[lowest].attainment(SLO).mean)
+        asked = percent(study.asked.attainment)
+        return Verdict(lowest, f"None: at {lowest} already, {share} of the requests meet the SLO, and {asked} should.")
+    most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
     label = next(arm.label for arm in study.arms if arm.x == highest)
-    text = f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per GPU: "
-    text += f"{percent(highest / most)} of the {number(most)}/s that they serve when latency does not matter."
+    text = f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per "
+    text += f"GPU: {percent(highest / most)} of what they serve when latency does not matter."
     return Verdict(label, text, _needed(study, highest))
 
 
 def _needed(study: Study, highest: float) -> list[str]:
-    if study.asked.rate is None:
+    rate = study.asked.rate
+    if rate is None:
         return []
-    copies = ceil(study.asked.rate / highest)
+    copies = ceil(rate / highest)
     count = copies * study.base.num_gpus
-    return [f"For {study.asked.rate:g}/s, {copies} of these clusters, {count} GPUs, if requests are spread evenly over them."]
+    return [f"For {rate:g}/s: {count} GPUs, {copies} times these, with requests spread evenly over them."]
 
 
 QUESTION = Question(

@@ -45,6 +45,7 @@ def _draw_dots(panel: Any, study: Study, column: Column, winner: str) -> None:
         panel.errorbar(value.mean, row, xerr=value.half_width, fmt="o", color=COLORS[0], mfc=fill, capsize=3)
     panel.set_yticks(range(len(study.arms)), [arm.label for arm in study.arms])
     panel.set_ylim(len(study.arms) - 0.5, -0.5)
+    panel.margins(x=0.1)
     panel.set_xlim(left=0)
     panel.grid(axis="x", alpha=0.3)
 
@@ -56,7 +57,9 @@ def _draw_lines(panel: Any, study: Study, column: Column, winner: str) -> None:
         found = [(_place(arm), value) for arm in arms if (value := column.value(study, arm.label)) is not None]
         xs, means = [x for x, _ in found], [value.mean for _, value in found]
         halves = [value.half_width or 0.0 for _, value in found]
-        panel.errorbar(xs, means, halves, color=color, ls=LINES[i % len(LINES)], marker="o", ms=4, mfc="white", label=series)
+        panel.errorbar(
+            xs, means, halves, color=color, ls=LINES[i % len(LINES)], marker="o", ms=4, mfc="white", label=series
+        )
         if (best := study.arm(winner)) in arms and (value := column.value(study, winner)) is not None:
             panel.plot([_place(best)], [value.mean], "o", color=color)
     places = sorted({_place(arm) for arm in study.arms})

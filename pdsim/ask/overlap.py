@@ -39,7 +39,9 @@ def verdict(study: Study) -> Verdict:
     exposed = {label: milliseconds(study.metric(label, "mean_prefill_transfer_kv_cache_ms")) for label in labels}
     if best == _WHOLE or not is_told_apart(gain):
         text = f"It hardly matters: sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
-        return Verdict(_CHUNKS if _CHUNKS in labels else best, f"{text}, and no other way has a mean TTFT that can be told apart.")
+        return Verdict(
+            _CHUNKS if _CHUNKS in labels else best, f"{text}, and no other way has a mean TTFT that can be told apart."
+        )
     text = f"Send by '{best}': mean TTFT is {change(gain)} than with whole prompts, since "
     text += f"{exposed[best]} instead of {exposed[_WHOLE]} of a transfer are not hidden by compute."
     return Verdict(best, text, _others(study, best))
@@ -49,7 +51,10 @@ def _others(study: Study, best: str) -> list[str]:
     """What of it chunks alone bring."""
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
-    return [f"Chunk by chunk, SGLang's way, mean TTFT is {change(study.ratio(_CHUNKS, _WHOLE, 'mean_ttft_ms'))} than with whole prompts."]
+    gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
+    if not is_told_apart(gain):
+        return ["Sent chunk by chunk, SGLang's way, mean TTFT cannot be told from that of whole prompts."]
+    return [f"Chunk by chunk, SGLang's way, mean TTFT is {change(gain)} than with whole prompts."]
 
 
 QUESTION = Question(

@@ -12,7 +12,7 @@ _LITTLE = 0.05
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 
 
-def arms(base: Base) -> list[Arm]:
+def arms(_base: Base) -> list[Arm]:
     return [Arm(str(page), {"page_size": page}, page) for page in _PAGES]
 
 
@@ -24,10 +24,12 @@ def verdict(study: Study) -> Verdict:
     little_ms = _LITTLE * study.metric(last, "mean_prefill_forward_ms").mean
     best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
     ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
-    text = f"Use pages of {best} tokens: when pages of a prompt of {prompt:,.0f} tokens do not follow each other, its KV takes "
-    text += f"{ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
+    text = f"Use pages of {best} tokens: when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
+    text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
     young = [milliseconds(study.metric(label, _EXPOSED)) for label in (first, best)]
-    found = f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}, "
+    found = (
+        f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}, "
+    )
     found += f"{young[1]} with pages of {best}."
     return Verdict(best, text, [found, *(_line(study, label, torn[label]) for label in torn)])
 

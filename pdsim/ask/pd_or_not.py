@@ -82,7 +82,11 @@ def _crossover(study: Study) -> list[str]:
 def _better(study: Study, apart: str, together: str) -> str:
     """Which of the two, by goodput; where that is the same, by latency."""
     name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
-    if is_told_apart(goodput) or apart not in study.steady([apart, together]) or together not in study.steady([together]):
+    if (
+        is_told_apart(goodput)
+        or apart not in study.steady([apart, together])
+        or together not in study.steady([together])
+    ):
         return f"{name} has {times(goodput)} the aggregated goodput"
     return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
 

@@ -28,15 +28,15 @@ def verdict(study: Study) -> Verdict:
     others = [label for label in labels if label != best]
     if not others:
         return Verdict(best, f"{text}. It is the only ratio that is possible.")
-    ratios = {label: study.goodput_ratio(best, label) for label in others}
-    second = max(others, key=study.goodput)
-    worst = min(others, key=study.goodput)
-    if is_told_apart(ratios[second]):
-        text += f", {times(ratios[second])} what {second} gives"
+    second, worst = max(others, key=study.goodput), min(others, key=study.goodput)
+    ratio = study.goodput_ratio(best, second)
+    if is_told_apart(ratio):
+        text += f", {times(ratio)} what {second} gives"
     else:
-        text += f"; {second} gives as much, with a mean latency {times(study.ratio(second, best, 'mean_e2e_latency_ms'))} as long"
+        latency = times(study.ratio(second, best, "mean_e2e_latency_ms"))
+        text += f", which cannot be told from what {second} gives, at {latency} the latency"
     if worst != second:
-        text += f", and {times(ratios[worst])} what the worst, {worst}, gives"
+        text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
     return Verdict(best, text + ".")
 
 

@@ -9,7 +9,7 @@ from pdsim.ask.words import milliseconds, spread
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
 
 
-def arms(base: Base) -> list[Arm]:
+def arms(_base: Base) -> list[Arm]:
     return [Arm(policy, {"router.prefill": policy}) for policy in _POLICIES]
 
 
@@ -26,10 +26,7 @@ def verdict(study: Study) -> Verdict:
 
 
 def _hits(study: Study) -> str:
-    shares = (
-        f"{label} {spread(study.metric(label, 'prefill_cache_hit_rate'))}"
-        for label in study.labels()
-    )
+    shares = (f"{label} {spread(study.metric(label, 'prefill_cache_hit_rate'))}" for label in study.labels())
     return f"Share of prompt tokens that prefill had cached: {', '.join(shares)}."
 
 

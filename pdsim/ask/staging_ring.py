@@ -35,7 +35,7 @@ def _ring(mib: int) -> str:
 
 def _unequal(scenario: Scenario) -> Changes:
     """Where sizes are equal: two GPUs to each prefill server, half as many servers."""
-    prefill, decode = scenario.pair
+    prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
         return {}
     if isinstance(layout_of(scenario, "prefill").model.attention, LatentAttention):
@@ -46,7 +46,9 @@ def _unequal(scenario: Scenario) -> Changes:
 def verdict(study: Study) -> Verdict:
     rings = [label for label in study.labels() if label.startswith("ring")]
     if not rings:
-        return Verdict(study.best(study.labels()), f"No ring holds a cell of this load: {study.error(_ring(_RINGS_MIB[-1]))}.")
+        return Verdict(
+            study.best(study.labels()), f"No ring holds a cell of this load: {study.error(_ring(_RINGS_MIB[-1]))}."
+        )
     most = study.best(rings[-1:])
     enough = next(label for label in rings if _as_good(study, label, most))
     text = f"Give decode a {enough}"
@@ -68,8 +70,9 @@ def _against(study: Study, label: str, other: str) -> str:
     if study[label].is_saturated or study[other].is_saturated:
         rates = [number(study.metric(one, "request_throughput").mean) for one in (label, other)]
         return f"{rates[0]} requests/s against {rates[1]}"
-    ttft = [milliseconds(study.metric(one, "mean_ttft_ms")) for one in (label, other)]
-    return f"mean TTFT is {ttft[0]} with it, and {ttft[1]}, {times(study.ratio(other, label, 'mean_ttft_ms'))} as long,"
+    ttft, longer = (milliseconds(study.metric(one, "mean_ttft_ms")) for one in (label, other))
+    ratio = times(study.ratio(other, label, "mean_ttft_ms"))
+    return f"mean TTFT is {ttft} with that ring, and {longer}, {ratio} as long,"
 
 
 def _trap(study: Study, enough: str) -> list[str]:
@@ -82,8 +85,9 @@ def _trap(study: Study, enough: str) -> list[str]:
     share = (trapped - staged) / (sliced - staged)
     if share < _EQUAL:
         return [f"No trap: {text}, which SGLang's prefill buffer of 64 MB holds, where versions have a fixed one."]
-    how = f"{percent(share)} of the KV goes as slices, and only the log says so; {_against(study, enough, _TRAP)} with that buffer"
-    return [f"Trap: {text}, more than SGLang's default prefill buffer of 64 MB in versions that have one (0.5.12). {how}."]
+    how = f"{percent(share)} of the KV goes as slices, which only the log says"
+    versions = "more than SGLang's default prefill buffer of 64 MB, in versions that have one (0.5.12)"
+    return [f"Trap: {text}, {versions}. With that buffer {how}: {_against(study, enough, _TRAP)} with it."]
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:

@@ -1,7 +1,7 @@
 """Runs the arms of a question as a sweep: each with the same requests, as often as there are seeds."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pdsim.ask.question import Arm
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.sweeps.interval import Estimate, estimate
 from pdsim.sweeps.result import PointResult
-from pdsim.sweeps.running import sweep
+from pdsim.sweeps.running import Progress, sweep
 from pdsim.sweeps.sweep_file import SloSettings
 
 SLO = "asked"
@@ -23,7 +23,9 @@ _EQUAL = 0.02
 class Study:
     """Arms and their results, as far as they have been run."""
 
-    def __init__(self, base: Base, asked: Asked, folder: Path, *, num_seeds: int, jobs: int | None) -> None:
+    def __init__(
+        self, base: Base, asked: Asked, folder: Path, *, num_seeds: int, jobs: int | None, progress: Progress | None
+    ) -> None:
         self.base = base
         self.asked = asked
         self.arms: list[Arm] = []
@@ -31,10 +33,11 @@ class Study:
         self._folder = folder
         self._seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
         self._jobs = jobs
+        self._progress = progress
         self._slo = {"ttft": f"{asked.ttft_ms} ms", "tpot": f"{asked.tpot_ms} ms", "attainment": asked.attainment}
         self.slo = SloSettings.model_validate(self._slo)
 
-    def run(self, arms: Iterable[Arm], progress: Callable[[int, int], None] | None = None) -> None:
+    def run(self, arms: Iterable[Arm]) -> None:
         """Adds them, in the folder's sweep.yaml too."""
         self.arms += arms
         path = self._folder / "sweep.yaml"
@@ -52,7 +55,7 @@ class Study:
             changes=self.base.changes,
             jobs=self._jobs,
             engine="here" if self._jobs == 1 else "pool",
-            progress=progress,
+            progress=self._progress,
         )
         points = {_key(point.changes): point for point in result.points}
         self._results = {arm.label: points[_key(arm.changes)] for arm in self.arms}
@@ -78,10 +81,14 @@ class Study:
         """Those whose latencies say something."""
         return [label for label in labels if not self[label].is_saturated]
 
+    def mean_tokens(self, field: str) -> float:
+        """Of a request: total_input_tokens or total_output_tokens of all, by their number."""
+        row = self[self.labels()[0]].replications[0].row
+        return float(row[field] / row["completed"])
+
     @property
     def mean_prompt_tokens(self) -> float:
-        row = self[self.labels()[0]].replications[0].row
-        return float(row["total_input_tokens"] / max(1, row["completed"]))
+        return self.mean_tokens("total_input_tokens")
 
     def metric(self, label: str, name: str) -> Estimate:
         return self[label].metric(name)

@@ -4,17 +4,18 @@ from pdsim.ask.base import Base
 from pdsim.ask.compared import others_against
 from pdsim.ask.question import Arm, Question, Verdict
 from pdsim.ask.study import Study
-from pdsim.ask.words import milliseconds, number
+from pdsim.ask.words import milliseconds, number, percent
 
 _ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cuda-ipc")
 _RDMA = "mooncake-rdma"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
 """Of the mean TTFT with the fastest link: what a faster one would still save."""
+_EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 _LINKS = "links of RDMA's engine"
 
 
-def arms(base: Base) -> list[Arm]:
+def arms(_base: Base) -> list[Arm]:
     """Engines with the bandwidth of the GPU's own links, then one engine with links of many speeds."""
     keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
     engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
@@ -28,21 +29,21 @@ def verdict(study: Study) -> Verdict:
     best = study.best(engines)
     text = f"Use {best}"
     if not study[best].is_saturated:
-        text += f": mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}, "
-        text += f"of which {milliseconds(study.metric(best, 'mean_prefill_transfer_kv_cache_ms'))} are transfer that compute does not hide"
-    others = [label for label in engines if label != best]
-    found = others_against(study, best, others, "mean_ttft_ms", "TTFT")
-    return Verdict(best, "; ".join([text, *found]) + ".", _knee(study))
+        ttft, exposed = (milliseconds(study.metric(best, name)) for name in ("mean_ttft_ms", _EXPOSED))
+        text += f": mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
+    found = others_against(study, best, [label for label in engines if label != best], "mean_ttft_ms", "TTFT")
+    return Verdict(best, "; ".join([text, *found]) + ".", [_knee(study)])
 
 
-def _knee(study: Study) -> list[str]:
+def _knee(study: Study) -> str:
     links = study.steady(study.labels(_LINKS))
     if not links:
-        return ["No link is fast enough for this load: it is not the link that is short."]
+        return "With links of every speed the load is too much: it is not the link that is short."
     fastest = study.metric(links[-1], "mean_ttft_ms").mean
     enough = next(label for label in links if study.metric(label, "mean_ttft_ms").mean <= (1 + _LITTLE) * fastest)
-    kv_gb = study.metric(enough, "transfer_bytes").mean / study.metric(enough, "completed").mean / 1e9
-    return [f"From {enough} a GPU on, a faster link saves less than {_LITTLE:.0%} of TTFT; the KV of a request is {number(kv_gb)} GB."]
+    size = study.metric(enough, "transfer_bytes").mean / study.metric(enough, "completed").mean / 1e9
+    knee = f"From {enough} a link on, a faster one saves less than {percent(_LITTLE)} of TTFT"
+    return f"{knee}; a request has {number(size)} GB of KV to move."
 
 
 QUESTION = Question(

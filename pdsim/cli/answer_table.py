@@ -10,11 +10,13 @@ def print_answer(made: Answer) -> None:
     console.print()
     console.print(made.text, style="bold", highlight=False, markup=False)
     console.print()
-    for note in made.notes_and_limit():
+    for note in made.remarks():
         console.print(f"- {note}", highlight=False, markup=False)
     table = new_table("")
     for i, title in enumerate(made.titles):
-        table.add_column(title, justify="right" if 0 < i < len(made.titles) - 1 else "left", vertical="bottom", no_wrap=not i)
+        table.add_column(
+            title, justify="right" if 0 < i < len(made.titles) - 1 else "left", vertical="bottom", no_wrap=not i
+        )
     for row in made.rows:
         table.add_row(*made.cells(row))
     console.print(table)

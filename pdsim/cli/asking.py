@@ -41,7 +41,7 @@ def ask(
     for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: at least 1")
-    from pdsim.ask.answer import answer
+    from pdsim.ask.answering import answer
     from pdsim.cli.progress import progress_over
 
     with progress_over(name, None, quiet=json_) as advance:
