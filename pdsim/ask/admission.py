@@ -18,13 +18,13 @@ def arms(_base: Base) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    labels = study.labels()
+    labels = [label for label in study.labels() if label != _LATE]
     best = study.best(labels)
     worst = min(labels, key=lambda label: study.metric(label, "output_throughput").mean)
     most, least = (number(study.metric(label, "output_throughput").mean) for label in (best, worst))
     loss = study.ratio(best, worst, "output_throughput")
     if best == worst or not is_told_apart(loss):
-        text = f"It hardly matters: {most} output tokens/s with '{best}', {least} with '{worst}'."
+        text = f"It hardly matters: {least} to {most} output tokens/s, whatever is kept in reserve."
         return Verdict(_DEFAULT if _DEFAULT in labels else best, text, [_retracted(study), *_late(study)])
     text = f"Use '{best}': {most} output tokens/s, {times(loss)} those of '{worst}'"
     if best == _DEFAULT:

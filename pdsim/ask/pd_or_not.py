@@ -51,7 +51,9 @@ def verdict(study: Study) -> Verdict:
     other = TOGETHER if winner == best else best
     goodput = study.goodput_ratio(winner, other)
     text = f"{'Separate them' if winner != TOGETHER else 'Do not separate them'}: "
-    if is_told_apart(goodput):
+    if not study.goodput(winner):
+        text += f"neither {winner} nor {other} meets the SLO for any request"
+    elif is_told_apart(goodput):
         text += f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
         text += f"{times(goodput)} what {other} gives"
     else:

@@ -24,6 +24,8 @@ def splits(base: Base) -> list[Arm]:
 def verdict(study: Study) -> Verdict:
     labels = study.labels()
     best = study.best(labels)
+    if not study.goodput(best):
+        return Verdict(best, f"No ratio meets the SLO for any request; {best} has the shortest mean latency.")
     text = f"Use {best}: {number(study.goodput(best))} requests/s per GPU meet the SLO"
     others = [label for label in labels if label != best]
     if not others:
