@@ -97,6 +97,8 @@ def _row(question: Question, study: Study, label: str) -> Row:
     remark = study.error(label)
     if not remark and study[label].is_saturated:
         remark = "saturated"
+    elif not remark and (share := study.failed_share(label)):
+        remark = f"{share:.1%} of the requests failed"
     elif not remark and not study.meets(label):
         remark = "misses the SLO"
     estimates = {name: COLUMNS[name].value(study, label) for name in question.columns}

@@ -9,8 +9,8 @@ from pdsim.ask.words import number, percent
 from pdsim.scenario.yaml_file import ConfigError
 
 _ALL_AT_ONCE = "all at once"
-_SHARES = (0.5, 0.75, 0.9, 1.0, 1.1)
-"""Of what the cluster serves when all requests are there: more arrivals than that saturate it."""
+_SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
+"""Of what the cluster serves when all requests are there. Nearer to it, queues grow for longer than the run lasts."""
 _FINER = (1 / 3, 2 / 3)
 """Of the way from the highest rate that meets the SLO to the next."""
 _UNBOUNDED = 1_000_000

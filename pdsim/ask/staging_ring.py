@@ -59,7 +59,7 @@ def verdict(study: Study) -> Verdict:
 
 
 def _as_good(study: Study, label: str, most: str) -> bool:
-    if study[label].is_saturated != study[most].is_saturated:
+    if study[label].is_saturated != study[most].is_saturated or study.failed_share(label):
         return False
     rate = study.ratio(label, most, "request_throughput").mean
     ttft = 1.0 if study[most].is_saturated else study.ratio(label, most, "mean_ttft_ms").mean
@@ -98,8 +98,8 @@ def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
 
 
 def _too_small(study: Study) -> list[str]:
-    failed = [arm.label for arm in study.arms if study.error(arm.label)]
-    return [f"No request comes through with a {' or a '.join(failed)}: a cell is larger."] if failed else []
+    failed = [arm.label for arm in study.arms if study.error(arm.label) or study.failed_share(arm.label)]
+    return [f"Requests with a larger cell fail with a {' or a '.join(failed)}."] if failed else []
 
 
 QUESTION = Question(

@@ -73,6 +73,12 @@ class Study:
             return "every request failed"
         return point.error
 
+    def failed_share(self, label: str) -> float:
+        """Of the requests: those that did not come through."""
+        rows = [replication.row for replication in self[label].replications]
+        failed = sum(row["failed"] + row["unfinished"] for row in rows)
+        return float(failed / max(1, failed + sum(row["completed"] for row in rows)))
+
     def labels(self, series: str | None = None) -> list[str]:
         """Of arms with a result."""
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
