@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim import load_scenario
+from pdsim.ask.questions import NAMES
 from pdsim.cli import main
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import read_summary
@@ -167,6 +168,26 @@ def test_every_field_of_a_sweep_file_is_documented_with_its_default(heading, sec
 
 def test_the_schema_of_sweep_files_is_current():
     assert json.loads((ROOT / "pdsim.sweep.schema.json").read_text()) == sweep_schema()
+
+
+# docs/ask.md.
+
+
+@pytest.mark.parametrize("line", commands(DOCS / "ask.md"))
+def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
+    """Cut short: answers and their numbers are other ones."""
+    words = shlex.split(re.sub(r"(--requests|--seeds) \d+", "", line), comments=True)[1:]
+    if len(words) > 1:
+        words += ["--requests", "16", "--seeds", "1", "--jobs", "1"]
+    with suppress(SystemExit):
+        main(words)
+    captured = capsys.readouterr()
+    assert captured.err == "", line
+    assert captured.out, line
+
+
+def test_every_question_is_documented():
+    assert set(NAMES) == {name for name in sections(DOCS / "ask.md") if "-" in name or name in NAMES}
 
 
 # docs/scenario.md.
