@@ -7,6 +7,7 @@ import pytest
 from pdsim.ask.answering import answer
 from pdsim.ask.asked import Asked
 from pdsim.ask.questions import NAMES, question
+from tests.markdown import ROOT, sections
 
 SCENARIO = """\
 model: qwen3-0.6b
@@ -47,10 +48,11 @@ def test_prompts_want_prefill_and_outputs_want_decode(ask):
 
 
 def test_idle_roles_are_a_waste_and_long_prompts_disturb_decode(ask):
-    """Prompts alone keep aggregated GPUs busy, all four; decode steps cannot wait for prompts of 0.4 s."""
-    prompts = ask("pd-or-not", "workload.output_tokens=2")
-    long = ("workload.input_tokens=4000", "workload.output_tokens=100", "client.concurrency=12")
-    disturbed = ask("pd-or-not", *long, ttft_ms=10_000, tpot_ms=8)
+    """Prompts alone keep both aggregated GPUs busy; decode steps cannot wait for prompts of 0.4 s."""
+    pair = ("prefill.instances=1", "decode.instances=1")
+    prompts = ask("pd-or-not", *pair, "workload.output_tokens=2")
+    long = ("workload.input_tokens=4000", "workload.output_tokens=100", "client.concurrency=6")
+    disturbed = ask("pd-or-not", *pair, *long, ttft_ms=10_000, tpot_ms=8)
     assert prompts.winner == "aggregated"
     assert disturbed.winner != "aggregated"
     assert any("By tokens of a prompt" in note for note in prompts.notes)
@@ -170,5 +172,7 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
     assert {"sweep.yaml", "points"} <= {path.name for path in out.iterdir()}
 
 
-def test_every_question_asks_something():
+def test_every_question_asks_something_and_is_documented():
     assert all(question(name).asks.endswith("?") for name in NAMES)
+    headings = list(sections(ROOT / "docs" / "ask.md"))
+    assert headings[headings.index("The questions, and what users saw") + 1 :] == list(NAMES)
