@@ -11,7 +11,7 @@ from pdsim.ask.asked import Asked
 from pdsim.ask.base import base_of
 from pdsim.ask.columns import COLUMNS
 from pdsim.ask.figure import draw
-from pdsim.ask.question import Question, Verdict
+from pdsim.ask.question import Question, Verdict, place_of
 from pdsim.ask.study import Study
 from pdsim.ask.words import number, percent
 from pdsim.cost.roofline import Roofline
@@ -89,7 +89,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> An
         notes=(_alone(study, changes), *verdict.notes, *_costs(result.scenario)),
         limit=None if result.stall else limiting_resource(result.records, concurrency),
         columns=question.columns,
-        rows=tuple(_row(question, study, arm.label) for arm in study.arms),
+        rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
     )
 
 

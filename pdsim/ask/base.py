@@ -131,7 +131,7 @@ def _client(values: Mapping[str, Any]) -> Any:
     return {"use": "closed_loop", "concurrency": values["concurrency"]}
 
 
-def _lengths(name: str, text: str) -> dict[str, Any] | int:
+def _lengths(name: str, text: str) -> dict[str, Any]:
     low, dash, high = text.partition("-")
     if not low.strip().isdigit() or (dash and not high.strip().isdigit()) or int(low) < 1:
         raise ConfigError(f"{flag(name)} {text}: expected tokens, such as 4096 or 2048-8192")

@@ -3,7 +3,7 @@
 from math import ceil
 
 from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
+from pdsim.ask.question import Arm, Question, Verdict, place_of
 from pdsim.ask.study import SLO, Study
 from pdsim.ask.words import number, percent
 from pdsim.scenario.yaml_file import ConfigError
@@ -45,17 +45,17 @@ def _arm(rate: float) -> Arm:
 def _highest(study: Study) -> float:
     """Up to which every rate meets the SLO; 0 if the lowest does not."""
     highest = 0.0
-    for arm in sorted((arm for arm in study.arms if arm.series), key=lambda arm: arm.x or 0.0):
+    for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):
         if study.error(arm.label) or not study.meets(arm.label):
             break
-        highest = arm.x or 0.0
+        highest = place_of(arm)
     return highest
 
 
 def verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.num_gpus
     if not highest:
-        lowest = min((arm for arm in study.arms if arm.series), key=lambda arm: arm.x or 0.0).label
+        lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
         share = percent(study[lowest].attainment(SLO).mean)
         asked = percent(study.asked.attainment)
         return Verdict(lowest, f"None: at {lowest} already, {share} of the requests meet the SLO, and {asked} should.")

@@ -4,6 +4,7 @@ from pdsim.ask.base import Base
 from pdsim.ask.question import Arm, Question, Verdict
 from pdsim.ask.study import Study
 from pdsim.ask.words import change, is_told_apart, milliseconds, number, percent, times
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sweeps.interval import Estimate
 from pdsim.workload.clients import ClosedLoop
 
@@ -23,6 +24,8 @@ def arms(base: Base) -> list[Arm]:
 
 def verdict(study: Study) -> Verdict:
     """By throughput and latency, of which either may gain."""
+    if failed := study.error(_OFF) or study.error(_ON):
+        raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")
     text = f"with {percent(study.metric(_ON, 'decode_cache_hit_rate').mean)} of the prompt tokens found on decode, "
     text += f"requests/s are {times(rate)} as many"

@@ -6,6 +6,7 @@ from pdsim.ask.question import Arm, Question, Verdict
 from pdsim.ask.study import Study
 from pdsim.ask.words import change, milliseconds, number, percent
 from pdsim.metrics.explain import STAGES
+from pdsim.scenario.yaml_file import ConfigError
 
 _APART, _ALONE = "disaggregated", "one request at a time"
 _SAID = 3
@@ -18,13 +19,12 @@ def arms(base: Base) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
+    if study.error(_APART):
+        raise ConfigError(study.error(_APART))
     ttft = study.metric(_APART, "mean_ttft_ms")
     if study[_APART].is_saturated:
         rate = study.metric(_APART, "request_throughput")
-        text = (
-            f"The load is more than the cluster takes, {number(rate.mean)} requests/s: TTFT grows as long as it lasts."
-        )
-        return Verdict(_APART, text)
+        return Verdict(_APART, f"The cluster takes {number(rate.mean)} requests/s and no more: TTFT grows and grows.")
     stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
     longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
     parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({STAGES[one][2]})" for one in longest]

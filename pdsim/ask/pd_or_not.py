@@ -46,7 +46,9 @@ def verdict(study: Study) -> Verdict:
     if TOGETHER not in study.labels(""):
         best = study.best(apart)
         return Verdict(best, f"Separate them: the aggregated cluster is not possible: {study.error(TOGETHER)}")
-    best = study.best(apart) if apart else TOGETHER
+    if not apart:
+        return Verdict(TOGETHER, "Do not separate them: no split is possible.")
+    best = study.best(apart)
     winner = study.best([best, TOGETHER])
     other = TOGETHER if winner == best else best
     goodput = study.goodput_ratio(winner, other)
@@ -84,11 +86,7 @@ def _crossover(study: Study) -> list[str]:
 def _better(study: Study, apart: str, together: str) -> str:
     """Which of the two, by goodput; where that is the same, by latency."""
     name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
-    if (
-        is_told_apart(goodput)
-        or apart not in study.steady([apart, together])
-        or together not in study.steady([together])
-    ):
+    if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
         return f"{name} has {times(goodput)} the aggregated goodput"
     return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
 

@@ -19,7 +19,12 @@ class Arm(NamedTuple):
     x: float | None = None
     """Where it stands on the figure's axis; None: it is no number."""
     series: str = ""
-    """Which line of the figure it belongs to."""
+    """Of arms that are compared among themselves."""
+
+
+def place_of(arm: Arm) -> float:
+    """By which arms are in order; those without a number come first."""
+    return arm.x or 0.0
 
 
 class Verdict(NamedTuple):
@@ -45,4 +50,4 @@ class Question:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Of flags, where the question is about something that the common defaults do not have."""
     axis: str = ""
-    """What x is, with its unit."""
+    """What x is, with its unit; empty: the figure has dots side by side."""

@@ -17,6 +17,7 @@ _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
 """SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB where it is not set, in versions that have it (0.5.12); 0.5.23 sizes it."""
 _EQUAL = 0.02
+"""Of requests/s and TTFT; and of the KV that may go as slices."""
 
 
 def arms(base: Base) -> list[Arm]:
@@ -46,10 +47,9 @@ def _unequal(scenario: Scenario) -> Changes:
 def verdict(study: Study) -> Verdict:
     rings = [label for label in study.labels() if label.startswith("ring")]
     if not rings:
-        return Verdict(
-            study.best(study.labels()), f"No ring holds a cell of this load: {study.error(_ring(_RINGS_MIB[-1]))}."
-        )
-    most = study.best(rings[-1:])
+        largest = _ring(_RINGS_MIB[-1])
+        return Verdict(study.best(study.labels()), f"No ring does: with a {largest}, {study.error(largest)}.")
+    most = rings[-1]
     enough = next(label for label in rings if _as_good(study, label, most))
     text = f"Give decode a {enough}"
     if _SLICES in study.labels():
@@ -59,7 +59,9 @@ def verdict(study: Study) -> Verdict:
 
 
 def _as_good(study: Study, label: str, most: str) -> bool:
-    if study[label].is_saturated != study[most].is_saturated or study.failed_share(label):
+    if study[label].is_saturated != study[most].is_saturated:
+        return False
+    if study.failed_share(label) > study.failed_share(most):
         return False
     rate = study.ratio(label, most, "request_throughput").mean
     ttft = 1.0 if study[most].is_saturated else study.ratio(label, most, "mean_ttft_ms").mean

@@ -10,7 +10,7 @@ from pdsim.cli.command import Json, Set, print_json
 
 
 def ask(
-    name: str | None = None,
+    name: Annotated[str | None, Parameter(help="The question; without one, all are listed.")] = None,
     /,
     *,
     asked: Annotated[Asked, Parameter(name="*")] = Asked(),  # noqa: B008  it is frozen
@@ -20,13 +20,7 @@ def ask(
     out: Annotated[Path | None, Parameter(help="Write answer.md, answer.json, answer.png and the sweep here.")] = None,
     json_: Json = False,
 ) -> None:
-    """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system.
-
-    Parameters
-    ----------
-    name: The question; without one, all are listed.
-
-    """
+    """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
     from pdsim.ask.questions import NAMES, question
     from pdsim.scenario.yaml_file import ConfigError
 
