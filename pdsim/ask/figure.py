@@ -54,7 +54,7 @@ def _draw_line(panel: Any, study: Study, column: Column, winner: str) -> None:
     panel.errorbar([place_of(arm) for arm, _ in found], means, halves, color=COLORS[0], marker="o", ms=4, mfc="white")
     for arm, value in found:
         if arm.label == winner:
-            panel.plot([place_of(arm)], [value.mean], "o", color=COLORS[0])
+            panel.plot([place_of(arm)], [value.mean], "o", color=COLORS[0], zorder=3)
     places = [place_of(arm) for arm in arms]
     if places[-1] >= _WIDE * places[0] > 0:
         panel.set_xscale("log")
