@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.metrics.explain import stage_times
 from pdsim.metrics.saturation import is_saturated
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.simulation import RunResult, simulate
 from pdsim.sweeps.plan import Task
-from pdsim.sweeps.shard import to_shard
+from pdsim.sweeps.shard import means, to_shard
 from pdsim.workload.clients import OpenLoop
 
 
@@ -58,8 +57,7 @@ def _row(result: RunResult) -> dict[str, Any]:
     return {
         **summary,
         **summary["pdsim"],
-        **{f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(requests)},
-        "descriptors": sum(transfer.num_descriptors for transfer in result.records.transfers),
+        **means(result.records),
         "status": "ok",
         "message": "",
         "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),
