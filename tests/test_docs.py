@@ -183,6 +183,31 @@ def test_the_schema_of_sweep_files_is_current():
     assert json.loads((ROOT / "pdsim.sweep.schema.json").read_text()) == sweep_schema()
 
 
+# docs/ask.md.
+
+
+def asked():
+    """Each question once, and its other commands where there is time."""
+    seen = set()
+    for line in commands(DOCS / "ask.md"):
+        name = line.split()[2]
+        yield pytest.param(line, marks=[pytest.mark.slow] if name in seen else [])
+        seen.add(name)
+
+
+@pytest.mark.parametrize("line", list(asked()))
+def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
+    """Cut short: answers and their numbers are other ones."""
+    words = shlex.split(re.sub(r"(--requests|--seeds) \d+", "", line), comments=True)[1:]
+    if len(words) > 1:
+        words += ["--requests", "16", "--seeds", "1", "--jobs", "1"]
+    with suppress(SystemExit):
+        main(words)
+    captured = capsys.readouterr()
+    assert captured.err == "", line
+    assert captured.out, line
+
+
 # docs/scenario.md.
 
 SCENARIO = sections(DOCS / "scenario.md")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from pdsim import __version__
+from pdsim.cli.asking import ask
 from pdsim.cli.command import (
     Json,
     Out,
@@ -28,6 +29,7 @@ app = App(
     help="Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.",
     version=__version__,
 )
+app.command(ask)
 
 
 @app.command
@@ -381,7 +383,7 @@ def sweep(
     *,
     out: Annotated[Path | None, Parameter(help="The folder of the sweep; else runs/NAME.")] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
-    engine: Annotated[str, Parameter(help="pool, ray or ray:ADDRESS.")] = "pool",
+    engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
     set_: Set = None,
     json_: Json = False,
 ) -> None:

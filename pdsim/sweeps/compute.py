@@ -14,7 +14,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.sim.simulation import RunResult, Simulation
 from pdsim.sweeps.identity import workload_of
 from pdsim.sweeps.plan import Task
-from pdsim.sweeps.shard import to_shard
+from pdsim.sweeps.shard import means, to_shard
 from pdsim.workload.clients import OpenLoop
 from pdsim.workload.request_spec import RequestSpec
 
@@ -75,6 +75,7 @@ def _row(result: RunResult) -> dict[str, Any]:
     return {
         **summary,
         **summary["pdsim"],
+        **means(result.records),
         "status": "ok",
         "message": "",
         "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),

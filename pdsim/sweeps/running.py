@@ -33,7 +33,7 @@ def sweep(
         out: The folder; None: runs/NAME. What it has is not computed again.
         changes: Of the base scenario, as "dotted.path=value".
         jobs: Processes of the pool; None: one for each CPU.
-        engine: pool, ray or ray:ADDRESS.
+        engine: pool, here (this process), ray or ray:ADDRESS.
         progress: Told after each run.
 
     Raises ConfigError before anything runs if file, fields or values are wrong. A point that no cluster can be, or

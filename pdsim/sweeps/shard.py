@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from pdsim.metrics.explain import STAGES, stage_times
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize
 
@@ -28,10 +29,17 @@ _TAIL = {
 
 @cache
 def metrics() -> dict[str, Any]:
-    """The numbers of a summary, ours too, and their types."""
+    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
     summary = summarize(RunRecords(), extra={"events": 0})
     numbers = summary | summary.pop("pdsim")
-    return {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
+    found = {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
+    return {**found, "descriptors": pa.int64(), **{f"mean_{stage}_ms": pa.float64() for stage in STAGES}}
+
+
+def means(records: RunRecords) -> dict[str, Any]:
+    """Where the time of a run's requests went, and what their transfers were cut into."""
+    stages = {f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(records.requests)}
+    return {**stages, "descriptors": sum(transfer.num_descriptors for transfer in records.transfers)}
 
 
 def to_shard(row: Mapping[str, Any]) -> bytes:

@@ -68,7 +68,7 @@ def test_a_wrong_sweep_is_named_before_anything_runs(tmp_path, capsys, text, exp
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--engine", "dask"], "--engine dask: there are pool, ray and ray:ADDRESS"),
+        (["--engine", "dask"], "--engine dask: there are pool, here, ray and ray:ADDRESS"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--set", "page_sise=4"], "unknown field 'page_sise' (did you mean 'page_size'?)"),
     ],

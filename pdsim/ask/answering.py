@@ -1,0 +1,147 @@
+"""From a question to its answer: run the arms, judge, look at the winner once more, and say what limits it."""
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from pdsim.ask.answer import Answer, Row
+from pdsim.ask.asked import Asked
+from pdsim.ask.base import base_of
+from pdsim.ask.columns import COLUMNS
+from pdsim.ask.figure import draw
+from pdsim.ask.question import Question, Verdict, place_of
+from pdsim.ask.study import Study
+from pdsim.ask.words import number, percent
+from pdsim.cost.roofline import Roofline
+from pdsim.metrics.limits import limiting_resource
+from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.simulation import Observation, simulate
+from pdsim.sweeps.design import Changes
+from pdsim.sweeps.running import Progress
+from pdsim.workload.clients import ClosedLoop
+
+
+def answer(
+    name: str,
+    question: Question,
+    asked: Asked,
+    *,
+    changes: tuple[str, ...] = (),
+    out: Path | None = None,
+    num_seeds: int = 3,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Answer:
+    """Ask it.
+
+    Args:
+        name: Of the question.
+        question: What varies, and what to say.
+        asked: Cluster, load and SLO.
+        changes: Of the scenario, as "dotted.path=value".
+        out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
+        num_seeds: Runs of each arm; one of a trace with its own times.
+        jobs: Processes; None: one for each CPU; 1: this one.
+        progress: Told after each run.
+
+    Raises ConfigError for wrong flags and fields, and if no arm is possible.
+
+    """
+    with _folder(out) as folder:
+        base = base_of(asked, Path(folder), changes, question.defaults)
+        study = Study(base, asked, Path(folder), num_seeds=num_seeds, jobs=jobs, progress=progress)
+        arms = question.arms(base)
+        while arms:
+            study.run(arms)
+            if not study.labels():
+                raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
+            arms = question.then(study)
+        verdict = question.verdict(study)
+        made = _answer(name, question, study, verdict)
+        if out is not None:
+            (out / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
+            (out / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
+            draw(question, study, verdict.winner).savefig(out / "answer.png", dpi=110)
+    return made
+
+
+def _folder(out: Path | None) -> AbstractContextManager[Path | str]:
+    if out is None:
+        return TemporaryDirectory(prefix="pdsim-ask-")
+    out.mkdir(parents=True, exist_ok=True)
+    return nullcontext(out)
+
+
+def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> Answer:
+    changes = study.arm(verdict.winner).changes
+    result = simulate(study.base.changed(changes), Observation(levels=True))
+    concurrency = getattr(result.scenario.client, "concurrency", None)
+    return Answer(
+        name=name,
+        asks=question.asks,
+        load=_load(study),
+        winner=verdict.winner,
+        text=verdict.text,
+        notes=(_alone(study, changes), *verdict.notes, *_costs(result.scenario)),
+        limit=None if result.stall else limiting_resource(result.records, concurrency),
+        columns=question.columns,
+        rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
+    )
+
+
+def _row(question: Question, study: Study, label: str) -> Row:
+    remark = study.error(label)
+    if not remark and study[label].is_saturated:
+        remark = "saturated"
+    elif not remark and (share := study.failed_share(label)):
+        remark = f"{share:.1%} of the requests failed"
+    elif not remark and not study.meets(label):
+        remark = "misses the SLO"
+    estimates = {name: COLUMNS[name].value(study, label) for name in question.columns}
+    return Row(label, study.arm(label).changes, estimates, remark)
+
+
+def _alone(study: Study, changes: Changes) -> str:
+    """Whether the SLO is missed without any queue: then no number of instances helps."""
+    one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
+    done = [r for r in simulate(study.base.changed(one)).records.requests if r.outcome == "finished"]
+    ttft, tpot = [ttft_ms(r) for r in done], [tpot_ms(r) for r in done if r.num_output_tokens > 1]
+    for what, times_ms, slo_ms in (("TTFT", ttft, study.asked.ttft_ms), ("TPOT", tpot, study.asked.tpot_ms)):
+        share = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))
+        if times_ms and share < study.asked.attainment:
+            return (
+                f"Infeasible: even one at a time, {percent(share)} of the requests have a {what} within {slo_ms:g} ms, "
+                f"and the median is {number(median(times_ms))} ms. That is no queue: more instances do not help."
+            )
+    medians = [f"{what} {number(median(ms))} ms" for what, ms in (("TTFT", ttft), ("TPOT", tpot)) if ms]
+    return f"One request at a time: median {', '.join(medians)}. What is more is what requests do to each other."
+
+
+def _costs(scenario: Scenario) -> list[str]:
+    if Roofline() not in {scenario.cost.prefill, scenario.cost.decode}:
+        return []
+    speeds = "No profile: step times are the roofline's, with kernel speeds that served systems do not always reach"
+    return [f"{speeds}. Compare with them; fit a profile to a measured run before trusting absolute numbers."]
+
+
+def _load(study: Study) -> str:
+    scenario, asked = study.base.scenario, study.asked
+    prefill, decode = scenario.pair
+    gpus = " and ".join(dict.fromkeys((prefill.gpu, decode.gpu)))
+    sizes = " and ".join(dict.fromkeys((f"TP{prefill.tp}", f"TP{decode.tp}")))
+    rate = getattr(getattr(scenario.client, "arrivals", None), "rate_per_s", None)
+    sent = "at their own times" if rate is None else f"{rate:g} a second"
+    if isinstance(scenario.client, ClosedLoop):
+        sent = f"{scenario.client.concurrency} at a time"
+    first = study.labels()[0]
+    count = int(study[first].replications[0].row["completed"])
+    inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
+    runs = len(study[first].replications)
+    cluster = f"{scenario.model.name} on {study.base.num_gpus} {gpus} with {sizes}"
+    load = f"{count:,} requests of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
+    slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {percent(asked.attainment)} of them"
+    return f"{cluster}; {load}; SLO: {slo}; {runs} run{'s' if runs > 1 else ''} of each."

@@ -1,0 +1,52 @@
+"""pdsim ask: a question, answered."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from pdsim.ask.asked import Asked
+from pdsim.cli.command import Json, Set, print_json
+
+
+def ask(
+    name: Annotated[str | None, Parameter(help="The question; without one, all are listed.")] = None,
+    /,
+    *,
+    asked: Annotated[Asked, Parameter(name="*")] = Asked(),  # noqa: B008  it is frozen
+    set_: Set = None,
+    seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = 3,
+    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
+    out: Annotated[Path | None, Parameter(help="Write answer.md, answer.json, answer.png and the sweep here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
+    from pdsim.ask.questions import NAMES, question
+    from pdsim.scenario.yaml_file import ConfigError
+
+    if name is None:
+        asks = {name: question(name).asks for name in NAMES}
+        if json_:
+            print_json(asks)
+        else:
+            print("\n".join(f"{name:22}{what}" for name, what in asks.items()))
+        return
+    found = question(name)
+    for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} {value}: at least 1")
+    from pdsim.ask.answering import answer
+    from pdsim.cli.progress import progress_over
+
+    with progress_over(name, None, quiet=json_) as advance:
+        made = answer(
+            name, found, asked, changes=tuple(set_ or ()), out=out, num_seeds=seeds, jobs=jobs, progress=advance
+        )
+    if json_:
+        print_json(made.to_json())
+    else:
+        from pdsim.cli.answer_table import print_answer
+
+        print_answer(made)
+        if out is not None:
+            print(f"answer.md, answer.json and answer.png: {out}")
