@@ -15,7 +15,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport
 from pdsim.workload.request_spec import Streams
-from pdsim.workload.traces import TraceError
+from pdsim.workload.trace_file import TraceError
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Whose code decides results."""
