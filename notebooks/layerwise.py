@@ -32,10 +32,12 @@ for tokens in PROMPT_TOKENS:
     axes.plot(GROUPS, exposed[tokens], marker="o", label=f"{tokens:,} tokens")
 axes.set_xscale("log")
 axes.set_xticks(GROUPS, GROUPS)
+axes.minorticks_off()
 axes.set_xlabel("groups of layers")
 axes.set_ylabel("transfer behind the forward, ms")
 axes.set_ylim(0)
 axes.legend(frameon=False)
+plt.show()
 
 # %% [markdown]
 # **Reading.** What remains is the last group, which nothing can hide: with *n* groups about one *n*-th of the whole,

@@ -60,6 +60,7 @@ runs = {
 # %%
 figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
 draw_ttft_cdf(axes, {name: run.records.requests for name, run in runs.items()})
+plt.show()
 
 # %%
 ttft = {name: run.requests["ttft_ms"] for name, run in runs.items()}

@@ -37,11 +37,14 @@ titles = {"request_throughput": "requests/s", "median_ttft_ms": "median TTFT, ms
 for panel, (metric, title) in zip(panels, titles.items(), strict=True):
     for has_cache, values in found[metric].unstack().items():
         panel.plot(values.index, values, marker="o", label="with cache" if has_cache else "without")
-    panel.set_xscale("log", base=2)
+    panel.set_xscale("log")
+    panel.set_xticks(values.index, values.index)
+    panel.minorticks_off()
     panel.set_xlabel("prefixes")
     panel.set_ylabel(title)
     panel.set_ylim(0)
 panels[0].legend(frameon=False)
+plt.show()
 
 # %% [markdown]
 # **Reading.** With few prefixes, decode holds each once for all requests: more of them fit, and TTFT falls from

@@ -43,8 +43,11 @@ right.plot(RINGS_MIB, waits_ms, marker="o")
 right.set_yscale("log")
 right.set_ylabel("a unit waits, ms")
 for panel in (left, right):
-    panel.set_xscale("log", base=2)
+    panel.set_xscale("log")
+    panel.set_xticks(RINGS_MIB, RINGS_MIB)
+    panel.minorticks_off()
     panel.set_xlabel("ring of one decode rank, MiB")
+plt.show()
 
 # %% [markdown]
 # **Reading.** Any ring beats slices by far: one descriptor instead of 30,720. A ring must hold as many cells as

@@ -286,6 +286,41 @@ def sweep(
 
 
 @app.command
+def export(
+    run: Path,
+    *,
+    to: Annotated[Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake"], Parameter(help="Whose format.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
+    block_tokens: Annotated[int, Parameter(help="mooncake: prompt tokens of one hash id.")] = 512,
+    set_: Set = None,
+    seed: Seed = None,
+) -> None:
+    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
+
+    Parameters
+    ----------
+    run: A run folder, or a scenario file, which is simulated first.
+
+    """
+    from pdsim.calibration.exported import Run, write_result
+    from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.workload.mooncake_file import write_mooncake
+    from pdsim.workload.request_spec import Streams
+
+    changes = changes_of(set_, seed)
+    scenario = scenario_of(run, changes)
+    (finished,) = obtain_runs((run,), changes, None, quiet=False)
+    if to == "mooncake":
+        sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
+        requests = scenario.workload.requests(Streams(scenario.seed))
+        write_mooncake(out, requests, sent_ns, block_tokens=block_tokens)
+    else:
+        write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
+    print(f"{to}: {out}")
+    fail_if_incomplete(finished)
+
+
+@app.command
 def sglang(
     scenario: Path,
     *,

@@ -9,9 +9,11 @@ from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import journal_writer, read_records, read_summary
+from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, Simulation
 
 _RESULTS = (".json", ".jsonl")
@@ -64,6 +66,16 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
         if runs[-1].interrupted:
             break
     return runs
+
+
+def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
+    """Of a run folder, or of a scenario file with changes. Raises ConfigError for another tool's result."""
+    if path.suffix in _RESULTS:
+        raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
+    if path.is_dir():
+        read_summary(path)
+        return load_scenario(path / SCENARIO)
+    return load_scenario(path, changes)
 
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
