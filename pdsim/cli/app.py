@@ -35,7 +35,8 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
 
     Parameters
     ----------
-    scenario: A scenario file (YAML).
+    scenario
+        A scenario file (YAML).
 
     """
     from pdsim.cli.runner import run_scenario
@@ -60,9 +61,11 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     Parameters
     ----------
-    runs: Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
+    runs
+        Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
         vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
-    out: Write a folder for each simulated run, and compare.png, here.
+    out
+        Write a folder for each simulated run, and compare.png, here.
 
     """
     from pdsim.cli.runner import obtain_runs, write_comparison
@@ -101,7 +104,8 @@ def validate(
 
     Parameters
     ----------
-    cases: Names of cases in the experiments folder, or their folders; all if none is given.
+    cases
+        Names of cases in the experiments folder, or their folders; all if none is given.
 
     """
     from pdsim.calibration.case import find_cases
@@ -140,7 +144,8 @@ def calibrate(
 
     Parameters
     ----------
-    rows: Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+    rows
+        Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
 
     """
     import shlex
@@ -188,7 +193,8 @@ def explain(
 
     Parameters
     ----------
-    run: A run folder, or a scenario file, which is simulated first.
+    run
+        A run folder, or a scenario file, which is simulated first.
 
     """
     from dataclasses import asdict
@@ -224,7 +230,8 @@ def replay(run: Path, *, json_: Json = False) -> None:
 
     Parameters
     ----------
-    run: A run folder with a journal, simulated or real.
+    run
+        A run folder with a journal, simulated or real.
 
     """
     from pdsim.core.journal import ReplayError
@@ -263,7 +270,8 @@ def sweep(
 
     Parameters
     ----------
-    sweep: A sweep file (YAML).
+    sweep
+        A sweep file (YAML).
 
     """
     from pdsim.cli.progress import progress_over
@@ -299,7 +307,8 @@ def export(
 
     Parameters
     ----------
-    run: A run folder, or a scenario file, which is simulated first.
+    run
+        A run folder, or a scenario file, which is simulated first.
 
     """
     from pdsim.calibration.exported import Run, write_result
@@ -333,7 +342,8 @@ def sglang(
 
     Parameters
     ----------
-    scenario: A scenario file (YAML).
+    scenario
+        A scenario file (YAML).
 
     """
     from pdsim.scenario.loading import load_scenario
@@ -370,7 +380,8 @@ def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
 
     Parameters
     ----------
-    of: Which of the two.
+    of
+        Which of the two.
 
     """
     from pdsim.scenario.json_schema import scenario_schema
