@@ -25,7 +25,7 @@ def page() -> str:
 
 
 def _reference(app: App) -> str:
-    """Without the table of contents, which says less than the list of commands, and usage, which names who runs this."""
+    """Without the table of contents, which repeats the list of commands, and usage, which names who runs this."""
     text = app.generate_docs(output_format="markdown", heading_level=2)
     text = re.sub(r"^#+ Table of Contents\n.*?(?=^\*\*Commands)", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^```console\n.*?^```\n\n", "", text, flags=re.MULTILINE | re.DOTALL)

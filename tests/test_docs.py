@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 import pdsim
 from docs.commands import page as commands_page
 from docs.tables import PAGES, Table, render, tables, validate
-from pdsim import load_scenario, sweep
+from pdsim import load_scenario
 from pdsim.cli import main
 from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
@@ -209,20 +209,16 @@ def test_the_sweeps_that_are_shown_run(sweeps, capsys):
         assert captured.out, line
 
 
-def test_python_of_sweeps_runs(sweeps, capsys):
+def test_python_of_sweeps_runs_and_duckdb_reads_the_shards(sweeps, capsys):
     (block,) = blocks(DOCS / "sweeps.md", "python")
-    exec(block.text, {})
+    known = {}
+    exec(block.text, known)
     assert "requests/s per GPU" in capsys.readouterr().out
-
-
-def test_duckdb_reads_the_shards_as_is_shown(sweeps):
     duckdb = pytest.importorskip("duckdb")
     (query,) = blocks(DOCS / "sweeps.md", "sql")
-    found = sweep("ratio.yaml", out="runs/ratio", jobs=2)
-    rows = duckdb.sql(query.text).fetchall()
-    expected = [run.row for point in found.points for run in point.replications]
-    usable = sorted(row["p99_ttft_ms"] for row in expected if row["status"] == "ok" and not row["saturated"])
-    assert [row[-2] for row in rows] == usable
+    shards = [run.row for point in known["result"].points for run in point.replications]
+    usable = [row["p99_ttft_ms"] for row in shards if row["status"] == "ok" and not row["saturated"]]
+    assert [row[-2] for row in duckdb.sql(query.text).fetchall()] == sorted(usable)
     assert usable
 
 
