@@ -29,10 +29,12 @@ test: .venv/dev ## run all tests
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q
 
-test-gpu: ## compile the kernels and run their tests, with the torch of $(PYTHON), on a machine with a GPU
-	$(SAY) pytest tests/kernels
+GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_transports.py
+
+test-gpu: ## compile the kernels and run their tests and real mode's on GPUs, with the torch of $(PYTHON), on a machine with a GPU
+	$(SAY) pytest '$(GPU_TESTS)'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("torch sees no GPU here")'
-	@PYTHONPATH=kernels $(PYTHON) -m pytest -q tests/kernels
+	@PYTHONPATH=.:real:kernels $(PYTHON) -m pytest -q $(GPU_TESTS)
 
 check: lint types imports schema-current ## lint, format, types, import law, schema
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 EXPERIMENTS = Path("../experiments")
-REAL = EXPERIMENTS / "real-h200"
+REAL = EXPERIMENTS / "validation-h200"
 """Runs and measured rows of two H200s."""
 FAST = os.environ.get("PDSIM_FAST") == "1"
 """Small loads, as a test runs them: conclusions are the same, numbers are not."""

@@ -21,6 +21,7 @@ import pdsim
 from docs.commands import page as commands_page
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim import load_scenario
+from pdsim.calibration.matrix import matrix_of
 from pdsim.cli import main
 from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
@@ -88,6 +89,9 @@ def test_yaml_that_is_shown_is_valid(block):
     if "aggregated" in data:
         del first["prefill"], first["decode"]
     if "provenance" in data or "sources" in data:
+        return
+    if "variants" in data:
+        matrix_of(data, block.page)
         return
     if "scenario" in data:
         SweepFile.model_validate(data)

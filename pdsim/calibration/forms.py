@@ -4,7 +4,7 @@ A monotone table is such a sum too: a first value, and what each step from one k
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -19,30 +19,32 @@ MOST_KNOTS = 16
 
 @dataclass(frozen=True)
 class Form:
-    """max(least, Σ coefficient · term) ns, or, with an overlap, that of a batch of descriptors (transport.py)."""
+    """Σ coefficient · term ns, at least Σ coefficient · least term; with an overlap, a batch of descriptors."""
 
     name: str
     terms: dict[str, Term]
     shape: tuple[str, ...]
     """Columns whose values make a shape: rows of one shape are held out together."""
-    has_least: bool = False
+    least: dict[str, Term] = field(default_factory=dict)
+    """What the host takes while the GPU computes: whichever is slower."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        return (*self.terms, "least") if self.has_least else tuple(self.terms)
+        return (*self.terms, *self.least)
 
     def design(self, columns: Columns) -> Floats:
-        """(rows, terms): what each coefficient is multiplied with."""
-        return np.column_stack([term(columns) for term in self.terms.values()])
+        """(rows, parameters): what each coefficient is multiplied with."""
+        return np.column_stack([term(columns) for term in (*self.terms.values(), *self.least.values())])
 
     def times_ns(self, values: Floats, design: Floats) -> Floats:
         if self.overlap is not None:
             batch, posting, moving = (design * values).T
             return np.asarray(batch + (1 - self.overlap) * posting + np.maximum(self.overlap * posting, moving))
-        if self.has_least:
-            return np.asarray(np.maximum(values[-1], design @ values[:-1]))
+        if self.least:
+            work, least = self._sides(values, design)
+            return np.asarray(np.maximum(work, least))
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
@@ -51,18 +53,28 @@ class Form:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]
             return np.column_stack([batch, posting * (1 - self.overlap + self.overlap * waits), moving * ~waits])
-        if self.has_least:
-            above = design @ values[:-1] > values[-1]
-            return np.column_stack([design * above[:, None], ~above])
+        if self.least:
+            work, least = self._sides(values, design)
+            is_work = (work > least)[:, None]
+            return design * np.where(np.arange(len(values)) < len(self.terms), is_work, ~is_work)
         return design
+
+    def _sides(self, values: Floats, design: Floats) -> tuple[Floats, Floats]:
+        num_terms = len(self.terms)
+        return design[:, :num_terms] @ values[:num_terms], design[:, num_terms:] @ values[num_terms:]
 
 
 def prefill_form(rows: Rows) -> Form:
     """Of affine.py."""
     terms: dict[str, Term] = {"base": _one, "per_token": _column("new_tokens"), "per_pair": _pairs}
+    least: dict[str, Term] = {"least": _one}
     if np.ptp(rows.columns["prompts"]):
-        terms["per_prompt"] = _column("prompts")
-    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), has_least=True)
+        terms["per_prompt"] = least["least_per_prompt"] = _column("prompts")
+    if np.ptp(_continued(rows.columns)):
+        terms["per_context_token"] = _column("context_tokens")
+        terms["per_continued_pair"] = lambda columns: _continued(columns) * _pairs(columns)
+        least["least_per_continued_prompt"] = lambda columns: _continued(columns) * columns["prompts"]
+    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), least)
 
 
 def decode_form(rows: Rows) -> Form:
@@ -75,7 +87,7 @@ def prefill_table(rows: Rows) -> Form:
     """Of table.py: a step for each knot, instead of base and time per token."""
     knots = _knots(rows.columns["new_tokens"])
     terms = {"first": _one, **_steps("new_tokens", knots), "per_pair": _pairs}
-    return Form("table", terms, ("new_tokens", "context_tokens", "prompts"), has_least=True, knots=knots)
+    return Form("table", terms, ("new_tokens", "context_tokens", "prompts"), {"least": _one}, knots=knots)
 
 
 def decode_table(rows: Rows) -> Form:
@@ -105,6 +117,11 @@ def _pairs(columns: Columns) -> Floats:
     """As work.py counts them, of prompts that are equally long: rows do not say how long each was."""
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray(new * (context + new / 2) / columns["prompts"])
+
+
+def _continued(columns: Columns) -> Floats:
+    """1 where prompts are behind a context: all of a forward, as rows do not say which."""
+    return np.asarray(columns["context_tokens"] > 0, float)
 
 
 def _knots(values: Floats) -> tuple[float, ...]:

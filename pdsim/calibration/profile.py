@@ -1,6 +1,6 @@
 """From measured rows to a profile: what is fitted, by which form, and how it is written down."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pdsim.calibration import forms
+from pdsim.calibration import forms, host
 from pdsim.calibration.forms import Form
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
@@ -25,8 +25,6 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
 }
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
-HOST = ("start", "launch", "result", "send")
-"""What a loop takes on its CPU; `message` and `agreement` are the network's."""
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
     "decode": {"decode_batch": "batch", "decode_context_tokens": "context_tokens"},
@@ -60,7 +58,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     fits: dict[str, Fitted] = {}
     notes = []
     for rows in measurements.rows:
-        if rows.kind == "host":
+        if rows.kind in host.MEASURED_KINDS:
             continue
         try:
             fits[rows.name or rows.kind] = _fit(rows, table_above)
@@ -69,10 +67,9 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     if not fits.keys() >= {"prefill", "decode"}:
         lacking = " and ".join(kind for kind in _PHASES if kind not in fits)
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
-    host_ns = {rows.name: float(np.median(rows.columns["time_ns"])) for rows in measurements.of("host")}
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
-    return Calibration(measurements, fits, host_ns, gpu, tuple(notes))
+    return Calibration(measurements, fits, host.medians_ns(measurements), gpu, tuple(notes))
 
 
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
@@ -80,6 +77,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     network = {
         "transports": {
             rows.name: _link(made.fits[rows.name])
+            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
         },
@@ -87,15 +85,21 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
         **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
+    cost = {
+        "prefill": _prefill(made.fits["prefill"]),
+        "decode": _decode(made.fits["decode"]),
+        "host": _times(host.loop_ns(made.host_ns)),
+        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "measured": _ranges(made.fits),
+    }
+    sections: dict[str, dict[str, Any]] = {
+        "cost": cost,
+        "network": network,
+        "front_end": _times(host.front_end_ns(made.host_ns)),
+    }
     return {
         "name": name,
-        "cost": {
-            "prefill": _prefill(made.fits["prefill"]),
-            "decode": _decode(made.fits["decode"]),
-            **({"host": host} if (host := {w: _time(made.host_ns[w]) for w in HOST if w in made.host_ns}) else {}),
-            "measured": _ranges(made.fits),
-        },
-        **({"network": given} if (given := {key: value for key, value in network.items() if value}) else {}),
+        **_without_empty({name: _without_empty(section) for name, section in sections.items()}),
         "provenance": {
             "measured": [dict(file) for file in made.measurements.provenance],
             "fitted": {kind: _told(fitted) for kind, fitted in made.fits.items()},
@@ -207,6 +211,14 @@ def _told(of: Fitted) -> dict[str, Any]:
             for name, value in of.values.items()
         },
     }
+
+
+def _without_empty(sections: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: section for name, section in sections.items() if section}
+
+
+def _times(times_ns: Mapping[str, float]) -> dict[str, str]:
+    return {name: _time(ns) for name, ns in times_ns.items()}
 
 
 def _time(ns: float) -> str:

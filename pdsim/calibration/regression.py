@@ -13,8 +13,8 @@ from pdsim.calibration.rows import Columns, Floats, Rows
 
 SOFT = 0.03
 """Relative error from which on a residual counts by its size, no longer by its square."""
-ABOVE_LEAST = 1.3
-"""Times by so much above the least of all are taken for work at first."""
+ABOVE_LEAST = (1.3, 3.0)
+"""Times by so much above the least of all are taken for work at first, and the others for the least that it takes."""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
@@ -50,6 +50,10 @@ class Fitted:
             samples.append(_robust(self.form, self.rows.where(drawn).columns, near))
         low, high = np.percentile(samples, INTERVAL, axis=0)
         return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
+
+    def times_ns(self, columns: Columns) -> Floats:
+        """As the fit to all rows has it."""
+        return self.form.times_ns(np.array(list(self.values.values())), self.form.design(columns))
 
     @property
     def error(self) -> float:
@@ -90,8 +94,6 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
     design, times_ns = form.design(columns), columns["time_ns"]
     size = 1 / np.maximum((design / times_ns[:, None]).mean(axis=0), 1e-300)
-    if form.has_least:
-        size = np.append(size, times_ns.min())
 
     def errors(units: Floats) -> Floats:
         return np.asarray(form.times_ns(units * size, design) / times_ns - 1)
@@ -107,21 +109,28 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
     """Plain least squares. A least time may hide nothing or all that is short: neither sees the other's slope."""
-    everything = _plain(design, times_ns)
-    if not form.has_least:
-        return [everything]
-    least_ns = times_ns.min()
-    above = times_ns > ABOVE_LEAST * least_ns
-    working = _plain(design[above], times_ns[above]) if above.any() else everything
-    return [np.append(everything, least_ns / 2), np.append(working, least_ns)]
+    if not form.least:
+        return [_plain(design, times_ns)]
+    work, least = design[:, : len(form.terms)], design[:, len(form.terms) :]
+    nearly_nothing = np.append(times_ns.min() / 2, np.zeros(len(form.least) - 1))
+    starts = [np.append(_plain(work, times_ns), nearly_nothing)]
+    for bound in ABOVE_LEAST:
+        above = times_ns > bound * times_ns.min()
+        if above.any():
+            starts.append(np.append(_plain(work[above], times_ns[above]), _plain(least[~above], times_ns[~above])))
+    return starts
 
 
 def _plain(design: Floats, times_ns: Floats) -> Floats:
+    return plain_least_squares(design / times_ns[:, None], np.ones(len(times_ns)))
+
+
+def plain_least_squares(design: Floats, wanted: Floats) -> Floats:
+    """Coefficients that are not negative."""
     from scipy.optimize import nnls  # noqa: PLC0415  an extra
 
-    weighted = design / times_ns[:, None]
-    size = np.maximum(weighted.mean(axis=0), 1e-300)
-    return np.asarray(nnls(weighted / size, np.ones(len(times_ns)))[0] / size)
+    size = np.maximum(design.mean(axis=0), 1e-300)
+    return np.asarray(nnls(design / size, wanted)[0] / size)
 
 
 def _errors(form: Form, values: Floats, columns: Columns) -> Floats:

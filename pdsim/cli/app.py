@@ -98,16 +98,36 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 def validate(
     *cases: str,
     experiments: Annotated[Path, Parameter(help="Where cases are looked for.")] = Path("experiments"),
+    profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
+    runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
+    real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
+    plots: Annotated[Path | None, Parameter(help="Of a matrix: write a figure, simulated against measured.")] = None,
     json_: Json = False,
 ) -> None:
-    """Simulate published measurements and print the error of every metric.
+    """Simulate what was measured and print the errors: published numbers, or a matrix of scenarios run for real.
+
+    Of a matrix, variants that were not run yet are run first, by pdreal.
 
     Parameters
     ----------
     cases
-        Names of cases in the experiments folder, or their folders; all if none is given.
+        Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder with
+        a matrix.yaml, or such a file.
 
     """
+    from pdsim.calibration.matrix import is_matrix
+
+    matrices = [name for name in cases if is_matrix(name, experiments)]
+    if matrices:
+        from pdsim.cli.matrix import validate_matrix
+
+        if len(cases) > 1:
+            raise ConfigError(f"{matrices[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
+        where: dict[str, Any] = {"profile": profile, "runs": runs, "plots": plots}
+        validate_matrix(matrices[0], experiments, **where, real_only=real_only, quiet=json_)
+        return
+    if profile or runs or real_only or plots:
+        raise ConfigError("--profile, --runs, --real-only and --plots are of a matrix, and none is named")
     from pdsim.calibration.case import find_cases
     from pdsim.calibration.compare import compare_case
     from pdsim.cli.progress import progress_over

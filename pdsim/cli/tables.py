@@ -40,6 +40,9 @@ _LEFT = (
     "part",
     "form",
     "coefficients, ns",
+    "variant",
+    "in variant",
+    "decisions equal at first",
 )
 
 
@@ -302,7 +305,7 @@ def _arm(arm: ArmErrors) -> str:
 def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
     for metric, m in arm.metrics.items():
         asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
-        yield (metric, _significant(m.measured), _significant(m.simulated), f"{_signed(100 * m.error)}%", asked)
+        yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
 
 
 def print_calibration(made: Calibration) -> None:
@@ -311,7 +314,7 @@ def print_calibration(made: Calibration) -> None:
     table = new_table("fits, and their errors on shapes held out", *columns)
     for name, of in made.fits.items():
         values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
-        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", f"{_signed(100 * of.bias)}%")
+        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", percentage(of.bias))
         table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
     new_console().print(table)
 
@@ -389,9 +392,13 @@ def _in_unit(value_ms: float, unit: str, decimals: int) -> str:
     return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
 
 
-def _significant(value: float) -> str:
+def significant(value: float) -> str:
     """Four digits, and all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
+
+
+def percentage(error: float) -> str:
+    return f"{_signed(100 * error)}%"
 
 
 def _signed(value: float) -> str:

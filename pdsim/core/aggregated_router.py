@@ -1,6 +1,6 @@
 """Chooses an aggregated instance for each request."""
 
-from pdsim.core.messages import Arrival, Command, FlushCache, Message, NewRequest, Outcome, Send
+from pdsim.core.messages import Arrival, Cancel, Command, Failed, FlushCache, Message, NewRequest, Outcome, Send
 from pdsim.core.router import RoleRouter
 
 
@@ -17,6 +17,8 @@ class AggregatedRouter:
             return [Send(to, new) for to in new.instance_ids]
         if isinstance(message, FlushCache):
             return self.instances.forget()
+        if isinstance(message, Cancel):
+            return self._cancel(message)
         if not isinstance(message, Outcome):
             raise TypeError(f"a router does not take {message}")
         self.leave(message.request_id)
@@ -36,6 +38,14 @@ class AggregatedRouter:
     def lose(self, instance_id: str) -> tuple[list[int], list[NewRequest]]:
         """Nobody waits for an answer of prefill; all that an instance had is lost with it."""
         return [], [new for new in self._routed.values() if new.decode_id == instance_id]
+
+    def _cancel(self, cancel: Cancel) -> list[Command]:
+        """Nothing if it has ended: its outcome was on the way."""
+        new = self._routed.get(cancel.request_id)
+        if new is None:
+            return []
+        self.leave(cancel.request_id)
+        return [Send(new.decode_id, cancel), Failed(*cancel)]
 
     def leave(self, request_id: int) -> None:
         if new := self._routed.pop(request_id, None):

@@ -9,8 +9,8 @@ gone          prompt and output are cached                             -> Finish
 
 Queued and retracted requests wait for pages: admission_queue.py.
 
-A request that is given up before its KV has come (Cancel, PeerDown of its prefill instance, a wait that is too long)
-keeps its pages as long as somebody may still write into them: releases.py.
+A request that is given up before its KV has come (Cancel, KvLost, PeerDown of its prefill instance, a wait that is too
+long) keeps its pages as long as somebody may still write into them: releases.py.
 """
 
 from collections import deque
@@ -35,6 +35,7 @@ from pdsim.core.messages import (
     FreeCells,
     KvArrived,
     KvGranted,
+    KvLost,
     LoadKv,
     Message,
     NewRequest,
@@ -163,6 +164,8 @@ class DecodeInstance:
                 return [] if message.completes is None else self._on_arrived(message.completes)
             case Abort():
                 return self._on_abort(message)
+            case KvLost():
+                return self._on_lost(message, now_ns)
             case Cancel():
                 return self._cancel(message, now_ns)
             case PeerDown():
@@ -293,6 +296,13 @@ class DecodeInstance:
             self.queue.refuse(request_id, reason)
             return []
         return [Failed(request_id, reason, retryable)]
+
+    def _on_lost(self, lost: KvLost, now_ns: int) -> list[Command]:
+        """If it was cancelled before, its pages are held already."""
+        if not self._is_due(lost.request_id):
+            return []
+        held = self._releases.hold(self.transferring.pop(lost.request_id), now_ns)
+        return [Failed(lost.request_id, lost.reason, retryable=True), *held]
 
     def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
         """The router has told the client already."""

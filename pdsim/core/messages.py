@@ -162,6 +162,20 @@ class TransferFailed(NamedTuple):
     reason: str
 
 
+class TransferLost(NamedTuple):
+    """Transport to sender: nobody knows what became of this unit. Its bytes may land yet."""
+
+    unit: TransferUnit
+    reason: str
+
+
+class KvLost(NamedTuple):
+    """Sender to decode: this request will not be served, but what was being sent of it may land yet."""
+
+    request_id: int
+    reason: str
+
+
 class Heartbeat(NamedTuple):
     """To the health monitor: whether an instance answered, and in which of its lives."""
 
@@ -261,6 +275,8 @@ Message = (
     | Cancel
     | StopSending
     | TransferFailed
+    | TransferLost
+    | KvLost
     | Heartbeat
     | PeerDown
     | PeerUp

@@ -5,6 +5,7 @@ written     CellWritten came -> Scatter                 the KV is in the ring
 scattered   CellScattered came                          the KV is in its pages; the decode instance is told
 free        FreeCells came -> StagingWatermark          once per decode step, as the instance's loop gets to it
 given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
+lost        KvLost came -> KvLost passed on             the instance says when to give it up
 
 The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
 receiver at once, beside the instance's loop.
@@ -22,6 +23,7 @@ from pdsim.core.messages import (
     Command,
     FreeCells,
     KvArrived,
+    KvLost,
     Message,
     PeerDown,
     PeerUp,
@@ -86,6 +88,9 @@ class Receiver:
             return self._free(message)
         if isinstance(message, Abort):
             return self._on_abort(message)
+        if isinstance(message, KvLost):
+            self._aborted.add(message.request_id)
+            return [Tell(self._decode_id, message)]
         if isinstance(message, PeerUp):
             self._strangers.add(message.instance_id)
             return []

@@ -1,6 +1,6 @@
 """Pages of failed requests into which a sender may still write.
 
-held        the request failed before its KV had come         the sender is told to stop
+held        the request failed before its KV had come         the sender is told to stop, or lost track itself
 given back  nobody writes any more: Abort came, or all KV       or the writer is dead, or it took too long
 
 SGLang's deferred release (disaggregation/decode.py): 30 s.

@@ -5,6 +5,7 @@ ready      nothing that it waits for is missing                    layers comput
 sending    -> StartTransfer                                        one per queue
 sent       UnitSent came -> KvSent here, KvArrived or CellWritten there
 failed     TransferFailed came -> Abort here and there             the request's other units are dropped
+lost       TransferLost came -> Abort here, KvLost there           the same, and nobody says that nothing is under way
 stopped    StopSending came -> KvSent here, Abort there            when the unit under way, if any, has ended
 
 They work beside the instance's loop: messages reach them at once. A unit that is not ready lets later ones pass, except
@@ -19,6 +20,7 @@ from pdsim.core.messages import (
     CellWritten,
     Command,
     KvArrived,
+    KvLost,
     KvSent,
     LayersComputed,
     Message,
@@ -29,6 +31,7 @@ from pdsim.core.messages import (
     StopSending,
     Tell,
     TransferFailed,
+    TransferLost,
     UnitSent,
 )
 from pdsim.core.names import receiver_of, sender_of
@@ -64,6 +67,8 @@ class Sender:
         """Requests of which no more is sent: what still comes of them is dropped."""
         self._stopping: dict[int, StopSending] = {}
         """Of those stopped: a unit is under way."""
+        self._lost: set[int] = set()
+        """Those stopped of which something may land yet."""
 
     @property
     def held(self) -> list[int]:
@@ -83,8 +88,10 @@ class Sender:
             return self._on_sent(message.unit)
         if isinstance(message, StopSending):
             return self._stop(message)
-        if isinstance(message, TransferFailed):
-            return self._on_failed(message)
+        if isinstance(message, TransferLost):
+            self._lost.add(message.unit.request_id)
+        if isinstance(message, TransferFailed | TransferLost):
+            return self._on_failed(message.unit, message.reason)
         if isinstance(message, LayersComputed):
             self._computing = message
         elif isinstance(message, StagingLent):
@@ -152,15 +159,20 @@ class Sender:
         under_way = [queue.sending.request_id for queue in self._queues if queue.sending is not None]
         return [] if stop.request_id in under_way else self._answer(stop.request_id)
 
-    def _on_failed(self, failed: TransferFailed) -> list[Command]:
-        request_id, queue = failed.unit.request_id, self._queue(failed.unit)
+    def _on_failed(self, unit: TransferUnit, reason: str) -> list[Command]:
+        request_id, queue = unit.request_id, self._queue(unit)
         queue.sending = None
         if request_id in self._stopped:
             return self._start_next(queue) + self._answer(request_id)
         self._forget(request_id)
-        abort = Abort(request_id, failed.reason, retryable=True)
-        commands: list[Command] = [Send(self._arrives_at(failed.unit.target), abort)]
-        return [*commands, *self._start_next(queue), Tell(self._prefill_id, abort)]
+        commands = [self._say(unit.target, request_id, reason), *self._start_next(queue)]
+        return [*commands, Tell(self._prefill_id, Abort(request_id, reason, retryable=True))]
+
+    def _say(self, decode_id: str, request_id: int, reason: str) -> Command:
+        """That no more is sent, and what the decode instance may do with the pages."""
+        is_lost = request_id in self._lost
+        word = KvLost(request_id, reason) if is_lost else Abort(request_id, reason, retryable=True)
+        return Send(self._arrives_at(decode_id), word)
 
     def _forget(self, request_id: int) -> None:
         self._stopped.add(request_id)
@@ -170,9 +182,9 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[Command]:
-        """Nothing is under way, nor will be."""
+        """Nothing is under way, nor will be, as far as this sender can know."""
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []
-        abort = Abort(request_id, "nothing of it is under way", retryable=True)
-        return [Send(self._arrives_at(stop.decode_id), abort), Tell(self._prefill_id, KvSent(request_id))]
+        word = self._say(stop.decode_id, request_id, "nothing of it is under way")
+        return [word, Tell(self._prefill_id, KvSent(request_id))]

@@ -11,17 +11,28 @@ from pdsim.system.memory import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """A prefill forward: base + tokens + attended token pairs + prompts. A decode step: base + requests + KV tokens."""
+    """A prefill forward: base + tokens + attended token pairs + prompts. A decode step: base + requests + KV tokens.
+
+    A prompt is continued if some of it is context: cached, or computed before.
+    """
 
     prefill_base_ns: float = 0
     prefill_per_token_ns: float = 0
     prefill_per_pair_ns: float = 0
     """Per pair of a new token and a token before it."""
+    prefill_per_continued_pair_ns: float = 0
+    """More of it in prompts that are continued: their attention is another kernel."""
+    prefill_per_context_token_ns: float = 0
+    """Of the prompts' contexts, which are gathered."""
     prefill_wave_tokens: int = 1
     """Context is read by waves of so many new tokens, the last of them perhaps half empty."""
     prefill_per_prompt_ns: float = 0
     prefill_least_ns: float = 0
     """However few its tokens: the launch of its kernels."""
+    prefill_least_per_prompt_ns: float = 0
+    """More of it for each prompt, whose attention is launched by itself."""
+    prefill_least_per_continued_prompt_ns: float = 0
+    """More of it for each that is continued."""
     prefill_slowdown: float = 0
     """Of a GPU that has been computing without pause (gpu_clock.py)."""
     prefill_slowdown_memory_ns: float = 100_000_000
@@ -50,13 +61,21 @@ class AffineModel:
         idle_rows = -num_tokens % of.prefill_wave_tokens / num_tokens
         waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in step.chunks)
         pairs = sum(attended_pairs(chunk) for chunk in step.chunks) + waves
+        continued = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         rested_ns = (
             of.prefill_base_ns
             + of.prefill_per_token_ns * num_tokens
             + of.prefill_per_pair_ns * pairs
+            + of.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued))
+            + of.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued)
             + of.prefill_per_prompt_ns * len(step.chunks)
         )
-        return max(1, round(max(of.prefill_least_ns, self._clock.stretch(start_ns, rested_ns))))
+        least_ns = (
+            of.prefill_least_ns
+            + of.prefill_least_per_prompt_ns * len(step.chunks)
+            + of.prefill_least_per_continued_prompt_ns * len(continued)
+        )
+        return max(1, round(max(least_ns, self._clock.stretch(start_ns, rested_ns))))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         of = self._settings

@@ -81,6 +81,7 @@ class Cluster:
     interconnect: Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
     message_latency_ns: int
+    handover_ns: int
     requests: Sequence[RequestSpec]
     client: Client
 
@@ -107,6 +108,7 @@ def build(scenario: Scenario) -> Cluster:
         front_end=scenario.front_end,
         interconnect=None if is_aggregated else _interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
+        handover_ns=scenario.network.handover,
         requests=requests,
         client=scenario.client,
     )

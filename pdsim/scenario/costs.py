@@ -3,6 +3,7 @@
 from pdsim.cost.aiconfigurator import UnavailableError
 from pdsim.cost.graphs import GraphReplay, captured_batches
 from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.rest import Resting
 from pdsim.cost.verification import Verification
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -29,7 +30,8 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
         largest = graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
         model = GraphReplay(model, sorted(graphs.sizes or default), graphs.eager_layer * layout.model.num_layers)
-    return model
+    rest = scenario.cost.rest
+    return Resting(model, rest.step, rest.request) if rest.step or rest.request else model
 
 
 def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:

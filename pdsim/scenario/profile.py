@@ -3,9 +3,11 @@
 name: qwen3-32b-b200-tp2
 cost: {use: affine, ...}          or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
 network:                          optional
-  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...}}
+  transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
+    handover: ...}}
   staging: {gather_host: ..., ...}
   message_latency: ...
+front_end: {service: ..., latency_in: ..., latency_out: ...}                  optional
 provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
@@ -53,6 +55,18 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
         if isinstance(given.get(section), dict):
             found[section] = {**settings, **given[section]}
     return found
+
+
+def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
+    """Replaces `profile: FILE` by what was measured; what stands beside it goes before it."""
+    if not (isinstance(value, dict) and "profile" in value):
+        return value
+    path = base_folder(info) / str(value["profile"])
+    given = {key: setting for key, setting in value.items() if key != "profile"}
+    measured = read_profile(path).get("front_end")
+    if not measured:
+        raise ValueError(f"profile {path} has no field 'front_end'")
+    return {**measured, **given}
 
 
 def read_profile(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pdsim.scenario.component import Component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.profile import cost_by_role, network_of_profile
+from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
 from pdsim.system.model import Dtype, KvDtype, StateDtype
@@ -184,6 +184,8 @@ class NetworkSettings(Section):
     """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
+    handover: Duration = 0
+    """Beyond the message, from the end of a request's transfer until decode has taken its KV in."""
 
 
 class HostSettings(Section):
@@ -226,12 +228,21 @@ class FrontEndSettings(Section):
         return self == FrontEndSettings()
 
 
+class RestSettings(Section):
+    """What a decode loop takes on its CPU between two steps, while its GPU rests."""
+
+    step: Duration = 0
+    request: Duration = 0
+    """For each of the batch."""
+
+
 class CostChoice(Section):
     """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
     host: HostSettings = HostSettings()
+    rest: RestSettings = RestSettings()
     graphs: GraphSettings | None = None
     """None: a decode step is as large as its batch."""
     measured: MeasuredSettings | None = None
@@ -290,7 +301,9 @@ class Scenario(Section):
     """Instead of prefill and decode."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
-    front_end: FrontEndSettings = FrontEndSettings()
+    front_end: Annotated[FrontEndSettings, BeforeValidator(front_end_of_profile), OrShort("profile")] = (
+        FrontEndSettings()
+    )
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )

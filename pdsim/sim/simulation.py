@@ -87,6 +87,7 @@ class Simulation:
         self._timeline = Timeline()
         self._recorder = Recorder()
         self._message_ns = cluster.message_latency_ns
+        self._handover_ns = cluster.handover_ns
         self._num_ended = 0
         self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
         self._record = observation.journal
@@ -252,7 +253,8 @@ class Simulation:
         message = command.message
         if isinstance(message, m.KvGranted):
             self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
-        self._timeline.after(self._message_ns, self._deliver, command)
+        handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
+        self._timeline.after(self._message_ns + handover_ns, self._deliver, command)
 
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command

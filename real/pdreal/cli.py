@@ -8,10 +8,12 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from pdreal.bootstrap import LaunchError
 from pdreal.options import Device, Options, RealDtype
 from pdsim import __version__
 from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, run_app
+
+_OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
+"""What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
 
 app = App(
     name="pdreal",
@@ -179,4 +181,12 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    run_app(app, arguments, (LaunchError,))
+    try:
+        from pdreal.bootstrap import LaunchError
+
+        run_app(app, arguments, (LaunchError,))
+    except ModuleNotFoundError as missing:
+        if missing.name not in _OF_REAL_MODE:
+            raise
+        print(f"pdreal: {missing.name} is not installed: pip install 'pdsim[real]'", file=sys.stderr)
+        raise SystemExit(2) from None

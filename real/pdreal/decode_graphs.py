@@ -100,4 +100,5 @@ class DecodeGraphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 self._best[size] = self._forward(size)
+            graph.replay()  # the first time it is uploaded; its inputs are zeros: tokens of nobody, on the scratch page
             self._graphs[size] = graph

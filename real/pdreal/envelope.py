@@ -12,7 +12,7 @@ class Envelope(NamedTuple):
     """A state machine of the core, or a process."""
     message: Any
     extra: Any = None
-    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token."""
+    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token and the cached tokens."""
 
 
 def encode(envelope: Envelope) -> bytes:

@@ -45,6 +45,9 @@ class _Sequence:
     page_table: "array[int]" = field(default_factory=lambda: array("i"))
     """While it runs. An instance only lengthens it then."""
     is_saved: bool = False
+    num_cached_tokens: int = 0
+    """Of the prompt: what was not computed for it."""
+    is_begun: bool = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -75,10 +78,11 @@ class Executor:
         tokens = array("i", prompt.ids())
         self._sequences[request_id] = _Sequence(sampling, len(tokens), tokens)
 
-    def add_first_token(self, request_id: int, token: int) -> None:
+    def add_first_token(self, request_id: int, token: int, num_cached_tokens: int) -> None:
         """In a decode instance, with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
+            sequence.num_cached_tokens = num_cached_tokens
 
     @property
     def num_requests(self) -> int:
@@ -90,6 +94,10 @@ class Executor:
 
     def num_prompt_tokens(self, request_id: int) -> int:
         return self._sequences[request_id].num_prompt_tokens
+
+    def num_cached_tokens(self, request_id: int) -> int:
+        """Of the prompt, in the prefix cache of the instance that computed it."""
+        return self._sequences[request_id].num_cached_tokens
 
     def last_token(self, request_id: int) -> int:
         return self._sequences[request_id].tokens[-1]
@@ -136,8 +144,11 @@ class Executor:
         return outcome
 
     def _prefill_input(self, chunk: PrefillChunk) -> PrefillInput:
-        tokens = self._sequences[chunk.request_id].tokens
+        sequence = self._sequences[chunk.request_id]
+        tokens = sequence.tokens
         start, stop = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
+        if not sequence.is_begun:  # it begins again if it is retracted, behind what it had computed
+            sequence.is_begun, sequence.num_cached_tokens = True, start
         table = array("i", self._instance.page_table(chunk.request_id))
         return PrefillInput(chunk.request_id, tokens[start:stop], start, table)
 

@@ -3,7 +3,7 @@
 Each does its tasks in order. The main thread is told of every end and never waits for one.
 """
 
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, gather
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -31,12 +31,25 @@ class Hands:
         self._loop = loop
         self._runner = parts.runner
         self._mover: Any = parts.mover
+        self._on_gpu = parts.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
         """By this rank: the step that computes layers, and how many groups it has."""
         self._compute = ThreadPoolExecutor(1, "compute", parts.enter)
         self._scatter = ThreadPoolExecutor(1, "scatter", parts.enter)
         self._workers = [ThreadPoolExecutor(1, f"transfer-{i}", parts.enter) for i in range(parts.num_workers)]
+
+    def warm_up(self) -> None:
+        """What each thread does for the first time, before anybody waits for it. Returns when it is done."""
+        if self._on_gpu:
+            self._compute.submit(self._runner.warm_up).result()
+        if self._mover is not None:
+            for thread in self._workers or [self._scatter]:
+                thread.submit(self._mover.warm_up).result()
+
+    async def greet(self, decode_id: str) -> None:
+        """From every thread that will send to it. Raises TransferError if it is gone."""
+        await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
         """on_done: called on the main thread with what the task returned, or raised."""

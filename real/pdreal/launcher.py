@@ -130,11 +130,10 @@ class Launcher:
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
-        """Give a request up; nothing happens if it has ended. An aggregated cluster computes the rest for nobody."""
+        """Give a request up; nothing happens if it has ended."""
         if request_id not in self._requests:
             return
-        if self._monitor is not None:
-            self._tell_router(m.Cancel(request_id, reason))
+        self._tell_router(m.Cancel(request_id, reason))
         if request_id in self._requests:
             self._end(m.Failed(request_id, reason))
 
@@ -189,7 +188,7 @@ class Launcher:
                 for attempt, token in message.tokens:
                     self._stream(attempt, token)
             case m.FirstToken():
-                self._on_first_token(message, envelope.extra)
+                self._on_first_token(message, *envelope.extra)
             case m.Finished() | m.Failed():
                 self._on_outcome(message)
             case m.PrefillDone():
@@ -249,8 +248,10 @@ class Launcher:
             self._note("on_retry", new.request_id)
         self._note("on_routed", new.request_id, new.prefill_id, new.decode_id)
 
-    def _on_first_token(self, message: m.FirstToken, token: int | None) -> None:
+    def _on_first_token(self, message: m.FirstToken, token: int | None, num_cached_tokens: int) -> None:
         """An aggregated instance has streamed it with the others."""
+        if request := self._under_way(message.request_id):
+            request.num_cached_tokens = num_cached_tokens
         if token is not None:
             self._stream(message.request_id, token)
         if self._monitor is None:
@@ -259,9 +260,13 @@ class Launcher:
             self._tell_router(message)
 
     def _stream(self, attempt: int, token: int) -> None:
-        request = self._requests.get(request_of(attempt))
-        if request is not None and request.attempt == attempt:
+        if request := self._under_way(attempt):
             request.put(token)
+
+    def _under_way(self, attempt: int) -> Request | None:
+        """The request of an attempt, if it is the one that counts."""
+        request = self._requests.get(request_of(attempt))
+        return request if request is not None and request.attempt == attempt else None
 
     def _on_outcome(self, outcome: m.Finished | m.Failed) -> None:
         self._tell_router(outcome)

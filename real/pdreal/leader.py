@@ -124,7 +124,7 @@ class Leader:
                 self._tell(to, message)
 
     def _on_arrived(self, to: str, message: m.KvArrived, extra: Any) -> None:
-        self._executor.add_first_token(message.request_id, extra["token"])
+        self._executor.add_first_token(message.request_id, extra["token"], extra["num_cached_tokens"])
         if self._check is not None:
             self._check.expect(message.request_id, extra["digests"])
         self._tell(to, message)
@@ -234,7 +234,10 @@ class Leader:
         to, message = command
         extra: dict[str, Any] | None = None
         if isinstance(message, m.KvArrived):
-            extra = {"token": self._first_tokens.pop(message.request_id)}
+            extra = {
+                "token": self._first_tokens.pop(message.request_id),
+                "num_cached_tokens": self._executor.num_cached_tokens(message.request_id),
+            }
             if self._check is not None:
                 extra["digests"] = self._check.sent(message.request_id)
         elif isinstance(message, m.KvGranted):
@@ -246,9 +249,10 @@ class Leader:
         self._timeline.at(command.time_ns, lambda _: self._tell(command.who, m.Woken()))
 
     def _on_first_token(self, command: m.FirstToken) -> None:
-        token = None if self._spec.role == "aggregated" else self._executor.last_token(command.request_id)
-        self._note("on_streamed", command.request_id)
-        self._channel.send("router", command, token)
+        request_id = command.request_id
+        token = None if self._spec.role == "aggregated" else self._executor.last_token(request_id)
+        self._note("on_streamed", request_id)
+        self._channel.send("router", command, [token, self._executor.num_cached_tokens(request_id)])
 
     def _on_retracted(self, command: m.Retracted) -> None:
         self._note("on_retracted", command.request_id)
@@ -294,7 +298,7 @@ class Leader:
     def _on_sent(self, unit: TransferUnit, worker: int, start_ns: int, _: list[Any], error: str | None) -> None:
         sender_id = sender_of(unit.source)
         if error is not None:
-            self._tell(sender_id, m.TransferFailed(unit, f"transfer from {unit.source} to {unit.target}: {error}"))
+            self._tell(sender_id, m.TransferLost(unit, f"transfer from {unit.source} to {unit.target}: {error}"))
             return
         if self._logbook is not None and self._wire is not None:
             now_ns = self._timeline.now_ns

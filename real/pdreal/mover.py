@@ -10,10 +10,13 @@ import torch
 from pdreal.digest import Digests, digest
 from pdreal.geometry import CacheGeometry, Exchange, RankPair, heads_of_rank
 from pdreal.moves import Integers, Move, move_of
+from pdreal.paged_kv import SCRATCH_PAGE
 from pdreal.staging import staging_of
 from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
+
+_GREETING_BYTES = 16
 
 
 class PeerMemory(NamedTuple):
@@ -25,6 +28,8 @@ class PeerMemory(NamedTuple):
     """Where each begins."""
     ring: int | None
     """Where its staging ring begins."""
+    greetings: Sequence[int]
+    """In each of its regions some bytes that nobody reads."""
 
 
 class PrefillMover:
@@ -65,6 +70,26 @@ class PrefillMover:
     def disconnect(self, decode_id: str, rank: int) -> None:
         if (decode_id, rank) in self._peers:
             self._transport.disconnect(self._peers.pop((decode_id, rank)).address)
+
+    def warm_up(self) -> None:
+        """Before the first transfer: compile what gathers, which takes a second."""
+        _enter(self._planes)
+        if self._staging is not None:
+            buffer = self._buffers.get()
+            for pair in self._pairs:
+                self._staging.gather([SCRATCH_PAGE], pair.source_heads, buffer[: self._exchange.wire.page_bytes])
+            self._buffers.put(buffer)
+
+    def greet(self, decode_id: str) -> None:
+        """Write a few bytes to all memory of an instance, from the thread that will write there.
+
+        Engines meet a peer, and map its memory, at the first write. Raises TransferError.
+        """
+        _enter(self._planes)
+        for (instance_id, _), peer in list(self._peers.items()):
+            if instance_id == decode_id:
+                ranges = np.broadcast_to(self._begins[0], len(peer.greetings)), np.array(peer.greetings, np.int64)
+                self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
     def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None) -> None:
         """To each decode rank that this one writes to, in turn; returns when the bytes are in place there.
@@ -127,13 +152,22 @@ class DecodeMover:
         self._begins = _begins(planes, exchange.decode)
         self._heads = heads_of_rank(exchange.num_kv_heads, exchange.decode_tp, rank)
         self._writers = [pair.target_heads for pair in exchange.pairs if pair.decode_rank == rank]
-        self._ring = transport.allocate(ring_bytes) if ring_bytes else None
+        self._ring = transport.allocate(ring_bytes + _GREETING_BYTES) if ring_bytes else None
         self._staging = staging_of(planes, exchange.decode.page_size) if ring_bytes else None
         transport.register(planes if self._ring is None else [*planes, self._ring])
 
     def describe(self) -> PeerMemory:
         ring = None if self._ring is None else self._ring.data_ptr()
-        return PeerMemory(self._transport.address, self._begins.tolist(), ring)
+        planes = self._begins.tolist()
+        greetings = planes if self._ring is None else [*planes, self._ring[-_GREETING_BYTES:].data_ptr()]
+        return PeerMemory(self._transport.address, planes, ring, greetings)
+
+    def warm_up(self) -> None:
+        """Before the first transfer: compile what scatters, which takes a second."""
+        _enter(self._planes)
+        if self._staging is not None and self._ring is not None:
+            cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
+            self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
         """From the ring into the cell's pages; returns when the KV is in place."""

@@ -6,6 +6,9 @@ from pdreal.batches import DecodeBatch, PrefillBatch, Work
 
 
 class NullRunner:
+    def warm_up(self) -> None:
+        """Nothing gets warm."""
+
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """A token for each sequence."""
         match work:

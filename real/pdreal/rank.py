@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
@@ -50,16 +52,18 @@ class Rank:
         self._actor: Any = None
         self._peers: dict[str, int] = {}
         """Lives of instances that are connected."""
+        self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
         """Until it is told to exit. Raises what breaks it."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
         launcher = parent_process()
         assert launcher is not None
         loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
-        hands = Hands(loop, self._parts)
+        self._hands = hands = Hands(loop, self._parts)
+        hands.warm_up()
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
             self._channel.connect(follower, self._spec.life)
@@ -88,6 +92,7 @@ class Rank:
 
     def _connect(self, peers: notices.Peers) -> None:
         """With instances that are new, or in a new life."""
+        met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
                 continue
@@ -95,13 +100,26 @@ class Rank:
             if self._spec.rank == 0:
                 self._channel.connect(instance_id, life)
             for rank, memory in enumerate(peers.memories[instance_id]):
-                self._connect_memory(instance_id, rank, memory)
+                with self._may_be_gone(instance_id):
+                    self._parts.connect(instance_id, rank, memory)
+            met.append(instance_id)
+        greeting = self._loop.create_task(self._greet(met))
+        greeting.add_done_callback(lambda done: self._fail(error) if (error := done.exception()) else None)
+        self._greetings.add(greeting)
+        greeting.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, instance_ids: list[str]) -> None:
+        """While other work goes on."""
+        for instance_id in instance_ids:
+            with self._may_be_gone(instance_id):
+                await self._hands.greet(instance_id)
         self._channel.send(LAUNCHER, notices.Connected(self._spec.process))
 
-    def _connect_memory(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
+    @contextmanager
+    def _may_be_gone(self, instance_id: str) -> Iterator[None]:
         """One that died meanwhile cannot be reached, and nothing will be sent to it."""
         try:
-            self._parts.connect(instance_id, rank, memory)
+            yield
         except TransferError as gone:
             logging.getLogger("pdreal").warning("%s: %s: %s", self._spec.process, instance_id, gone)
 

@@ -20,6 +20,8 @@ class Request:
         self.sampling = sampling
         self.attempt = request_id
         """The id of the attempt whose tokens count."""
+        self.num_cached_tokens = 0
+        """Of the prompt, in a prefix cache; known when it is computed."""
         self.tokens: list[int] = []
         """All so far."""
         self._ended: str | None = None

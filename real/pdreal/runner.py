@@ -14,7 +14,8 @@ from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
 
-_WARM_UP_TOKENS = 2048
+_WARM_UP_TOKENS = 8192
+"""At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
 
 
 class ModelRunner:
@@ -53,17 +54,22 @@ class ModelRunner:
         self._saved = SavedKv(self.kv)
         self._layer_groups = layer_groups
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda":
-            self.warm_up()
-            if max_running_requests:
-                self._graphs = DecodeGraphs(model, self.kv, max_running_requests)
+        if model.device.type == "cuda" and max_running_requests:
+            self._graphs = DecodeGraphs(model, self.kv, max_running_requests)
 
     def warm_up(self) -> None:
-        """Before the first request: a process's first forward loads kernels, 0.7 s on an H200. All pages are free."""
+        """Forwards of many lengths, before the first request: all pages are free.
+
+        A process's first one takes 0.7 s on an H200. Libraries have handles for each thread, and load the kernels of a
+        shape when it comes: so it is done by the thread that will compute, from the longest forward down.
+        """
         num_tokens = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
-        pages = range(1, -(-num_tokens // self.kv.page_size) + 1)
-        for start, stop in ((0, num_tokens), (num_tokens // 2, num_tokens)):  # whole, and behind a context
-            self.prefill(PrefillBatch((PrefillInput(0, [0] * (stop - start), start, pages),)))
+        while num_tokens:
+            pages, context = range(1, -(-num_tokens // self.kv.page_size) + 1), num_tokens // 2
+            behind_context = PrefillInput(0, [0] * (num_tokens - context), context, pages)
+            self.prefill(PrefillBatch((PrefillInput(0, [0] * num_tokens, 0, pages),)))
+            self.prefill(PrefillBatch((behind_context, behind_context)))
+            num_tokens //= 2
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Next tokens of a batch, in its order; none of other work, which is done on return."""

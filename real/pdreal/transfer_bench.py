@@ -37,7 +37,7 @@ Devices = tuple[torch.device, torch.device]
 COPY = "copy"
 ENGINES = {
     "cpu": (COPY, "shared-memory", "nixl-cma", "mooncake-tcp"),
-    "cuda": (COPY, "cuda-ipc", "mooncake-nvlink"),
+    "cuda": (COPY, "cuda-ipc", "mooncake-nvlink", "nixl-cuda-ipc", "mooncake-tcp"),
 }
 SIZES = tuple(4096 << shift for shift in range(0, 17, 2))
 DESCRIPTORS = (1, 4, 16, 64, 256, 1024, 4096)

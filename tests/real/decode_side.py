@@ -35,6 +35,10 @@ class DecodeSide:
     def describe(self):
         return [mover.describe()._asdict() for mover in self.movers]
 
+    def warm_up(self):
+        for mover in self.movers:
+            mover.warm_up()
+
     def scatter(self, command, pages):
         for mover in self.movers:
             mover.scatter(command, pages)

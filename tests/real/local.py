@@ -116,7 +116,7 @@ class Local:
         into = target.runner.kv.memory.unflatten(1, (-1, page_size))
         into[:, list(unit.target_pages)] = pages[:, list(unit.source_pages)]
         if unit.is_last:
-            target.executor.add_first_token(unit.request_id, source.executor.output(unit.request_id)[0])
+            target.executor.add_first_token(unit.request_id, source.executor.output(unit.request_id)[0], 0)
             target.inbox.append(m.KvArrived(unit.request_id, unit.first_token_ends))
             source.inbox.append(m.KvSent(unit.request_id))
 

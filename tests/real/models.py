@@ -18,6 +18,8 @@ from pdreal.runner import ModelRunner
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 
 CPU = torch.device("cpu")
+GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""For what Triton runs, on a CPU in its interpreter."""
 
 LLAMA = ModelConfig(
     name="tiny-llama",
@@ -43,8 +45,8 @@ def tiny_model() -> Transformer:
     return load(from_catalog("tiny-qwen3"))
 
 
-def load(config: ModelConfig, source=None, tp=None) -> Transformer:
-    return Transformer.load(config, source or RandomWeights(0, CPU), dtype=torch.float32, device=CPU, tp=tp)
+def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:
+    return Transformer.load(config, source or RandomWeights(0, device), dtype=torch.float32, device=device, tp=tp)
 
 
 def runner(model: Transformer | None = None, num_pages: int = 256, page_size: int = 4, **options) -> ModelRunner:

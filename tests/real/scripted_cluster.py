@@ -15,6 +15,7 @@ from pdsim.core.sequence import TokenIds
 
 VOCAB_SIZE = 512
 END_TOKEN = 0
+NUM_CACHED_TOKENS = 2
 
 
 def true_tokens(prompt: list[int], num_tokens: int) -> list[int]:
@@ -65,6 +66,7 @@ class ScriptedCluster:
         return len(self.under_way)
 
     async def _run(self, request: Request, prompt: list[int], sampling: Sampling) -> None:
+        request.num_cached_tokens = NUM_CACHED_TOKENS
         fate = next((SCRIPT[token] for token in prompt if token in SCRIPT), "")
         for place, token in enumerate(true_tokens(prompt, sampling.max_tokens)):
             await asyncio.sleep(0)

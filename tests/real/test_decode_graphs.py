@@ -1,34 +1,43 @@
-"""The decode path of GPUs in Triton's interpreter: padded batches, kernels over pages, and the fused operations."""
+"""The decode path of GPUs, without one in Triton's interpreter: padded batches over pages, and the fused operations."""
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
 
-from pdreal.batches import DecodeBatch
+from pdreal.batches import DecodeBatch, PrefillBatch
 from pdreal.decode_graphs import DecodeGraphs, batch_sizes
 from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
 
-from tests.real.models import CPU, LLAMA, load, runner, tokens, whole
+from tests.real.models import CPU, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_padded_batches_over_pages_make_the_same_tokens(page_size):
-    model = load(LLAMA)
+    """A step is a chunk of one token behind its context."""
+    model = load(LLAMA, device=GPU_OR_CPU)
     prompts = [tokens(seed, 3 + 7 * seed, LLAMA.vocab_size) for seed in range(3)]
     num_pages = -(-64 // page_size)
     tables = [[1 + num_pages * i + page for page in range(num_pages)] for i in range(3)]
     r = runner(model, page_size=page_size, num_pages=3 * num_pages)
     graphs = DecodeGraphs(model, r.kv, max_running_requests=4)
+    r.warm_up()
     last = r.prefill(whole(*zip(prompts, tables, strict=True)))
     lengths = [len(prompt) for prompt in prompts]
-    used = torch.cat([r.kv.slots(t, 0, n) for t, n in zip(tables, lengths, strict=True)])
+    used = torch.cat([r.kv.slots(t, 0, n) for t, n in zip(tables, lengths, strict=True)]).to(GPU_OR_CPU)
     before = r.kv.memory[:, used].clone()
     for rows in ((0, 1, 2), (1,)):  # in graphs of 4 and of 1
         batch = DecodeBatch(*(tuple(values[i] for i in rows) for values in (last, lengths, tables)))
-        assert graphs.decode(batch) == r.decode(batch)
+        made = graphs.decode(batch)
+        chunks = [chunk([*prompts[i], last[i]], lengths[i], lengths[i] + 1, tables[i]) for i in rows]
+        assert made == r.prefill(PrefillBatch(tuple(chunks)))
     assert torch.equal(r.kv.memory[:, used], before)
+
+
+def close(found, expected, **tolerances):
+    """Expected is of the CPU."""
+    torch.testing.assert_close(found, expected, check_device=False, **tolerances)
 
 
 def test_batch_sizes():
@@ -39,9 +48,10 @@ def test_batch_sizes():
 
 @pytest.mark.parametrize("size", [96, 256])
 def test_fused_norm(size):
-    x, residual, weight = torch.randn(5, size), torch.randn(5, size), torch.randn(size)
-    expected = operations.add_rms_norm_(x, residual.clone(), weight, 1e-5)
-    torch.testing.assert_close(fused.add_rms_norm_(x, residual, weight, 1e-5), expected)
+    given = torch.randn(5, size), torch.randn(5, size), torch.randn(size)
+    x, residual, weight = (part.to(GPU_OR_CPU, copy=True) for part in given)
+    expected = operations.add_rms_norm_(*given, 1e-5)
+    close(fused.add_rms_norm_(x, residual, weight, 1e-5), expected)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -51,11 +61,13 @@ def test_fused_rotation(normed):
     qkv, positions = torch.randn(3, 14, 32), torch.tensor([7, 0, 99])
     expected = operations.norm_rotate_(qkv[:, :11].clone(), 8, norms, 1e-6, angles, positions)
     values = qkv[:, 11:].clone()
-    torch.testing.assert_close(fused.norm_rotate_(qkv[:, :11], 8, norms, 1e-6, angles, positions), expected)
-    assert torch.equal(qkv[:, 11:], values)
+    qkv, angles, positions = (part.to(GPU_OR_CPU) for part in (qkv, angles, positions))
+    norms = norms and tuple(norm.to(GPU_OR_CPU) for norm in norms)
+    close(fused.norm_rotate_(qkv[:, :11], 8, norms, 1e-6, angles, positions), expected)
+    close(qkv[:, 11:], values, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("size", [96, 1500])
 def test_fused_silu(size):
     gate_up = torch.randn(3, 2 * size)
-    torch.testing.assert_close(fused.silu_and_multiply(gate_up), operations.silu_and_multiply(gate_up))
+    close(fused.silu_and_multiply(gate_up.to(GPU_OR_CPU)), operations.silu_and_multiply(gate_up))

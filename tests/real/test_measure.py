@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 import torch
 from pdreal.cli import main
-from pdreal.measure import copies, forwards, host, plan
+from pdreal.measure import copies, forwards, plan
 from pdreal.measure.forwards import DecodeCase, PrefillCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
@@ -21,6 +21,7 @@ TINY = Plan(
     copied_pages=(1, 3),
     transferred_bytes=(4096,),
     descriptors=(1, 4),
+    served_batches=(2,),
     seconds=0.0,
 )
 
@@ -29,7 +30,6 @@ TINY = Plan(
 def tiny(monkeypatch):
     monkeypatch.setattr(plan, "QUICK", TINY)
     monkeypatch.setattr("pdreal.transfer_bench.ENGINES", {"cpu": ("copy", "shared-memory")})
-    monkeypatch.setattr(host, "harness_ms", lambda: {"steps": 9, "median_ms": 0.5})
 
 
 def measure(out, *flags):
@@ -54,7 +54,10 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert shapes(rows, "scatter", "payload_bytes") == [(str(page_bytes),), (str(3 * page_bytes),)]
     sent = [("shared-memory", "4096", "1"), ("shared-memory", "4096", "4")]
     assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
-    assert shapes(rows, "host", "what") == [("message",), ("decode_gap",)]
+    stages = ("message", "route", "admit", "grant", "result", "answer")
+    assert shapes(rows, "host", "what") == [(what,) for what in stages]
+    assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
+    assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
 

@@ -178,6 +178,24 @@ def test_cells_pass_the_ring(engine, ranks, pair):
     stage_and_scatter(pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"})))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)])
+def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engine, ranks, pair):
+    """The ring too takes its greeting where no cell lies."""
+    sides = pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"}))
+    sides.there("warm_up")
+    before = sides.there("read")
+    with ThreadPoolExecutor(2) as pool:
+        for mover in sides.movers:
+            mover.warm_up()
+            list(pool.map(mover.greet, ["d"] * 50))
+    for rank_before, rank_after in zip(before, sides.there("read"), strict=True):
+        assert (rank_after[:, :PAGE] != rank_before[:, :PAGE]).any(axis=(1, 2, 3)).all()
+        assert (rank_after[:, PAGE:] == FILLED_WITH).all()
+    if ranks != (1, 1):
+        stage_and_scatter(sides)
+
+
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_ranks_with_copies_of_heads_pass_the_ring(deduplicate, pair):
     """16 prefill ranks hold each of 8 heads twice."""
@@ -194,9 +212,10 @@ def stage_and_scatter(sides):
     sides.expect(SOURCE, TARGET)
 
 
-def test_threads_send_at_a_time(pair):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_threads_send_at_a_time(engine, pair):
     """Two queues, a cell each."""
-    sides = pair(settings_of("mooncake-tcp", 2, 1, staging={"ring": "16 MiB"}))
+    sides = pair(settings_of(engine, 2, 1, staging={"ring": "16 MiB"}))
     units = [sides.unit((page,), (page + 8,), cell=page) for page in range(8)]
     offsets = [cell << 20 for cell in range(8)]
     with ThreadPoolExecutor(2) as pool:
@@ -230,6 +249,8 @@ def test_a_killed_peer_fails_transfers(tmp_path):
         for _ in range(2):
             with pytest.raises(TransferError):
                 sides.send(sides.unit(SOURCE, TARGET))
+        with pytest.raises(TransferError):
+            sides.movers[0].greet("d")
         assert time.monotonic() - begin_s < 5
         sides.movers[0].disconnect("d", 0)
         with pytest.raises(TransferError, match="d is not connected"):

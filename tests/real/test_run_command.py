@@ -1,6 +1,7 @@
 """pdreal run: the folder that it leaves, and mistakes in one message."""
 
 import json
+import sys
 
 import pytest
 
@@ -64,3 +65,12 @@ def test_a_mistake_is_one_message(scenario, arguments, message, capsys):
     assert message in said
     assert "Traceback" not in said
     assert said.startswith("pdreal: ")
+
+
+@pytest.mark.parametrize("missing", ["aiohttp", "zmq"])
+def test_a_library_that_is_missing_is_named(missing, scenario, monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("pdreal.") and name != "pdreal.cli"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert exit_code("serve", scenario) == 2
+    assert capsys.readouterr().err == f"pdreal: {missing} is not installed: pip install 'pdsim[real]'\n"

@@ -34,18 +34,20 @@ PATHS = {
     "TP1 to TP2, staged": {"decode__tp": 2, "network__staging": STAGING},
     "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
 }
-NUM_REQUESTS = clusters.DEFAULT["workload"]["num_requests"]
+TRANSPORTS = ["mooncake-tcp", "nixl-cma"]
+"""Besides shared memory, over which all paths go."""
 
 
-def check(changes, logs):
+def check(changes, logs, num_requests=clusters.DEFAULT["workload"]["num_requests"]):
+    changes = {**changes, "workload__num_requests": num_requests}
     real, resolved = clusters.run(clusters.scenario(**changes), logs=logs)
     assert real.failure is None
     assert not real.leaks
-    assert len(real.outputs) == NUM_REQUESTS
+    assert len(real.outputs) == num_requests
     assert not clusters.wrong_outputs(resolved, real.outputs)
     records = read_records(logs)
     assert all(request.outcome == "finished" for request in records.requests)
-    assert replay(read_journal(logs), state_machines(resolved)) > NUM_REQUESTS
+    assert replay(read_journal(logs), state_machines(resolved)) > num_requests
     return records
 
 
@@ -56,16 +58,23 @@ def test_tokens_are_those_of_one_process(path, tmp_path):
         assert any(request.num_retractions for request in records.requests)
 
 
-@pytest.mark.parametrize("transport", ["mooncake-tcp", "nixl-cma"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_any_transport(transport, tmp_path):
     clusters.skip_without(transport)
     check({"network__transport": transport}, tmp_path)
 
 
 @pytest.mark.nightly
-def test_two_hundred_prompts(tmp_path):
-    changes = {"workload__num_requests": 200, "decode__radix_cache": True, "client__concurrency": 16}
-    real, resolved = clusters.run(clusters.scenario(**changes), logs=tmp_path)
-    assert not real.leaks
-    assert len(real.outputs) == 200
-    assert not clusters.wrong_outputs(resolved, real.outputs)
+@pytest.mark.parametrize("path", PATHS)
+def test_two_hundred_prompts(path, tmp_path):
+    check({**PATHS[path], "client__concurrency": 16}, tmp_path, num_requests=200)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("staging", [None, STAGING])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_hundred_prompts_over_any_transport(transport, staging, tmp_path):
+    """Of whole pages, or through the ring."""
+    clusters.skip_without(transport)
+    staged = {"prefill__tp": 2, "network__staging": staging} if staging else {}
+    check({**staged, "network__transport": transport, "client__concurrency": 16}, tmp_path, num_requests=200)

@@ -12,7 +12,7 @@ from pdreal.bootstrap import LaunchError
 from pdreal.serve.http import serving
 from pdreal.serve.tokenizer import Tokenizer
 
-from tests.real.scripted_cluster import VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
+from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 
 TOKENIZER = Tokenizer(VOCAB_SIZE)
 HELLO = TOKENIZER.encode("hello")
@@ -43,6 +43,15 @@ async def events(client, path, body):
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+def usage(num_prompt_tokens, num_output_tokens):
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": NUM_CACHED_TOKENS},
+    }
+
+
 def run(scenario):
     async def main():
         async with asyncio.timeout(20), running() as (client, cluster, service):
@@ -60,7 +69,7 @@ def test_a_completion_in_one_piece(prompt):
         assert status == 200
         text = TOKENIZER.decode(true_tokens(HELLO, 3))
         assert answer["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}]
-        assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        assert answer["usage"] == usage(5, 3)
 
     run(scenario)
 
@@ -77,7 +86,7 @@ def test_a_stream_of_completions_has_usage_only_when_asked():
 
         *parts, last = await events(client, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
         assert last["choices"] == []
-        assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+        assert last["usage"] == usage(5, 4)
         assert all("usage" not in event for event in parts)
 
         options = {"continuous_usage_stats": True}
@@ -118,6 +127,7 @@ def test_sglang_generate_sends_all_so_far(prompt):
         assert answer["output_ids"] == expected
         assert answer["text"] == TOKENIZER.decode(expected)
         assert answer["meta_info"]["prompt_tokens"] == 5
+        assert answer["meta_info"]["cached_tokens"] == NUM_CACHED_TOKENS
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 4}
         for event in (parts := await events(client, "/generate", body)):
             count = event["meta_info"]["completion_tokens"]

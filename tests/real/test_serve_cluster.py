@@ -48,10 +48,11 @@ async def complete(url):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         assert [model.id async for model in client.models.list()] == ["tiny"]
         prompt = TOKENIZER.encode(TEXT)
-        for sent in (TEXT, prompt):
+        for sent, is_cached in ((TEXT, False), (prompt, True)):
             answer = await client.completions.create(model="tiny", prompt=sent, max_tokens=9)
             assert clusters.is_greedy(prompt, TOKENIZER.encode(answer.choices[0].text))
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 9)
+            assert answer.usage.prompt_tokens_details.cached_tokens == is_cached * (len(prompt) - 1) // 4 * 4
 
 
 async def stream(url):

@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim.core.aggregated_router import AggregatedRouter
-from pdsim.core.messages import Arrival, Failed, Finished, KvSent, NewRequest, Send
+from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, NewRequest, Send
 from pdsim.core.router import RoleRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
@@ -32,6 +32,14 @@ def test_loads_count_what_has_not_ended(router, outcome):
     assert [arrive(router, i) for i in (1, 2)] == ["aggregated-0", "aggregated-1"]
     assert router.on_message(outcome, 8) == []
     assert arrive(router, 3) == "aggregated-0"
+
+
+def test_who_computes_a_request_that_is_given_up_is_told(router):
+    arrive(router, 1)
+    cancel = Cancel(1, "enough")
+    assert router.on_message(cancel, 8) == [Send("aggregated-0", cancel), Failed(1, "enough")]
+    assert router.on_message(cancel, 9) == []
+    assert arrive(router, 2) == "aggregated-0"
 
 
 def test_a_message_it_does_not_know_is_a_bug(router):

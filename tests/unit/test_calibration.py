@@ -71,6 +71,27 @@ def test_the_coefficients_of_the_rows_are_found(tmp_path):
     assert max(prefill.error, decode.error) < 0.02
 
 
+def test_short_chunks_behind_a_context_take_as_long_as_their_launch(tmp_path):
+    """Two slopes and two floors, for prompts alone and for those behind a context."""
+
+    def time_us(prompts, new, context):
+        pair = 0.0017 if context else 0.001
+        work = 500 + 22 * new * prompts + prompts * (0.25 * context + pair * new * (context + new / 2))
+        return max(work, 8000 + prompts * (1500 + 2500 * (context > 0)))
+
+    rows = [
+        {"kind": "prefill", "prompts": p, "new_tokens": p * n, "context_tokens": p * c, "time_us": time_us(p, n, c)}
+        for p in (1, 2, 4, 8)
+        for n in (16, 64, 256, 1024, 4096)
+        for c in (0, 1024, 2048, 8192)
+    ]
+    fitted = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us))).fits["prefill"]
+    found = {"per_pair": 1, "per_continued_pair": 0.7, "per_context_token": 250}
+    found |= {"least": 8e6, "least_per_prompt": 1.5e6, "least_per_continued_prompt": 2.5e6}
+    assert {name: fitted.values[name] for name in found} == pytest.approx(found, rel=0.05)
+    assert fitted.error < 0.02
+
+
 def test_the_interval_holds_the_truth_and_rows_that_stood_still_do_not_pull(tmp_path):
     rows = decode_rows(affine_decode_us)
     rows[5]["time_us"] *= 8
@@ -161,6 +182,36 @@ def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):
     assert network["staging"]["gather_efficiency"] == pytest.approx(0.5, abs=0.01)
     assert network["message_latency"] == "100 us"
     assert profile_of(made, "x", "y")["cost"]["host"] == {"launch": "100 us"}
+
+
+def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tmp_path):
+    medians_us = {"message": 70.0, "route": 500.0, "admit": 1070.0, "grant": 570.0, "result": 430.0, "answer": 180.0}
+    stages = [{"kind": "host", "what": what, "time_us": time_us} for what, time_us in medians_us.items()]
+    loops = [
+        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "time_us": affine_decode_us(b, 900 * b) + 300 + 4 * b}
+        for b in (1, 4, 16, 64)
+    ]
+    transfers = [
+        {
+            "kind": kind,
+            "transport": "x",
+            "payload_bytes": size,
+            "num_descriptors": n,
+            "time_us": 20 + 2 * n + size / 6e3 + us,
+        }
+        for kind, sizes, us in (("transfer", (2**16, 2**20, 2**26), 0), ("handover", (2**24,), 750))
+        for size in sizes
+        for n in (1, 16, 64)
+    ]
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us, noise=0)
+    told = profile_of(calibrate(measured(tmp_path, *phases, stages, loops, transfers)), "x", "y")
+    assert told["cost"]["host"] == {"result": "430 us", "start": "500 us"}
+    assert told["front_end"] == {"service": "500 us", "latency_in": "1 ms", "latency_out": "180 us"}
+    in_us = {name: float(time.removesuffix(" us")) for name, time in told["cost"]["rest"].items()}
+    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
+    assert float(told["network"]["transports"]["x"]["handover"].removesuffix(" us")) == pytest.approx(
+        750 - 70, rel=0.02
+    )
 
 
 def test_parquet_reads_as_csv_does(tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import Affine, AffineModel
 from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.rest import Resting
 from pdsim.cost.roofline import Roofline
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
@@ -68,3 +69,20 @@ def test_affine_adds_up():
     lines = Affine(prefill_base_ns=5, prefill_per_token_ns=3, prefill_per_pair_ns=0.5, prefill_per_prompt_ns=7)
     model = AffineModel(lines)
     assert model.prefill_ns(prefill((10, 4), (0, 2)), 0) == 5 + 3 * 6 + 0.5 * (4 * 12 + 2 * 1) + 7 * 2
+
+
+def test_affine_takes_more_for_prompts_behind_a_context_and_at_least_their_launch():
+    step = prefill((10, 4), (0, 2))
+    work = AffineModel(Affine(prefill_per_pair_ns=1, prefill_per_continued_pair_ns=2, prefill_per_context_token_ns=3))
+    launch = AffineModel(
+        Affine(prefill_least_ns=5, prefill_least_per_prompt_ns=7, prefill_least_per_continued_prompt_ns=11)
+    )
+    assert work.prefill_ns(step, 0) == 3 * (4 * 12) + 2 * 1 + 3 * 10
+    assert launch.prefill_ns(step, 0) == 5 + 7 * 2 + 11
+
+
+def test_a_rest_follows_each_decode_step_and_no_forward():
+    lines = AffineModel(Affine(prefill_base_ns=3, decode_base_ns=5, decode_per_request_ns=2))
+    resting = Resting(lines, step_ns=100, request_ns=10)
+    assert resting.decode_line(4) == lines.decode_line(4)._replace(base=(5 + 8 + 140) << FRACTION_BITS)
+    assert resting.prefill_ns(prefill((0, 1)), 0) == 3

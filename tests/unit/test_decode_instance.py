@@ -16,6 +16,7 @@ from pdsim.core.messages import (
     FirstToken,
     KvArrived,
     KvGranted,
+    KvLost,
     NewRequest,
     PeerDown,
     PeerUp,
@@ -323,6 +324,11 @@ def transferring(**changes) -> DecodeInstance:
     return d
 
 
+def pages_granted(commands) -> set[int]:
+    messages = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, KvGranted)]
+    return {page for message in messages for page in message.pages}
+
+
 def pages_in_use(d: DecodeInstance) -> int:
     return d.cache.levels()[0]
 
@@ -353,6 +359,26 @@ def test_pages_come_back_after_a_while_if_nobody_answers():
     assert pages_in_use(d) == 2
     d.next_step(40)
     assert pages_in_use(d) == 0
+
+
+@pytest.mark.parametrize("cancelled_first", [False, True])
+@pytest.mark.parametrize("staged", [False, True])
+def test_pages_into_which_lost_bytes_may_land_are_granted_to_nobody_before_the_timeout(cancelled_first, staged):
+    d = transferring(num_pages=8, staged=staged, release_timeout_ns=30, waiting_timeout_ns=500)
+    page_table = set(d.page_table(0))
+    if cancelled_first:
+        d.on_message(CANCEL, 10)
+    told = d.on_message(KvLost(0, "lost"), 10)
+    assert told == ([] if cancelled_first else [Failed(0, "lost", retryable=True), WakeAt("decode-0", 40)])
+    assert d.on_message(KvLost(0, "lost"), 11) == []
+    for i in range(1, 20):
+        arrive(d, i, 8, max_output=1)
+    assert not page_table & pages_granted(d.next_step(39)[1])
+    assert 0 in d.requests()
+    for command in d.next_step(40)[1]:
+        if isinstance(command, Tell):
+            d.on_message(command.message, 40)
+    assert 0 not in d.requests()
 
 
 def test_with_a_staging_ring_the_receiver_has_the_last_word():

@@ -1,11 +1,14 @@
 """The transfer workers and the receiver when things go wrong, message by message."""
 
+import pytest
+
 from pdsim.core.messages import (
     Abort,
     AskStaging,
     CellScattered,
     CellWritten,
     KvArrived,
+    KvLost,
     KvSent,
     PeerDown,
     PeerUp,
@@ -17,6 +20,7 @@ from pdsim.core.messages import (
     StopSending,
     Tell,
     TransferFailed,
+    TransferLost,
     UnitSent,
     WakeAt,
     Woken,
@@ -71,6 +75,22 @@ def test_a_failed_unit_of_a_stopped_request_answers():
     assert s.on_message(TransferFailed(unit(1), "too slow"), 0) == answer
 
 
+@pytest.mark.parametrize("stopped", ["before", "afterwards"])
+def test_nobody_says_of_a_lost_unit_that_nothing_is_under_way(stopped):
+    s = sender()
+    s.on_message(unit(1), 0)
+    told = []
+    if stopped == "before":
+        s.on_message(StopSending(1, "decode-0"), 0)
+    told += s.on_message(TransferLost(unit(1), "no answer"), 0)
+    if stopped == "afterwards":
+        told += s.on_message(StopSending(1, "decode-0"), 0)
+    to_decode = [command.message for command in told if isinstance(command, Send)]
+    assert {type(message) for message in to_decode} == {KvLost}
+    assert told[-1] == Tell("prefill-0", KvSent(1))
+    assert s.held == []
+
+
 def test_a_request_that_prefill_does_not_know_has_nobody_to_answer():
     s = sender(staged=True)
     s.on_message(StagingLent(1, (Span(0, 0, 10),)), 0)  # lent to the life before
@@ -97,6 +117,15 @@ def test_spans_come_back_when_a_request_is_given_up():
     assert isinstance(told[0].message, StagingWatermark)
     assert (r.held, r.ring.num_live_bytes) == ([], 0)
     assert r.on_message(AskStaging(1, "prefill-0", (30,)), 0) == []
+
+
+def test_spans_into_which_lost_bytes_may_land_come_back_when_the_instance_says_so():
+    r = receiver()
+    r.on_message(AskStaging(1, "prefill-0", (30, 30)), 0)
+    assert r.on_message(KvLost(1, "no answer"), 0) == [Tell("decode-0", KvLost(1, "no answer"))]
+    assert (r.held, r.ring.num_live_bytes) == ([1], 60)
+    r.on_message(Abort(1, "nobody writes any more", retryable=True), 30)
+    assert (r.held, r.ring.num_live_bytes) == ([], 0)
 
 
 def test_scatters_under_way_end_first():

@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -126,11 +127,71 @@ def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
     return calls
 
 
+class _Attributes(ctypes.Structure):
+    """cudaMemcpyAttributes: order of access, hints of two locations (type, id), flags."""
+
+    _fields_ = (("access_order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
+
+
+_COPY_BATCH_SINCE = 13
+_IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
+
+
+def has_copy_batch() -> bool:
+    """Since CUDA 13 the call has the arguments that are given here."""
+    return _cuda_major() >= _COPY_BATCH_SINCE
+
+
+def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
+    """One cudaMemcpyBatchAsync: a range for each page and plane, or for each token where writers share it."""
+    batch = _runtime().cudaMemcpyBatchAsync
+    stream = torch.cuda.Stream()  # the call refuses the default stream
+    attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
+    calls: list[Call] = []
+    for pages, offset in memory.rotation():
+        page_list = pages.cpu().numpy()
+
+        def request(page_list: np.ndarray = page_list, base: int = memory.staging.data_ptr() + offset) -> None:
+            paged, staged, sizes = ranges(case, memory, side, page_list, base)
+            targets, sources = (staged, paged) if side == "gather" else (paged, staged)
+            caller = torch.cuda.current_stream()
+            stream.wait_stream(caller)
+            arrays = [ctypes.c_void_p(each.ctypes.data) for each in (targets, sources, sizes)]
+            count, handle = ctypes.c_size_t(len(sizes)), ctypes.c_void_p(stream.cuda_stream)
+            code = batch(*arrays, count, ctypes.byref(attributes), ctypes.byref(first), ctypes.c_size_t(1), handle)
+            if code:
+                raise RuntimeError(f"cudaMemcpyBatchAsync: error {code}")
+            caller.wait_stream(stream)
+
+        calls.append(request)
+    return calls
+
+
+def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
+    """Addresses in pages, addresses in staging, bytes: of all ranges of one request, in the order of staging."""
+    writers = case.writers if side == "scatter" else 1
+    run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer
+    firsts = np.arange(0, case.tokens, run)
+    row_bytes = memory.pool.layout.token_bytes
+    width = row_bytes // writers
+    planes = np.array([plane.data_ptr() for plane in memory.pool.planes], np.uint64)
+    slots = pages[firsts // case.page_size].astype(np.uint64) * case.page_size + firsts % case.page_size
+    within = np.arange(writers, dtype=np.uint64) * width
+    paged = within[:, None, None] + planes[:, None] + slots.astype(np.uint64) * row_bytes
+    tokens = np.minimum(run, case.tokens - firsts).astype(np.uint64)
+    sizes = np.broadcast_to(tokens * width, paged.shape).ravel()
+    staged = base + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.uint64)
+    return np.ascontiguousarray(paged.ravel()), staged, np.ascontiguousarray(sizes)
+
+
 def _word(value: int) -> ctypes.c_size_t:
     return ctypes.c_size_t(value)
 
 
 def _runtime() -> Any:
     """The CUDA runtime that torch has loaded."""
-    major = (torch.version.cuda or "0").split(".")[0]
-    return ctypes.CDLL(f"libcudart.so.{major}")
+    return ctypes.CDLL(f"libcudart.so.{_cuda_major()}")
+
+
+def _cuda_major() -> int:
+    return int((torch.version.cuda or "0").split(".")[0])

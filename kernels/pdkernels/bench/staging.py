@@ -120,6 +120,8 @@ def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str
     yield "torch_index", baselines.torch_index(case, memory, side)
     if case.page_size == 16 and case.model in MODELS[:2]:
         yield "memcpy2d", baselines.copy_engine(case, memory, side)
+        if baselines.has_copy_batch():
+            yield "memcpy_batch", baselines.copy_batch(case, memory, side)
 
 
 def our_calls(

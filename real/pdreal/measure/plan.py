@@ -15,6 +15,8 @@ class Plan:
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
     descriptors: tuple[int, ...]
+    served_batches: tuple[int, ...]
+    """Requests that are decoded together, from prefill to their last token."""
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -22,13 +24,16 @@ class Plan:
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
-        *(PrefillCase(*case) for case in ((4, 128), (16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
-        *(PrefillCase(*case) for case in ((4, 128, 2048), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
+        *(PrefillCase(prompts, 64, context) for prompts, context in product((1, 2, 4, 8), (0, 512, 2048, 8192))),
+        *(PrefillCase(prompts, 256, context) for prompts, context in product((2, 4, 8), (0, 2048, 4096))),
+        *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
+        *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
     decode=tuple(DecodeCase(*case) for case in product((1, 2, 4, 8, 16, 25, 32, 64), (256, 1024, 4096, 16384))),
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
     descriptors=(1, 16, 256, 4096),
+    served_batches=(1, 4, 16, 32, 64),
     seconds=0.2,
 )
 QUICK = Plan(
@@ -37,5 +42,6 @@ QUICK = Plan(
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),
     descriptors=(1, 16),
+    served_batches=(1, 8),
     seconds=0.02,
 )

@@ -17,6 +17,8 @@ from pdreal.machine import driver_version, installed, machine_name
 
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+RowKind = Kind | Literal["loop", "handover"]
+"""Host work that depends on sizes has kinds of its own."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
@@ -25,7 +27,7 @@ _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-trans
 class Row:
     """A field that the kind does not have is None, and empty in the file."""
 
-    kind: Kind
+    kind: RowKind
     time_us: float
     """Median, from the call on the host to the result there."""
     min_us: float | None = None
@@ -44,7 +46,7 @@ class Row:
     what: str | None = None
 
 
-def row_of(kind: Kind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
+def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
     """times_us: sorted."""
     times = {"time_us": median(times_us), "min_us": times_us[0], "repeats": len(times_us)}
     return Row(kind=kind, **times, **sizes)  # type: ignore[arg-type]

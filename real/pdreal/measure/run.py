@@ -10,14 +10,15 @@ import torch
 from pdreal.bootstrap import LaunchError
 from pdreal.measure.copies import copy_rows
 from pdreal.measure.forwards import Case, forward_rows
-from pdreal.measure.host import host_rows
+from pdreal.measure.messages import message_row
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
+from pdreal.measure.serving import serving_rows
 from pdreal.measure.transfers import transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
-from pdreal.options import Device, RealDtype
+from pdreal.options import Device, Options, RealDtype
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError
@@ -27,10 +28,15 @@ from pdsim.system.catalog import UnknownNameError
 class Measurement:
     model: ModelConfig
     device: torch.device
-    dtype: torch.dtype
+    dtype_name: RealDtype
     page_size: int
     kinds: tuple[Kind, ...]
     plan: Plan
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        return dtype
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         """As they are measured. What this machine cannot run is told."""
@@ -59,7 +65,9 @@ class Measurement:
             sizes, descriptors = self.plan.transferred_bytes, self.plan.descriptors
             yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out)
         if "host" in self.kinds:
-            yield from host_rows()
+            yield message_row()
+            options = Options(device="cuda" if self.device.type == "cuda" else "cpu", dtype=self.dtype_name)
+            yield from serving_rows(self.model.name, options, self.page_size, self.plan.served_batches, left_out)
 
 
 def _release_memory(device: torch.device) -> None:
@@ -83,7 +91,7 @@ def measurement(
     return Measurement(
         model=config,
         device=torch.device(device, 0) if device == "cuda" else torch.device(device),
-        dtype=getattr(torch, dtype),
+        dtype_name=dtype,
         page_size=page_size,
         kinds=_kinds(only),
         plan=plan,
@@ -102,8 +110,8 @@ def _kinds(only: str | None) -> tuple[Kind, ...]:
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
     """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
-    dtype = str(measurement.dtype).removeprefix("torch.")
-    provenance = Provenance.here(measurement.model.name, measurement.device, dtype, measurement.page_size)
+    of = measurement
+    provenance = Provenance.here(of.model.name, of.device, of.dtype_name, of.page_size)
     try:
         file = RowFile(out, provenance)
     except OSError as error:

@@ -157,6 +157,11 @@ def _behind(answer: Answer, empty_part: dict[str, Any]) -> list[dict[str, Any]]:
     return ends
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: Answer) -> dict[str, Any]:
     prompt, output = answer.num_prompt_tokens, len(answer.tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": answer.num_cached_tokens},
+    }

@@ -97,6 +97,10 @@ class Answer:
         return len(self.generation.prompt)
 
     @property
+    def num_cached_tokens(self) -> int:
+        return self._request.num_cached_tokens
+
+    @property
     def text(self) -> str:
         return self.service.tokenizer.decode(self.tokens)
 

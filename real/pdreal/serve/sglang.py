@@ -63,6 +63,7 @@ class Generate:
             "finish_reason": self._finish_reason(answer),
             "prompt_tokens": answer.num_prompt_tokens,
             "completion_tokens": len(answer.tokens),
+            "cached_tokens": answer.num_cached_tokens,
             "e2e_latency": time.monotonic() - answer.began_s,
         }
         return {"text": answer.text, "output_ids": answer.tokens, "meta_info": meta}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pdreal.transports.cuda_runtime import CudaError, CudaRuntime
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
 from pdreal.transports.regions import Regions
 
@@ -53,7 +53,7 @@ class CudaIpcTransport:
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if len(lengths):
-            self._peers[address].write(local, remote, lengths)
+            connected(self._peers, address).write(local, remote, lengths)
 
     def _open_sender(self, regions: Any) -> "_Mapped":
         torch.cuda.set_device(self._device)

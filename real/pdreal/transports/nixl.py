@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pdreal.transports.libraries import load_engine
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
 
 TIMEOUT_S = 30.0
 """Of a write: the engine has none of its own."""
@@ -81,7 +81,7 @@ class NixlTransport:
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if not len(lengths):
             return
-        peer, device = self._peers[address]
+        peer, device = connected(self._peers, address)
         try:
             self._write(peer, self._ranges(local, lengths, self._index), self._ranges(remote, lengths, device))
         except TransferError:

@@ -1,7 +1,7 @@
 """What a transfer engine does for a rank, and how it fails."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -11,12 +11,23 @@ Addresses = NDArray[np.int64]
 """Of memory, or lengths of it, in bytes."""
 
 
+Peer = TypeVar("Peer")
+
+
 class TransferError(Exception):
     """A write did not succeed, as far as is known: some or all of its bytes may have landed, or may land yet."""
 
 
 class UnavailableError(Exception):
     """This machine cannot run this engine; says what to install or change."""
+
+
+def connected(peers: Mapping[str, Peer], address: str) -> Peer:
+    """Raises TransferError if another thread has disconnected it."""
+    try:
+        return peers[address]
+    except KeyError:
+        raise TransferError("the peer is not connected any more") from None
 
 
 class Transport(Protocol):

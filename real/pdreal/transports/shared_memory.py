@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
 from pdreal.transports.raw import copy_ranges
 from pdreal.transports.regions import Regions
 
@@ -51,7 +51,7 @@ class SharedMemoryTransport:
             self._peers.pop(address).close()
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        peer = self._peers[address]
+        peer = connected(self._peers, address)
         targets = peer.regions.translate(remote, lengths)
         peer.check_alive()
         copy_ranges(local, targets, lengths)
@@ -75,15 +75,15 @@ class _Peer:
         except (ProcessLookupError, FileNotFoundError):
             raise TransferError(f"process {pid} is gone") from None
         self._pid = pid
-        self._poll = select.poll()
-        self._poll.register(self._process, select.POLLIN)
         here = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self._maps]
         self.regions = Regions(
             (address, num_bytes, at) for (address, num_bytes, _), at in zip(regions, here, strict=True)
         )
 
     def check_alive(self) -> None:
-        if self._poll.poll(0):
+        poll = select.poll()  # one for each thread: it refuses to be asked by two at a time
+        poll.register(self._process, select.POLLIN)
+        if poll.poll(0):
             raise TransferError(f"process {self._pid} died")
 
     def close(self) -> None:

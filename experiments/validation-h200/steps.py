@@ -1,4 +1,4 @@
-"""Durations of steps in real runs beside the fitted profile's: python experiments/real-h200/steps.py RUN ...
+"""Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
 A run is a folder that `pdreal run --out` has written. Medians over steps, by kind, without the first two of an
 instance: they load kernels.
@@ -22,7 +22,7 @@ NUM_COLD_STEPS = 2
 
 
 def main() -> None:
-    costs = build(load_scenario(SCENARIO)).costs
+    costs = build(load_scenario(SCENARIO, ["cost.profile=profile.yaml"])).costs
     print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
     print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):

@@ -1,25 +1,21 @@
-"""What the harness itself takes: a message from process to process, and what lies between two decode steps."""
+"""What a message takes from process to process."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 
 from pdreal.channel import Channel
-from pdreal.harness_bench import harness_ms
 from pdreal.measure.rows import Row, row_of
 from pdsim.core.messages import Heartbeat
 
 _ROUND_TRIPS = 500
 
 
-def host_rows() -> Iterator[Row]:
-    """`message`, one way, and `decode_gap`, from the end of a decode step of 32 requests to the begin of the next."""
+def message_row() -> Row:
+    """One way."""
     with TemporaryDirectory() as folder:
-        yield row_of("host", asyncio.run(_messages_us(Path(folder))), what="message")
-    gap = harness_ms()
-    yield Row(kind="host", what="decode_gap", time_us=1e3 * gap["median_ms"], repeats=int(gap["steps"]))
+        return row_of("host", asyncio.run(_messages_us(Path(folder))), what="message")
 
 
 async def _messages_us(folder: Path) -> list[float]:

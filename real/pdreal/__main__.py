@@ -1,0 +1,5 @@
+"""python -m pdreal"""
+
+from pdreal.cli import main
+
+main()

@@ -1,0 +1,148 @@
+"""What the harness adds to forwards and transfers: a prefill and a decode process at work, seen by their logbooks."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pdreal import transfer_bench
+from pdreal.bootstrap import LaunchError
+from pdreal.launcher import Launcher
+from pdreal.logbook import read_records
+from pdreal.measure.rows import Row, row_of
+from pdreal.options import Options
+from pdreal.real_scenario import real_scenario
+from pdreal.sampling import Sampling
+from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.scenario.loading import parse_scenario
+
+_SINGLE_REQUESTS = 12
+"""One after another; the first is for warming up."""
+_SINGLE_TOKENS = 512
+_SINGLE_OUTPUTS = 4
+_BATCH_TOKENS = 128
+_BATCH_OUTPUTS = 160
+"""More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+_LEAST_STEPS = 8
+"""Of one batch, whose period is worth a row."""
+_VOCABULARY = 512
+"""Ids that every model of the catalog has."""
+
+
+def serving_rows(
+    model: str, options: Options, page_size: int, batch_sizes: Sequence[int], left_out: Callable[[str], None]
+) -> Iterator[Row]:
+    """With the first engine of the device that is there, and the handovers of the others; what is missing is told."""
+    largest_batch, has_rows = max(batch_sizes), False
+    for transport in transfer_bench.ENGINES[options.device]:
+        if transport == transfer_bench.COPY:
+            continue
+        scenario = _scenario(model, page_size, transport, largest_batch)
+        try:
+            records = _serve(scenario, options, () if has_rows else batch_sizes)
+        except LaunchError as missing:
+            left_out(f"serving by {transport}: {missing}")
+            continue
+        alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
+        if not has_rows:
+            yield from _stage_rows(alone)
+            yield from _loop_rows(records.steps, batch_sizes)
+            has_rows = True
+        yield _handover_row(alone, records.transfers, transport)
+
+
+def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
+    """On GPUs of whatever kind: the catalog's is named, but not asked."""
+    pool_pages = -(-(_BATCH_TOKENS + _BATCH_OUTPUTS + page_size) // page_size) * largest_batch
+    pool_tokens = max(pool_pages * page_size, 8 * _SINGLE_TOKENS)
+    server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
+    return {
+        "model": model,
+        "page_size": page_size,
+        "prefill": {**server, "chunked_prefill_tokens": 8192},
+        "decode": {**server, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": page_size}},
+        "network": {"transport": transport},
+        "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1},
+    }
+
+
+def _serve(scenario: dict[str, object], options: Options, batch_sizes: Sequence[int]) -> RunRecords:
+    with TemporaryDirectory() as folder:
+        asyncio.run(_run(scenario, options, batch_sizes, Path(folder)))
+        return read_records(Path(folder))
+
+
+async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[int], logs: Path) -> None:
+    """Requests that come alone first, with the lowest ids; then batches."""
+    scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
+    launcher = Launcher(scenario, options, folder=logs)
+    await launcher.start()
+    try:
+        for _ in range(_SINGLE_REQUESTS):
+            await _serve_together(launcher, 1, _SINGLE_TOKENS, _SINGLE_OUTPUTS)
+        for batch_size in batch_sizes:
+            await _serve_together(launcher, batch_size, _BATCH_TOKENS, _BATCH_OUTPUTS)
+    finally:
+        await launcher.stop()
+
+
+async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
+    prompt = [i * 7 % _VOCABULARY for i in range(num_tokens)]
+    sampling = Sampling(num_outputs, ignore_eos=True)
+    for request in [launcher.submit(prompt, sampling) for _ in range(num_requests)]:
+        async for _ in request:
+            pass
+
+
+def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
+    """Of requests that nothing held up; what lies between two stages is host work and messages."""
+    for what, begin, end in (
+        ("route", "arrival_ns", "routed_ns"),
+        ("admit", "routed_ns", "admitted_ns"),
+        ("grant", "admitted_ns", "prefill_start_ns"),
+        ("result", "prefill_end_ns", "transfer_start_ns"),
+        ("answer", "streamed_ns", "first_token_ns"),
+    ):
+        yield row_of("host", _between_us(alone, begin, end), what=what)
+
+
+def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
+    """Pages of a pool that is empty lie in a row: its requests have equally many descriptors."""
+    return row_of(
+        "handover",
+        _between_us(alone, "transfer_start_ns", "streamed_ns"),
+        transport=transport,
+        payload_bytes=alone[0].transfer_bytes,
+        num_descriptors=sum(row.num_descriptors for row in transfers if row.request_id == alone[0].request_id),
+    )
+
+
+def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
+    """Sorted."""
+    return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
+
+
+def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Iterator[Row]:
+    """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
+    decode = [step for step in steps if step.kind == "decode"]
+    unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
+    runs = [[step for _, step in run] for _, run in unchanged]
+    for batch_size in batch_sizes:
+        found = [run for run in runs if run[0].num_requests == batch_size]
+        run = max(found, key=len, default=[])
+        if len(run) < _LEAST_STEPS:
+            continue
+        num_periods = len(run) - 1
+        yield Row(
+            kind="loop",
+            time_us=(run[-1].start_ns - run[0].start_ns) / num_periods / 1e3,
+            repeats=num_periods,
+            batch=batch_size,
+            context_tokens=sum(step.num_context_tokens for step in run[:-1]) // num_periods,
+        )
+
+
+def _context_before(index: int, step: StepRecord) -> int:
+    """Of the step number 0, if the batch had been this one since: each request has one token more in every step."""
+    return step.num_context_tokens - index * step.num_requests

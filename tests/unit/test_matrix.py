@@ -1,0 +1,236 @@
+"""A matrix of scenarios: its file, its runs, and what is said of the two sides."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdsim.calibration.counts import compare_counts
+from pdsim.calibration.first_decisions import equal_prefixes
+from pdsim.calibration.matrix import Asked, load_matrix
+from pdsim.calibration.ranking import ks_distance, rank
+from pdsim.calibration.validation import METRICS, Side, Validation, compare_sides
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.simulation import Observation, simulate
+
+SCENARIO = """\
+name: little
+model: tiny-qwen3
+page_size: 16
+prefill: {gpu: h100, pool_tokens: 4096, chunked_prefill_tokens: 256}
+decode: {gpu: h100, pool_tokens: 4096}
+router: round_robin
+network: {transport: mooncake-tcp}
+workload: {use: prefix_pool, num_requests: 24, num_prefixes: 2, prefix_tokens: 64, input_tokens: 40, output_tokens: 6}
+client: {use: closed_loop, concurrency: 4}
+"""
+
+
+def side(path, *changes):
+    journal = []
+    result = simulate(load_scenario(path, changes), Observation(journal=journal.append))
+    return Side(result.summary(), result.records, journal)
+
+
+def counts_of(one, other):
+    return compare_counts(one.records, one.journal, other.records, other.journal)
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+# Distributions and order.
+
+VALUES = st.lists(st.integers(1, 30).map(float), min_size=1, max_size=40)
+
+
+@settings(max_examples=30)
+@given(VALUES, VALUES)
+def test_the_distance_is_the_largest_between_the_distribution_functions(a, b):
+    def below(values, x):
+        return sum(value <= x for value in values) / len(values)
+
+    assert ks_distance(a, b) == pytest.approx(max(abs(below(a, x) - below(b, x)) for x in (*a, *b)))
+
+
+def test_the_distance_from_nothing_is_one():
+    assert ks_distance([], []) == 0
+    assert ks_distance([1.0], []) == 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=12, unique=True), st.randoms())
+def test_tau_counts_pairs_in_order_and_out_of_it(values, random):
+    shuffled = random.sample(values, len(values))
+    measured, simulated = dict(enumerate(values)), dict(enumerate(shuffled))
+    pairs = [(a, b) for a in measured for b in measured if a < b]
+    right = sum((values[a] - values[b]) * (shuffled[a] - shuffled[b]) > 0 for a, b in pairs)
+    assert rank(measured, simulated).tau == pytest.approx((2 * right - len(pairs)) / len(pairs))
+
+
+def test_pairs_that_are_almost_equal_have_no_winner():
+    ranking = rank({"a": 100.0, "b": 104.0, "c": 200.0}, {"a": 2.0, "b": 1.0, "c": 1.5})
+    assert (ranking.num_pairs, ranking.num_right, ranking.share) == (2, 1, 0.5)
+    assert rank({"a": 1.0}, {"a": 2.0}).tau is None
+    assert rank({"a": 1.0}, {"a": 2.0}).share is None
+
+
+# Two sides.
+
+
+def test_a_run_beside_itself_has_no_error(scenario):
+    one, again = side(scenario), side(scenario)
+    found = compare_sides("same", Asked(0.0, 0.0, 0.0), one, again)
+    assert {error.error for error in (*found.metrics.values(), *found.stages_ms.values())} == {0.0}
+    assert set(found.distances.values()) == {0.0}
+    assert found.counts.are_equal
+    assert not found.counts.otherwise_cached
+    assert all(prefix.num_equal == prefix.num_decisions > 0 for prefix in found.decisions.values())
+    validation = Validation("m", Asked(0.0, 0.0, 0.0), (found,))
+    assert all(spread.is_met and spread.median == 0 for spread in validation.spreads())
+    assert [spread.metric for spread in validation.spreads()] == list(METRICS)
+    json.dumps(validation.to_json(), allow_nan=False)
+
+
+def test_one_request_at_a_time_is_decided_alike_however_long_it_takes(scenario):
+    one, slow = (
+        side(scenario, "client.concurrency=1", f"cost={{use: roofline, step_overhead: {overhead}}}")
+        for overhead in ("1 ms", "9 ms")
+    )
+    found = compare_sides("slow", Asked(mean=0.1), one, slow)
+    assert found.metrics["mean_tpot_ms"].error > 1
+    assert not found.metrics["mean_tpot_ms"].is_met
+    assert all(prefix.num_equal == prefix.num_decisions for prefix in found.decisions.values())
+    assert found.counts.are_equal
+    assert not found.counts.otherwise_cached
+
+
+def test_decisions_are_equal_until_the_first_that_differs(scenario):
+    journal = list(side(scenario, "client.concurrency=1").journal)
+    whole = equal_prefixes(journal, journal)
+    said = [i for i, entry in enumerate(journal) if entry.instance_id == "decode-0" and entry.call == "on_message"]
+    cut = said[len(said) // 2]
+    broken = [*journal[:cut], journal[cut]._replace(returned=["another"]), *journal[cut + 1 :]]
+    found = equal_prefixes(journal, broken)
+    assert 0 < found["decode-0"].num_equal < whole["decode-0"].num_equal
+    assert found["prefill-0"] == whole["prefill-0"]
+
+
+@pytest.mark.parametrize("field", ["num_bytes", "num_descriptors"])
+def test_other_bytes_or_descriptors_are_found(scenario, field):
+    one, other = side(scenario), side(scenario)
+    row = other.records.transfers[5]
+    other.records.transfers[5] = row._replace(**{field: getattr(row, field) + 1})
+    counts = counts_of(one, other)
+    assert counts.unequal == (row.request_id,)
+    assert not counts.are_equal
+    assert counts.to_json()["equal"] is False
+
+
+def test_what_was_cached_otherwise_is_timing(scenario):
+    one, other = side(scenario), side(scenario, "prefill.radix_cache=false")
+    counts = counts_of(one, other)
+    assert len(counts.otherwise_cached) > 10
+    assert counts.are_equal
+
+
+def test_a_request_of_one_side_alone_is_found(scenario):
+    one, other = side(scenario), side(scenario)
+    other.records.requests[0] = replace(other.records.requests[0], outcome="failed")
+    assert counts_of(one, other).unequal == (0,)
+
+
+def test_descriptors_follow_from_how_pages_lie(scenario):
+    """With few pages, free ones lie apart, and where depends on what ended when."""
+    changes = (
+        "prefill={gpu: h100, pool_tokens: 1024, radix_cache: false}",
+        "workload={use: random_lengths, num_requests: 60, output_tokens: {use: uniform, low: 2, high: 40}}",
+        "workload.input_tokens={use: uniform, low: 30, high: 90}",
+    )
+    one = side(scenario, *changes)
+    other = side(scenario, *changes, "cost={use: roofline, step_overhead: 9 ms}")
+    counts = counts_of(one, other)
+    assert counts.descriptors.measured != counts.descriptors.simulated
+    assert counts.otherwise_sent
+    assert counts.are_equal
+
+
+# The file.
+
+MATRIX = """\
+scenario: scenario.yaml
+real: {device: cpu, dtype: float32, timeout: 90 s}
+within: {median: 10 %}
+variants:
+  c1: [client.concurrency=1]
+  c4: []
+"""
+
+
+@pytest.fixture
+def matrix(scenario, tmp_path):
+    path = tmp_path / "matrix.yaml"
+    path.write_text(MATRIX)
+    return path
+
+
+def test_a_matrix_is_read(matrix, tmp_path):
+    found = load_matrix(str(tmp_path), tmp_path)
+    assert [variant.name for variant in found.variants] == ["c1", "c4"]
+    assert found.real.timeout_s == 90
+    assert found.asked == Asked(median=0.1)
+    assert found.runs == tmp_path / "runs"
+    assert load_matrix(str(matrix), tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("variants:", "variant:", r"unknown field 'variant' \(did you mean 'variants'\?\)"),
+        ("scenario: scenario.yaml\n", "", "scenario is missing"),
+        ("device: cpu", "device: gpu", "no device 'gpu'"),
+        ("dtype: float32", "dtype: bf16", "no dtype 'bf16'"),
+        ("90 s", "ninety", "timeout"),
+        ("10 %", "10", "expected a percentage"),
+        ("c4: []", "c4: radix", "c4: expected a list of path=value"),
+        ("c4: []", "a/b: []", "cannot name a folder"),
+        ("median: 10 %", "medain: 10 %", "did you mean 'median'"),
+    ],
+)
+def test_a_wrong_matrix_is_one_message(matrix, before, after, says):
+    matrix.write_text(MATRIX.replace(before, after))
+    with pytest.raises(ConfigError, match=says):
+        load_matrix(str(matrix), matrix.parent)
+
+
+def test_a_simulation_needs_a_profile(matrix):
+    found = load_matrix(str(matrix), matrix.parent)
+    with pytest.raises(ConfigError, match="give --profile"):
+        found.scenario(found.variants[0])
+
+
+def test_the_folder_of_another_scenario_is_refused(matrix):
+    found = load_matrix(str(matrix), matrix.parent)
+    one, other = found.variants
+    ran = simulate(load_scenario(found.scenario_path, (*one.changes, "model.kv_dtype=fp32"))).scenario
+    found.require_same(one, ran, found.runs / "c1")
+    with pytest.raises(ConfigError, match=r"client is .*1.* there, .*4.* here; delete the folder"):
+        found.require_same(other, ran, found.runs / "c4")
+
+
+@pytest.mark.parametrize(("name", "num_variants"), [("validation-h200", 20), ("validation-cpu", 8)])
+def test_the_matrices_of_the_repository_can_run(name, num_variants):
+    found = load_matrix(name, Path("experiments"))
+    assert len(found.variants) == num_variants
+    for variant in found.variants:
+        scenario = build(load_scenario(found.scenario_path, variant.changes)).scenario
+        assert scenario.client.concurrency, "a closed loop sends the same on both sides"
