@@ -19,7 +19,9 @@ RUNS = ("c1", "c16") if FAST else ("c1", "c8", "c16", "c32", "c64", "in4k_c8")
 
 # %%
 real = {name: StoredRun(REAL / "data" / name) for name in RUNS}
-simulated = {name: simulate(load_scenario(run.folder / "scenario.yaml")) for name, run in real.items()}
+PROFILE = (REAL / "profile.yaml").resolve()
+KNOWN = [f"cost={{profile: {PROFILE}}}", f"network.profile={PROFILE}"]
+simulated = {name: simulate(load_scenario(run.folder / "scenario.yaml", KNOWN)) for name, run in real.items()}
 
 
 def of_tokens(run, kind, unit):
@@ -65,5 +67,6 @@ plt.show()
 
 # %%
 error = table["simulated"] / table["real"] - 1
+assert error["prefill, us a token"].abs().max() < 0.1
 assert error["decode step, ms"].abs().max() < 0.1
 assert error["median TPOT, ms"].abs().max() < 0.2

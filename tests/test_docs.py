@@ -139,6 +139,34 @@ def test_scenarios_of_other_commands_exist():
                 load_scenario(ROOT / words[2], changes)
 
 
+# docs/tutorial.md.
+
+
+@pytest.mark.slow
+def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "tutorial.md"
+    for block in blocks(page, "yaml"):
+        (tmp_path / block.name).write_text(block.text)
+    (load,) = blocks(page, "python")
+    exec(load.text, {})
+    shown = [lines_of(block.text) for block in blocks(page, "text")]
+    for line, expected in zip(commands(page), shown, strict=True):
+        with suppress(SystemExit):
+            main(shlex.split(line)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        printed = lines_of(captured.out)
+        start = printed.index(expected[0])
+        assert printed[start : start + len(expected)] == expected, line
+
+
+def lines_of(output):
+    """Whatever the width of the terminal, rules of a table aside."""
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    return [line for line in lines if line.strip("\u2500 ")]
+
+
 # docs/api.md, docs/formats.md, docs/cli.md.
 
 
