@@ -1,5 +1,7 @@
 """Each notebook runs, with small loads; what GitHub shows of it is made from its source."""
 
+import re
+
 import jupytext
 import pytest
 
@@ -24,6 +26,12 @@ def test_a_notebook_is_current(path):
     shown = jupytext.read(path.with_suffix(".ipynb"))
     assert cells(shown) == cells(read_source(path))
     assert has_figure(shown)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_links_of_a_notebook_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdsim.metrics.definitions import STATISTICS
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.scenario.schema import Scenario, ServerSettings
 from pdsim.system.catalog import load_model
 
-_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")
 """What bench_serving writes in front of its results and a simulation does not have."""
 _AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
@@ -79,13 +79,13 @@ def _vllm(run: Run) -> dict[str, Any]:
         "request_goodput": None,
         **{name: of[name] for name in peaks},
         "total_token_throughput": of["total_throughput"],
-        **{f"{s}_{theirs}_ms": of[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in _STATISTICS},
+        **{f"{s}_{theirs}_ms": of[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
     }
 
 
 def _aiperf(run: Run) -> dict[str, Any]:
     done = [request for request in run.requests if request.outcome == "finished"]
-    longer = [request for request in done if request.num_output_tokens > 1]
+    tpots_ms = [tpot_ms(request) for request in done if request.num_output_tokens > 1]
     totals = {
         theirs: {"unit": unit, "avg": float(run.summary[ours])} for theirs, (ours, unit) in _AIPERF_TOTALS.items()
     }
@@ -96,8 +96,8 @@ def _aiperf(run: Run) -> dict[str, Any]:
         **totals,
         "request_latency": _metric("ms", map(e2e_ms, done)),
         "time_to_first_token": _metric("ms", map(ttft_ms, done)),
-        "inter_token_latency": _metric("ms", map(tpot_ms, longer)),
-        "output_token_throughput_per_user": _metric("tokens/sec/user", (1e3 / tpot_ms(one) for one in longer)),
+        "inter_token_latency": _metric("ms", tpots_ms),
+        "output_token_throughput_per_user": _metric("tokens/sec/user", (1e3 / each for each in tpots_ms if each)),
         "input_sequence_length": _metric("tokens", (one.num_prompt_tokens for one in done)),
         "output_sequence_length": _metric("tokens", (one.num_output_tokens for one in done)),
         "was_cancelled": bool(run.summary["pdsim"].get("interrupted")),
@@ -122,8 +122,8 @@ def _metric(unit: str, values: Iterable[float]) -> dict[str, Any]:
 def _inferencex(run: Run) -> dict[str, Any]:
     of, scenario = run.summary, run.scenario
     names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-    times = {f"{s}_{theirs}": of[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in _STATISTICS}
-    speeds = {f"{s}_intvty": 1 / time_s for s in _STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
+    times = {f"{s}_{theirs}": of[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in STATISTICS}
+    speeds = {f"{s}_intvty": 1 / time_s for s in STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
     completed = of["completed"] or 1
     return {
         "conc": of["max_concurrency"],

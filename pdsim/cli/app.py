@@ -333,16 +333,17 @@ def export(
     """
     from pdsim.calibration.exported import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.scenario.build import requests_of
     from pdsim.workload.mooncake_file import write_mooncake
-    from pdsim.workload.request_spec import Streams
 
+    if block_tokens < 1:
+        raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
     changes = changes_of(set_, seed)
     scenario = scenario_of(run, changes)
     (finished,) = obtain_runs((run,), changes, None, quiet=False)
     if to == "mooncake":
         sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
-        requests = scenario.workload.requests(Streams(scenario.seed))
-        write_mooncake(out, requests, sent_ns, block_tokens=block_tokens)
+        write_mooncake(out, requests_of(scenario), sent_ns, block_tokens=block_tokens)
     else:
         write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
     print(f"{to}: {out}")

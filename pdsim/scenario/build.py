@@ -89,10 +89,7 @@ class Cluster:
 def build(scenario: Scenario) -> Cluster:
     """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault."""
     scenario = resolve(scenario)
-    try:
-        requests = scenario.workload.requests(Streams(scenario.seed))
-    except TraceError as wrong:
-        raise ConfigError(f"workload: {wrong}") from None
+    requests = requests_of(scenario)
     _check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
@@ -127,6 +124,14 @@ def restarted(scenario: Scenario, instance_id: str) -> Any:
     """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
     machines: list[Any] = [*build_instances(scenario), *build_agents(scenario, have_restarted=True)]
     return next(machine for machine in machines if machine.instance_id == instance_id)
+
+
+def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
+    """What its workload makes of its seed. Raises ConfigError for a trace that cannot be read."""
+    try:
+        return scenario.workload.requests(Streams(scenario.seed))
+    except TraceError as wrong:
+        raise ConfigError(f"workload: {wrong}") from None
 
 
 def resolve(scenario: Scenario) -> Scenario:

@@ -9,13 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.build import resolve
+from pdsim.scenario.build import requests_of, resolve
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport
-from pdsim.workload.request_spec import Streams
-from pdsim.workload.trace_file import TraceError
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Whose code decides results."""
@@ -34,12 +31,8 @@ class Identifier:
     def _workload_digest(self, scenario: Scenario) -> str:
         described = json.dumps([describe_component(scenario.workload), scenario.seed])
         if described not in self._digests:
-            try:
-                requests = scenario.workload.requests(Streams(scenario.seed))
-            except TraceError as wrong:
-                raise ConfigError(f"workload: {wrong}") from None
             digest = sha256()
-            for spec in requests:
+            for spec in requests_of(scenario):
                 digest.update(repr(spec).encode())
             self._digests[described] = digest.hexdigest()
         return self._digests[described]

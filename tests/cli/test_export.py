@@ -101,5 +101,17 @@ def test_only_runs_are_exported(capsys, folder, tmp_path):
     assert "is a result of another tool; expected a run folder or a scenario file" in capsys.readouterr().err
     assert exit_code("export", folder, "--to", "guidellm", "-o", tmp_path / "x.json") == 2
     assert "guidellm" in capsys.readouterr().err
+    assert exit_code("export", folder, "--to", "mooncake", "--block-tokens", 0, "-o", tmp_path / "x.json") == 2
+    assert "--block-tokens 0: at least 1" in capsys.readouterr().err
     assert exit_code("export", tmp_path, "--to", "vllm", "-o", tmp_path / "x.json") == 2
     assert "is no run folder" in capsys.readouterr().err
+
+
+def test_a_run_whose_trace_is_gone_is_told_so(capsys, tmp_path):
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 3, "hash_ids": [0]}\n')
+    workload = f"{{use: mooncake_trace, path: {tmp_path / 'trace.jsonl'}}}"
+    (tmp_path / "traced.yaml").write_text(SCENARIO.split("workload:")[0] + f"workload: {workload}\n")
+    output(capsys, "run", tmp_path / "traced.yaml", "--out", tmp_path / "run")
+    (tmp_path / "trace.jsonl").unlink()
+    assert exit_code("export", tmp_path / "run", "--to", "mooncake", "-o", tmp_path / "x.jsonl") == 2
+    assert f"pdsim: workload: no trace file {tmp_path / 'trace.jsonl'}" in capsys.readouterr().err
