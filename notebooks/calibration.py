@@ -14,7 +14,7 @@ from pdsim.calibration.profile import calibrate
 from pdsim.calibration.rows import read_rows
 
 # %%
-made = calibrate(read_rows([REAL / "data" / "rows.csv", REAL / "data" / "transfer.csv"]), gpu="h200")
+made = calibrate(read_rows(sorted((REAL / "data").glob("*.csv"))), gpu="h200")
 pd.DataFrame(
     {
         part: {"form": fit.form.name, "rows": len(fit.rows), "shapes": fit.num_shapes, "held-out error": fit.error}

@@ -60,13 +60,13 @@ panels[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# **Reading.** Forwards lie near the line: microbenchmarks know what they cost. TPOT is more in reality, because a loop
-# also rests between steps. TTFT is where two runs part: it is a queue, so that small differences in who comes first,
-# or a process that is still cold, are all in it. So trust steps, compare configurations by TTFT, and read its absolute
-# value with [what is known of the errors](../docs/fidelity.md).
+# **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. Median TTFT is where two
+# runs part, up to a factor of three: clients come back as answers end, and whether they come back one by one or many
+# together is decided by small differences. So trust steps, compare configurations by TTFT, and read its absolute value
+# with [what is known of the errors](../docs/fidelity.md).
 
 # %%
 error = table["simulated"] / table["real"] - 1
-assert error["prefill, us a token"].abs().max() < 0.1
+assert error["prefill, us a token"].abs().max() < 0.15
 assert error["decode step, ms"].abs().max() < 0.1
-assert error["median TPOT, ms"].abs().max() < 0.2
+assert error["median TPOT, ms"].abs().max() < 0.15
