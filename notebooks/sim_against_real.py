@@ -60,10 +60,10 @@ panels[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. Median TTFT is where two
-# runs part, up to a factor of three: clients come back as answers end, and whether they come back one by one or many
-# together is decided by small differences. So trust steps, compare configurations by TTFT, and read its absolute value
-# with [what is known of the errors](../docs/fidelity.md).
+# **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. Median TTFT is where
+# two runs part, up to a factor of three: clients come back as answers end, and whether they come back one by one or
+# many together is decided by small differences. So trust steps, compare configurations by TTFT, and read its absolute
+# value with [what is known of the errors](../docs/fidelity.md).
 
 # %%
 error = table["simulated"] / table["real"] - 1
