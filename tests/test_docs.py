@@ -34,7 +34,7 @@ from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
 from pdsim.scenario.yaml_file import parse_yaml
 from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
@@ -241,6 +241,16 @@ def test_the_sweeps_that_are_shown_run(sweeps, capsys):
         assert captured.out, line
 
 
+def test_the_reports_that_are_shown_are_written(folder, capsys):
+    for line in commands(DOCS / "reports.md"):
+        with suppress(SystemExit):
+            main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        assert captured.out, line
+    assert {"first.html", "report.html"} <= {path.name for path in folder.iterdir()}
+
+
 def test_python_of_sweeps_runs_and_duckdb_reads_the_shards(sweeps, capsys):
     (block,) = blocks(DOCS / "sweeps.md", "python")
     known = {}
@@ -279,7 +289,7 @@ BY_FIELD = {"Top level": Scenario} | {
     if isinstance(hint, type) and issubclass(hint, Section)
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings}
+BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
 BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {

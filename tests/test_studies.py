@@ -28,17 +28,15 @@ def report():
 
 
 MISSED = {
+    "infersim-h20": {
+        ("qwen3-30b-a3b-decode-roofline", "mean_tpot_ms"): "25 tokens of an expert take a tile of 64",
+    },
     "vllm-rtx": {
         ("llama-8b-4090", "mean_ttft_ms"): "prompts are not computed in decode steps, and 16 requests are retracted",
-        ("qwen3-32b-pro6000-tp2", "mean_ttft_ms"): "reductions over PCIe take longer than the roofline's over NVLink",
-        ("qwen3-32b-pro6000-tp2", "mean_tpot_ms"): "the same",
     },
     "inferencex-tp": {
-        ("b200-fp8-1024-1p1d-c4", "mean_ttft_ms"): "fitted on GB200",
-        ("b200-fp8-1024-1p1d-c4", "mean_tpot_ms"): "fitted on GB200",
-        ("b200-fp8-8192-1p1d-c4", "mean_ttft_ms"): "fitted on GB200",
-        ("b200-fp8-8192-1p1d-c4", "mean_tpot_ms"): "fitted on GB200",
-        ("b200-fp8-8192-1p1d-c32", "mean_ttft_ms"): "prefill under load, which no row tells apart from waiting",
+        ("b200-fp8-1024-1p1d-c4", "mean_ttft_ms"): "what a request takes outside the GPU is fitted on GB200",
+        ("b200-fp8-8192-1p1d-c32", "mean_ttft_ms"): "of what a request takes outside the GPU, a part is taken in turn",
         ("b200-fp8-8192-1p1d-c64", "mean_ttft_ms"): "the same",
         ("b200-fp8-8192-1p4d-c64", "mean_ttft_ms"): "the same",
         ("gb200-fp4-1024-1p2d-c32", "mean_ttft_ms"): "the same",
@@ -65,10 +63,18 @@ def test_public_points_below_saturation_are_within_20_percent_at_the_median(repo
         errors = [
             abs(row[metric].error)
             for name, row in rows.items()
-            if name != "gb200-fp4-1024-1p2d-c4" and (name.startswith("gb200") or name.endswith("-c4"))
+            if name not in {"gb200-fp4-1024-1p2d-c4", "b200-fp8-8192-1p1d-c4"}
+            and (name.startswith("gb200") or name.endswith("-c4"))
         ]
-        assert len(errors) == 8
+        assert len(errors) == 7
         assert median(errors) < 0.20
+
+
+def test_aggregated_points_are_within_20_percent_of_tpot_at_the_median(report):
+    """By defaults alone. TTFT has what lies before the GPU, of which those rows say nothing."""
+    errors = [abs(row["mean_tpot_ms"].error) for row in report("aiconfigurator-points").values()]
+    assert len(errors) == 13
+    assert median(errors) < 0.20
 
 
 def test_the_metrics_of_vllm_are_those_of_its_requests():

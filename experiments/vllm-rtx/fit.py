@@ -14,6 +14,12 @@ from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent
 START = {"matrix_efficiency": 0.7, "kv_bandwidth": 0.85}
+REDUCE = {
+    "prefill": {"all_reduce": "17 us", "link_efficiency": 0.288},
+    "decode": {"all_reduce": "19 us", "link_efficiency": 0.118},
+}
+"""Two RTX PRO 6000 over PCIe, by tables of aiconfigurator 0.12.0, not fitted here. Beyond 8 MiB, as in prefill, vLLM
+takes NCCL: 17 us + bytes at 18.4 of 64 GB/s. Below it has its own, which in 0.19 takes 19 us + bytes at 7.5 GB/s."""
 LEFT_OUT = ("output_throughput", "p99_ttft_ms", "p99_tpot_ms")
 """Follow from others, or are tails."""
 
@@ -35,6 +41,16 @@ def main() -> None:
     profile = fitted_profile("llama-3.1-8b-rtx-pro-6000", case, arm, fit, cost(fit.values), command)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
+    two_gpus = {role: {**cost(fit.values), **reduce} for role, reduce in REDUCE.items()}
+    source = "rtx_pro_6000_server of aiconfigurator 0.12.0 (Apache-2.0): nccl/2.29.2 and vllm/0.19.0, two GPUs"
+    write_yaml(
+        {
+            "name": "qwen3-32b-rtx-pro-6000-tp2",
+            "cost": two_gpus,
+            "provenance": {**profile["provenance"], "all_reduce, link_efficiency": source},
+        },
+        HERE / "profile-tp2.yaml",
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pdsim.cli.command import (
     Out,
     Seed,
     Set,
+    Tornado,
     changes_of,
     fail_if_incomplete,
     print_json,
@@ -45,9 +46,10 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.cli.tables import print_stages, print_summaries
+        from pdsim.cli.tables import print_intervals, print_stages, print_summaries
 
         print_summaries({finished.name: finished.summary})
+        print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
@@ -76,11 +78,12 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
     if json_:
         print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
-        from pdsim.cli.tables import print_limits, print_stages, print_summaries, print_usage
+        from pdsim.cli.tables import print_intervals, print_limits, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
         print_summaries({run.name: run.summary for run in finished})
+        print_intervals({run.name: run.summary for run in finished})
         if observed:
             print_stages(records)
             print_usage(records)
@@ -201,10 +204,65 @@ def calibrate(
 
 
 @app.command
+def scale(
+    profile: Path,
+    *,
+    source: Annotated[str, Parameter(name="--from", help="The GPU that was measured.")],
+    target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the derived profile here.")],
+    model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
+    tp: Annotated[int, Parameter(help="Tensor-parallel size of what was measured.")] = 1,
+    weight_dtype: Annotated[
+        Literal["bf16", "fp8", "fp4"] | None, Parameter(help="Of the derived profile, if not as measured.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval.
+
+    Parameters
+    ----------
+    profile
+        A measured profile (YAML).
+
+    """
+    from pdsim.calibration.scaling import Scaling, model_of
+    from pdsim.calibration.scaling import scale as scaled
+    from pdsim.cli.tables import print_scaling
+    from pdsim.scenario.profile import read_profile
+    from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+
+    model = model or model_of(read_profile(profile))
+    if model is None:
+        raise ConfigError(f"profile {profile} does not say its model: name it with --model")
+    if tp < 1:
+        raise ConfigError(f"--tp: expected at least 1, found {tp}")
+    try:
+        gpus = load_gpu(source), load_gpu(target)
+        scaling = Scaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
+    except UnknownNameError as wrong:
+        raise ConfigError(str(wrong)) from None
+    command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
+    if weight_dtype is not None:
+        command += f" --weight-dtype {weight_dtype}"
+    derived = scaled(profile, scaling, out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(derived, out)
+    for note in scaling.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        print_json(derived)
+    else:
+        print_scaling(scaling, derived["cost"])
+        print(f"profile: {out}")
+
+
+@app.command
 def explain(
     run: Path,
     *,
     request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
+    tornado: Tornado = False,
     set_: Set = None,
     seed: Seed = None,
     json_: Json = False,
@@ -219,8 +277,9 @@ def explain(
     """
     from dataclasses import asdict
 
-    from pdsim.cli.runner import obtain_runs
-    from pdsim.cli.tables import print_limits, print_request, print_stages, print_usage
+    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.cli.tables import print_limits, print_path, print_request, print_sensitivities, print_stages, print_usage
+    from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
     from pdsim.metrics.explain import stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
 
@@ -230,18 +289,67 @@ def explain(
         if record is None:
             last = max((r.request_id for r in finished.records.requests), default=-1)
             raise ConfigError(f"--request {request}: the run has requests 0 to {last}")
+        is_done = record.outcome == "finished"
+        path_ns = CriticalPaths(finished.records).of(record) if is_done else {}
+        parts_ms = {part: duration_ns / 1e6 for part, duration_ns in path_ns.items()}
         if json_:
-            print_json({**asdict(record), "stages_ms": stage_ms(record)})
+            print_json({**asdict(record), "stages_ms": stage_ms(record), "path_ms": parts_ms})
         else:
             print_request(record)
-    elif json_:
+            print_path("its critical path", parts_ms)
+        return
+    found = obtain_sensitivities(run, changes_of(set_, seed), quiet=json_) if tornado else []
+    path_ms = mean_parts_ms(finished.records)
+    if json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        print_json({"limit": finished.limit_json(), "stages": stages, "instances": instances})
+        made = {"limit": finished.limit_json(), "stages": stages, "path_ms": path_ms, "instances": instances}
+        print_json(made | ({"sensitivities": [asdict(one) for one in found]} if tornado else {}))
     else:
         print_stages({finished.name: finished.records})
+        print_path("what requests wait for, in the mean", path_ms)
         print_usage({finished.name: finished.records})
+        if tornado:
+            print_sensitivities(found)
         print_limits({finished.name: finished.limit()})
+
+
+@app.command
+def report(
+    *paths: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the page here.")] = Path("report.html"),
+    measured: Annotated[
+        list[Path] | None,
+        Parameter(
+            negative=(), help="What a load generator measured of a run, in the order of the runs. Again for each."
+        ),
+    ] = None,
+    tornado: Tornado = False,
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Write a page with figures and tables of a run, of several, or of a sweep: one HTML file that needs no other.
+
+    Parameters
+    ----------
+    paths
+        The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
+
+    """
+    from pdsim.cli.reporting import make_page
+    from pdsim.report.page import render
+
+    if not paths:
+        raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
+    page = make_page(paths, measured or (), changes_of(set_, seed), with_tornado=tornado, quiet=json_)
+    html = render(page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(html, encoding="utf-8")
+    if json_:
+        print_json({"report": str(out), "bytes": len(html.encode()), "answer": page.answer})
+    else:
+        print(f"{page.answer}\nreport: {out}")
 
 
 @app.command

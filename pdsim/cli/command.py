@@ -18,6 +18,9 @@ Set = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
 Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
+Tornado = Annotated[
+    bool, Parameter(negative=(), help="Simulate again with 10 % more of each resource, and say what that changes.")
+]
 Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
 
 

@@ -8,7 +8,8 @@ from pdsim.calibration.compare import MetricError
 from pdsim.calibration.counts import Counts
 from pdsim.calibration.first_decisions import Prefix
 from pdsim.calibration.validation import Comparison, Validation
-from pdsim.cli.tables import new_console, new_table, percentage, significant
+from pdsim.cli.tables import new_console, new_table
+from pdsim.metrics.summary_rows import percentage, significant
 
 _SHOWN = {
     "request_throughput": "requests/s",

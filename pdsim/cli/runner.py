@@ -1,8 +1,9 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pdsim.calibration.imported import read_results
 from pdsim.cli.finished import FinishedRun, write_run
@@ -14,8 +15,11 @@ from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 
+INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+"""What is told of a run between the ends of its cost."""
 _RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
 
@@ -25,7 +29,8 @@ def run_scenario(
     path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels."""
-    cluster = build(load_scenario(path, changes))
+    loaded = load_scenario(path, changes)
+    cluster = build(loaded)
     scenario = cluster.scenario
     with ExitStack() as stack:
         advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
@@ -40,10 +45,23 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
+    if loaded.cost.interval is not None and not interrupted:
+        summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
         write_run(out, scenario, finished, quiet=quiet)
     return finished
+
+
+def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) -> dict[str, list[float]]:
+    """Least and most of each metric, over the run and both ends of its cost."""
+    summaries = [summary]
+    for which, cost in zip(("fastest", "slowest"), scenario.cost.ends, strict=True):
+        cluster = build(scenario.model_copy(update={"cost": cost}))
+        with progress_over(f"{scenario.name}, {which}", len(cluster.requests), quiet=quiet) as advance:
+            summaries.append(Simulation(cluster, Observation(progress=advance)).run().summary())
+    values = {metric: [float(one[metric]) for one in summaries] for metric in INTERVAL_METRICS}
+    return {metric: [min(found), max(found)] for metric, found in values.items()}
 
 
 def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
@@ -76,6 +94,13 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
         read_summary(path)
         return load_scenario(path / SCENARIO)
     return load_scenario(path, changes)
+
+
+def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
+    """Of a scenario file, or of the scenario that a run folder keeps: of a real run they are simulated, too."""
+    scenario = load_scenario(path / SCENARIO) if path.is_dir() else load_scenario(path, changes)
+    with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
+        return sensitivities(scenario, progress=advance)
 
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:

@@ -1,10 +1,9 @@
 """Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from os import environ
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -13,25 +12,27 @@ from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
 from pdsim.calibration.profile import Calibration
+from pdsim.calibration.scaling import Scaling
+from pdsim.metrics.critical_path import PARTS
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.summary_rows import SUMMARY_ROWS, Difference, in_unit, percentage, rows_to_show, significant, unit_of
 from pdsim.metrics.usage import InstanceUsage, instance_usage
+from pdsim.sim.sensitivity import Sensitivity
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
 """Where the output is no terminal and COLUMNS is not set: wide enough for every column."""
-_LONG_MS = 1000.0
-_LONG_NUMBER = 1000
-_VISIBLE = 0.005
-"""Smaller differences have no colour."""
 _LEFT = (
     "",
     "stage",
     "what happens",
+    "resource",
     "arm",
     "case",
     "metric",
+    "run",
     "model",
     "GPU",
     "instance",
@@ -43,81 +44,9 @@ _LEFT = (
     "variant",
     "in variant",
     "decisions equal at first",
+    "operator",
+    "coefficient",
 )
-
-
-@dataclass(frozen=True)
-class _Row:
-    field: str
-    title: str
-    kind: Literal["count", "time", "share", "bytes"]
-    decimals: int = 0
-    better: int = 0
-    """Whether more is (+1) or less (-1)."""
-
-    def value(self, summary: Mapping[str, Any]) -> float | None:
-        """0 for what a run did not count, None for what another tool does not report."""
-        value: Any = summary
-        for key in self.field.split("."):
-            value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
-        return None if value is None and "pdsim" not in summary else float(value or 0)
-
-    def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
-        """Title with unit, and the values in it."""
-        if self.kind == "time":
-            unit = _unit([value for value in values if value is not None])
-            return f"{self.title}, {unit}", [
-                _if_any(value, lambda v: _in_unit(v, unit, self.decimals)) for value in values
-            ]
-        if self.kind == "share":
-            return self.title, [_if_any(value, lambda v: f"{v:.1%}") for value in values]
-        scale = 1e9 if self.kind == "bytes" else 1
-        return self.title, [_if_any(value, lambda v: f"{v / scale:,.{self.decimals}f}") for value in values]
-
-    def difference(self, value: float | None, reference: float | None) -> str:
-        if value is None or reference is None:
-            return ""
-        if self.kind == "share":
-            return f"{_signed(100 * (value - reference))} pt"
-        if not reference:
-            return ""
-        change = value / reference - 1
-        text = f"{_signed(100 * change)}%"
-        if not self.better or abs(change) < _VISIBLE:
-            return text
-        color = "green" if change * self.better > 0 else "red"
-        return f"[{color}]{text}[/{color}]"
-
-
-_SUMMARY = (
-    _Row("completed", "requests completed", "count"),
-    _Row("duration", "duration, s", "count", 1),
-    _Row("request_throughput", "requests/s", "count", 3, +1),
-    _Row("input_throughput", "input tokens/s", "count", 0, +1),
-    _Row("output_throughput", "output tokens/s", "count", 1, +1),
-    _Row("mean_ttft_ms", "TTFT mean", "time", 1, -1),
-    _Row("median_ttft_ms", "TTFT median", "time", 1, -1),
-    _Row("p99_ttft_ms", "TTFT p99", "time", 1, -1),
-    _Row("mean_tpot_ms", "TPOT mean", "time", 2, -1),
-    _Row("p99_tpot_ms", "TPOT p99", "time", 2, -1),
-    _Row("mean_itl_ms", "ITL mean", "time", 2, -1),
-    _Row("p99_itl_ms", "ITL p99", "time", 2, -1),
-    _Row("median_e2e_latency_ms", "latency median", "time", 1, -1),
-    _Row("p99_e2e_latency_ms", "latency p99", "time", 1, -1),
-    _Row("concurrency", "concurrency", "count", 1),
-    _Row("accept_length", "tokens a verified step", "count", 2),
-    _Row("pdsim.mean_running_requests", "decoding, mean", "count", 1),
-    _Row("pdsim.prefill_cache_hit_rate", "prefill cache hits", "share"),
-    _Row("pdsim.decode_cache_hit_rate", "decode cache hits", "share"),
-    _Row("pdsim.transfer_bytes", "KV sent, GB", "bytes", 1, -1),
-    _Row("pdsim.retractions", "retractions", "count", 0, -1),
-    _Row("pdsim.retraction_copies_s", "KV of retracted copied, s", "count", 3, -1),
-    _Row("pdsim.retries", "retries", "count", 0, -1),
-    _Row("pdsim.failed", "requests failed", "count", 0, -1),
-)
-
-_IF_ANY = {"accept_length", "pdsim.retraction_copies_s", "pdsim.retries", "pdsim.failed"}
-"""Shown only where there is something to show."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -138,16 +67,33 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
         table.add_column(_folded(name), justify="right", vertical="bottom")
         if i:
             table.add_column("", justify="right")
-    for row in _SUMMARY:
-        values = [row.value(summaries[name]) for name in shown]
-        if row.field in _IF_ANY and not any(values):
-            continue
+    for row, values in rows_to_show(summaries[name] for name in shown):
         title, cells = row.cells(values)
         line = [title, cells[0]]
         for value, cell in zip(values[1:], cells[1:], strict=True):
-            line += [cell, row.difference(value, values[0])]
+            line += [cell, _colored(row.difference(value, values[0]))]
         table.add_row(*line)
     return table
+
+
+def _colored(difference: Difference) -> str:
+    if difference.is_better is None:
+        return difference.text
+    color = "green" if difference.is_better else "red"
+    return f"[{color}]{difference.text}[/{color}]"
+
+
+def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Of runs whose cost has an interval: between what each metric lies."""
+    told = {name: found for name, of in summaries.items() if (found := of.get("pdsim", {}).get("interval"))}
+    if not told:
+        return
+    table = new_table("between the ends of cost.interval", "run", "metric", "least", "most")
+    for name, interval in told.items():
+        for i, row in enumerate(row for row in SUMMARY_ROWS if row.field in interval):
+            title, cells = row.cells(interval[row.field])
+            table.add_row("" if i else name, title, *cells)
+    new_console().print(table)
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
@@ -192,7 +138,7 @@ def _stages(
         known = [row for row in rows if row is not None]
         if not any(row.p99_ms for row in known):
             continue
-        unit = _unit([row.mean_ms for row in known] + [row.p99_ms for row in known])
+        unit = unit_of([row.mean_ms for row in known] + [row.p99_ms for row in known])
         line = [stage, unit]
         for row in rows:
             line += ["" if row is None else _stage_cell(row, column, unit) for column in columns]
@@ -201,7 +147,7 @@ def _stages(
 
 
 def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
-    return f"{row.share:.1%}" if column == "share" else _in_unit(getattr(row, f"{column}_ms"), unit, 1)
+    return f"{row.share:.1%}" if column == "share" else in_unit(getattr(row, f"{column}_ms"), unit, 1)
 
 
 def print_limits(limits: Mapping[str, Limit]) -> None:
@@ -248,6 +194,24 @@ def _usage_cells(use: InstanceUsage) -> dict[str, str]:
         "running": f"{use.mean_running:,.1f}",
         "waiting": f"{use.mean_waiting:,.1f}",
     }
+
+
+def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
+    """Of one request, or the mean of many: what it waited for or was worked on by."""
+    table = new_table(title, "part", "ms", "share", "what happens")
+    total = sum(parts_ms.values())
+    for part, duration_ms in parts_ms.items():
+        table.add_row(part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
+    if parts_ms:
+        new_console().print(table)
+
+
+def print_sensitivities(found: Sequence[Sensitivity]) -> None:
+    titles = {"request_throughput": "throughput", "mean_ttft_ms": "TTFT mean", "mean_tpot_ms": "TPOT mean"}
+    table = new_table("with 10 % more of one resource", "resource", *titles.values())
+    for one in found:
+        table.add_row(one.resource, *(percentage(one.changes[name]) for name in titles))
+    new_console().print(table)
 
 
 def print_request(request: RequestRecord) -> None:
@@ -319,6 +283,24 @@ def print_calibration(made: Calibration) -> None:
     new_console().print(table)
 
 
+def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
+    """How much longer operators take on the other GPU, and the coefficients there."""
+    new = f"{scaling.target.name} / {scaling.source.name}"
+    ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
+    for operator, ratio in scaling.ratios.items():
+        ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
+        ratios.add_row(operator, *ends, str(ratio.num_shapes))
+    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
+    interval = cost.get("interval", {"low": cost, "high": cost})
+    for role in ("prefill", "decode"):
+        low, best, high = (of[role] for of in (interval["low"], cost, interval["high"]))
+        for name in (name for name in best if name != "use"):
+            coefficients.add_row(name, *(str(of[name]) for of in (low, best, high)))
+    console = new_console()
+    console.print(ratios)
+    console.print(coefficients)
+
+
 def print_catalog() -> None:
     console = new_console()
 
@@ -375,33 +357,3 @@ def _fits(console: Console, table: Table) -> bool:
 def new_console() -> Console:
     console = Console()
     return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
-
-
-def _if_any(value: float | None, shown: Callable[[float], str]) -> str:
-    return "" if value is None else shown(value)
-
-
-def _unit(values_ms: Iterable[float]) -> str:
-    return "s" if max(values_ms, default=0.0) >= _LONG_MS else "ms"
-
-
-def _in_unit(value_ms: float, unit: str, decimals: int) -> str:
-    """Seconds with two decimals, and short times too."""
-    if unit == "s":
-        return f"{value_ms / 1e3:,.2f}"
-    return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
-
-
-def significant(value: float) -> str:
-    """Four digits, and all of those before the point."""
-    return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"
-
-
-def percentage(error: float) -> str:
-    return f"{_signed(100 * error)}%"
-
-
-def _signed(value: float) -> str:
-    """With one decimal, and none where that is 0."""
-    text = f"{value:+,.1f}"
-    return "0.0" if text in {"+0.0", "-0.0"} else text

@@ -61,7 +61,6 @@ class KvCache:
         if self.prefix_cache is None:
             return Lease()
         node, pages = self.prefix_cache.match(sequence, max_tokens)
-        self.prefix_cache.lock(node)
         return Lease(node, pages, len(pages))
 
     def grow(self, lease: Lease, num_pages: int) -> None:
@@ -92,13 +91,15 @@ class KvCache:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""
         if self.prefix_cache is not None:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
-            self.prefix_cache.lock(node, below=lease.node)
-            lease.node = node
+            if node is not lease.node:
+                self.prefix_cache.lock(node, below=lease.node)
+                self.prefix_cache.touch(node)
+                lease.node = node
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
-            self.prefix_cache.count_hit(self._share(lease, sequence, num_tokens, self.prefix_cache))
+            self.prefix_cache.touch(self._share(lease, sequence, num_tokens, self.prefix_cache), num_hits=1)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:

@@ -14,7 +14,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_free = num_pages
-        self._list = list(range(1, num_pages + 1))
+        self._list: Sequence[int] = range(1, num_pages + 1)
         self._next = 0
         self._freed: list[int] = []
 
@@ -32,7 +32,7 @@ class PagePool:
             self._list = sorted([*self._list[self._next :], *self._freed])
             self._freed, self._next, stop = [], 0, num_pages
         self.num_free -= num_pages
-        taken = self._list[self._next : stop]
+        taken = list(self._list[self._next : stop])
         self._next = stop
         return taken
 

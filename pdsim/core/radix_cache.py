@@ -80,53 +80,42 @@ class RadixCache:
 
     def peek(self, sequence: TokenSequence) -> int:
         """Tokens of the longest cached prefix, without touching the tree."""
-        node, position = self.root, 0
-        while (child := self._child(node, sequence, position)) is not None:
-            common = self._common(child, sequence, position)
-            position += common
-            if common < child.stop - child.start:
-                break
+        node, stop = self.root, self._whole(len(sequence))
+        while (child := self._child(node, sequence, stop)) is not None:
+            end = self._end(child, sequence, stop)
+            if end < child.stop:
+                return end
             node = child
-        return position
+        return node.stop
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
-        """The longest cached prefix of at most max_tokens, in whole pages. Splits a node that matches in part."""
-        node, position = self.root, 0
-        pages: list[int] = []
-        limit = max_tokens - max_tokens % self.page_size
-        while position < limit and (child := self._child(node, sequence, position)) is not None:
-            common = min(self._common(child, sequence, position), limit - position)
-            node = child if common == child.stop - child.start else self._split(child, common)
-            position += common
-            pages += node.pages
-            if node is not child:
-                break
-        self._touch(node)
+        """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
+        node, pages = self._descend(self.root, sequence, self._whole(min(max_tokens, len(sequence))))
+        self.lock(node)
+        self.touch(node)
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
-        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all.
+        stay the caller's, and the pages returned are the tree's own in their place. The node is the end of it all. The
+        caller touches it.
         """
-        node, position = below, below.stop
-        found: list[int] = []
-        while position < num_tokens and (child := self._child(node, sequence, position)) is not None:
-            common = min(self._common(child, sequence, position), num_tokens - position)
-            node = child if common == child.stop - child.start else self._split(child, common)
-            position += common
-            found += node.pages
-            if node is not child:
-                break
-        if position < num_tokens:
-            node = self._add_leaf(node, sequence, position, num_tokens, pages[len(found) :] if found else pages)
-        self._touch(node)
+        node, found = self._descend(below, sequence, num_tokens)
+        if node.stop < num_tokens:
+            node = self._add_leaf(node, sequence, node.stop, num_tokens, pages[len(found) :] if found else pages)
         return node, found
 
-    def count_hit(self, node: Node) -> None:
-        """A request has used the path to node. Looking it up is no hit yet: that may come to nothing, and again."""
-        self._touch(node, num_hits=1)
+    def touch(self, node: Node, num_hits: int = 0) -> None:
+        """An access to the path that ends in node. Looking it up is no hit yet: that may come to nothing, and again."""
+        self._accesses += 1
+        step: Node | None = node
+        while step is not None:
+            step.last_access = self._accesses
+            step.num_hits += num_hits
+            step = step.parent
+        self._offer(node)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
         """Protect the path to node, or its part behind `below`."""
@@ -179,26 +168,43 @@ class RadixCache:
             del parent.children[node.key]
             node.parent, node.heap_serial = None, 0
             self._pool.free(node.pages)
-            freed += node.num_pages
+            freed += len(node.pages)
             self._offer(parent)
         self.num_evictable_pages -= freed
         self.num_evicted_pages += freed
         return freed
 
-    def _child(self, node: Node, sequence: TokenSequence, position: int) -> Node | None:
-        if position + self.page_size > len(sequence) or not node.children:
+    def _whole(self, num_tokens: int) -> int:
+        """Tokens of whole pages."""
+        return num_tokens - num_tokens % self.page_size
+
+    def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
+        """From node as far as sequence goes on in the tree, and the pages on the way. stop: whole pages of it."""
+        pages: list[int] = []
+        while (child := self._child(node, sequence, stop)) is not None:
+            end = self._end(child, sequence, stop)
+            node = child if end == child.stop else self._split(child, end)
+            pages += node.pages
+            if node is not child:
+                break
+        return node, pages
+
+    def _child(self, node: Node, sequence: TokenSequence, stop: int) -> Node | None:
+        """That begins with the next page of sequence."""
+        if node.stop == stop or not node.children:
             return None
-        return node.children.get(sequence.page_key(position, self.page_size))
+        return node.children.get(sequence.page_key(node.stop, self.page_size))
 
-    def _common(self, child: Node, sequence: TokenSequence, position: int) -> int:
-        common = min(sequence.common_prefix(position, child.sequence, child.start), child.stop - child.start)
-        return common - common % self.page_size
+    def _end(self, child: Node, sequence: TokenSequence, stop: int) -> int:
+        """Up to where, in whole pages, the child and sequence are the same."""
+        start = child.start
+        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
+        return end - end % self.page_size if end < stop else stop
 
-    def _split(self, node: Node, num_tokens: int) -> Node:
-        """Put a new node with the first num_tokens above; `node`, which requests may hold, keeps the rest."""
-        parent, at = node.parent, num_tokens // self.page_size
+    def _split(self, node: Node, middle: int) -> Node:
+        """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
+        parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
-        middle = node.start + num_tokens
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born)
         head.locks, head.readers = node.locks, node.readers
         head.last_access, head.num_hits = node.last_access, node.num_hits
@@ -214,18 +220,8 @@ class RadixCache:
         leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
         parent.children[key] = leaf
         parent.heap_serial = 0
-        self.num_evictable_pages += leaf.num_pages
+        self.num_evictable_pages += len(pages)
         return leaf
-
-    def _touch(self, node: Node, num_hits: int = 0) -> None:
-        """An access to the path that ends in node."""
-        self._accesses += 1
-        step: Node | None = node
-        while step is not None:
-            step.last_access = self._accesses
-            step.num_hits += num_hits
-            step = step.parent
-        self._offer(node)
 
     def _offer(self, node: Node) -> None:
         """Put a node that may be evicted, or one whose key changed, into the heap; its older entries lapse."""

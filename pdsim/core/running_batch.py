@@ -191,9 +191,9 @@ class RunningBatch(Generic[Request]):
         if num_pages <= self._cache.pool.num_listed:
             self._cache.grow_all(leases, num_pages)
             return
-        for step in range(num_steps):
-            if leases := self._due(1 + step, 1):
-                self._cache.grow_all(leases, len(leases))
+        for step in range(self.num_steps + 1, self.num_steps + 1 + num_steps):
+            if due := self._by_phase[step % self._page_size]:
+                self._cache.grow_all(list(due.values()), len(due))
 
     def _phase(self, request: Request) -> int:
         """The same whenever joined_at_step and num_output_tokens belong together."""

@@ -57,22 +57,23 @@ class Spans:
         return f"Spans({[tuple(span) for span in self.spans]})"
 
     def page_key(self, start: int, size: int) -> Hashable:
-        i = bisect_right(self._ends, start)
-        span, end = self.spans[i], self._ends[i]
+        i = bisect_right(self._ends, start) if start else 0
+        stream, offset, length = self.spans[i]
+        end = self._ends[i]
         if start + size <= end:
-            return (span.stream, span.offset + span.length - end + start)
+            return (stream, offset + length - end + start)
         return tuple(self._slice(start, start + size))
 
     def common_prefix(self, start: int, other: "Spans", other_start: int) -> int:
         limit = min(self._length - start, other._length - other_start)
         n = 0
-        i, j = bisect_right(self._ends, start), bisect_right(other._ends, other_start)
+        i = bisect_right(self._ends, start) if start else 0
+        j = bisect_right(other._ends, other_start) if other_start else 0
         while n < limit:
-            mine, theirs = self.spans[i], other.spans[j]
+            stream, offset, length = self.spans[i]
+            other_stream, other_offset, other_length = other.spans[j]
             mine_left, theirs_left = self._ends[i] - start - n, other._ends[j] - other_start - n
-            if mine.stream != theirs.stream or (
-                mine.offset + mine.length - mine_left != theirs.offset + theirs.length - theirs_left
-            ):
+            if stream != other_stream or offset + length - mine_left != other_offset + other_length - theirs_left:
                 return n
             step = min(mine_left, theirs_left)
             n += step

@@ -11,7 +11,7 @@ from pdsim.system.memory import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Affine:
-    """A prefill forward: base + tokens + attended token pairs + prompts. A decode step: base + requests + KV tokens.
+    """Prefill forwards: base + tokens + attended pairs + prompts. Decode steps: base + matrices + requests + KV.
 
     A prompt is continued if some of it is context: cached, or computed before.
     """
@@ -37,6 +37,10 @@ class Affine:
     """Of a GPU that has been computing without pause (gpu_clock.py)."""
     prefill_slowdown_memory_ns: float = 100_000_000
     decode_base_ns: float = 0
+    decode_weights_ns: float = 0
+    """Reading the weights: where told apart from the base, the matrices of a large batch may take longer."""
+    decode_matrices_per_request_ns: float = 0
+    """Computing them, of which only what is longer than the reading counts."""
     decode_per_request_ns: float = 0
     decode_per_context_token_ns: float = 0
     """For each request that reads it."""
@@ -79,5 +83,6 @@ class AffineModel:
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         of = self._settings
-        base_ns = of.decode_base_ns + of.decode_per_request_ns * num_requests
+        matrices_ns = max(of.decode_weights_ns, of.decode_matrices_per_request_ns * num_requests)
+        base_ns = of.decode_base_ns + matrices_ns + of.decode_per_request_ns * num_requests
         return DecodeLine.of_ns(max(1, base_ns), of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)

@@ -96,6 +96,7 @@ def _engine(backend: str, version: str | None, layout: Layout) -> Any:
         "attention_dp_size": layout.dp,
         "gemm_quant_mode": WEIGHTS[spec.weight_dtype],
         "kvcache_quant_mode": KV[layout.kv_dtype],
+        "fmha_quant_mode": "bfloat16",  # prefill attention, whatever KV is kept in
     }
     if spec.experts is not None:
         ranks = layout.tp * layout.dp
@@ -112,6 +113,9 @@ def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, A
     except ModuleNotFoundError:
         raise UnavailableError("it is not installed: pip install aiconfigurator") from None
     try:
-        return module.EngineHandle.compile(model, system, backend, **dict(options))
+        engine = module.EngineHandle.compile(model, system, backend, **dict(options))
+        engine.predict_prefill_latency(1, CONTEXTS[0], 0)  # what a table lacks shows only when it is asked
+        engine.predict_decode_latency(1, CONTEXTS[0])
     except Exception as wrong:  # of many kinds: its versions, tables and layouts
         raise UnavailableError(f"it has no tables for {model} on {system}: {wrong}") from wrong
+    return engine

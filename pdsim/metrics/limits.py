@@ -12,7 +12,7 @@ from math import log
 
 from pdsim.metrics.explain import StageTimes, stage_times
 from pdsim.metrics.records import RunRecords, StepRecord
-from pdsim.metrics.usage import InstanceUsage, PathUsage, instance_usage, loaded_window, path_usage
+from pdsim.metrics.usage import InstanceUsage, PathUsage, Window, instance_usage, loaded_window, parts_of, path_usage
 
 _FULL = 0.9
 """Of the time: what works so much is the limit."""
@@ -83,12 +83,23 @@ _EVERYWHERE = ("front_end", "decode_bootstrap", *_ON_DECODE, "response")
 
 def limiting_resource(records: RunRecords, max_concurrency: int | None = None) -> Limit:
     """Needs recorded levels. max_concurrency: of a closed loop."""
-    limit = _limit(records, max_concurrency)
+    return _limit_in(loaded_window(records), records, max_concurrency)
+
+
+def limits_over_time(
+    records: RunRecords, max_concurrency: int | None = None, *, num_windows: int = 24
+) -> list[tuple[Window, Limit]]:
+    """What limits the run in each of so many equal parts of its time. Needs recorded levels."""
+    return [(window, _limit_in(window, part, max_concurrency)) for window, part in parts_of(records, num_windows)]
+
+
+def _limit_in(window: Window, records: RunRecords, max_concurrency: int | None) -> Limit:
+    limit = _limit(records, max_concurrency, window)
     return replace(limit, is_aggregated=any(request.is_aggregated for request in records.requests))
 
 
-def _limit(records: RunRecords, max_concurrency: int | None) -> Limit:
-    instances, paths = instance_usage(records), path_usage(records)
+def _limit(records: RunRecords, max_concurrency: int | None, window: Window) -> Limit:
+    instances, paths = instance_usage(records, window), path_usage(records, window)
     if not instances:
         return Limit("load", "", "nothing ran")
     stages = stage_times(records.requests)
@@ -100,7 +111,7 @@ def _limit(records: RunRecords, max_concurrency: int | None) -> Limit:
     most = max((one.share for one in missing), default=0.0)
     held = next((one for one in missing if one.share >= most - _TIE), None)
     if held is None and max_concurrency is not None:
-        held = _client(records, instances, max_concurrency)
+        held = _client(records, instances, max_concurrency, window)
     if held is None:
         return _load(instances, stages, working)
     if busiest is not None and _helps_more(busiest, held, stages):
@@ -224,8 +235,7 @@ def _batch_and_rate(steps: Iterable[StepRecord]) -> tuple[float, float] | None:
 # Nothing is missing.
 
 
-def _client(records: RunRecords, instances: Sequence[InstanceUsage], concurrency: int) -> _Candidate:
-    window = loaded_window(records)
+def _client(records: RunRecords, instances: Sequence[InstanceUsage], concurrency: int, window: Window) -> _Candidate:
     ends = [(r.arrival_ns, window.end_ns if r.end_ns is None else r.end_ns) for r in records.requests]
     waiting = sum(window.overlap_ns(*span) for span in ends) / window.length_ns
     clients = "the only client waits" if concurrency == 1 else f"of {concurrency} clients {waiting:,.1f} wait"

@@ -1,7 +1,7 @@
 """Figures. Each function returns a matplotlib Figure and touches no global state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -72,9 +72,9 @@ def overview(records: RunRecords) -> Figure:
     draw_stages(figure.add_subplot(top[1]), {"": records.requests})
     panels: Any = below.subplots(sharex=True)
     running, waiting, pages = panels
-    draw_levels(running, records.levels, "requests running", _running)
-    draw_levels(waiting, records.levels, "requests waiting", _waiting)
-    draw_levels(pages, records.levels, "KV pages in use", _use)
+    draw_levels(running, records.levels, "requests running", running_requests)
+    draw_levels(waiting, records.levels, "requests waiting", waiting_requests)
+    draw_levels(pages, records.levels, "KV pages in use", pages_in_use)
     pages.set_ylim(0, 1.02)
     pages.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     pages.set_xlabel("time, s")
@@ -117,7 +117,7 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
     ax.set_ylim(0, 1)
     ax.grid(alpha=0.3)
     if highest:
-        _plain_log_axis(ax, lowest, highest)
+        plain_log_axis(ax, "x", lowest, highest)
     if any(runs):
         ax.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
@@ -167,21 +167,22 @@ def binned(
     return [(i + 0.5) * width / 1e9 for i in range(num_bins)], [total / width for total in sums]
 
 
-def _plain_log_axis(ax: Any, lowest: float, highest: float) -> None:
+def plain_log_axis(ax: Any, which: Literal["x", "y"], lowest: float, highest: float) -> None:
     """0.1, 1, 10 instead of powers; 1, 2, 5 where there would be few of them."""
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set(**{f"{which}scale": "log"})
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0,) if highest > _WIDE * lowest else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
 
 
-def _running(now: Levels) -> float:
+def running_requests(now: Levels) -> float:
     return now.num_running
 
 
-def _waiting(now: Levels) -> float:
+def waiting_requests(now: Levels) -> float:
     return now.num_queued + now.num_ready + now.num_retracted
 
 
-def _use(now: Levels) -> float:
+def pages_in_use(now: Levels) -> float:
     return now.num_used_pages / (now.num_used_pages + now.num_evictable_pages + now.num_free_pages)

@@ -11,7 +11,17 @@ from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 
-def transfer_record(unit: TransferUnit, wire: Wire, worker: int, start_ns: int, end_ns: int) -> TransferRecord:
+def transfer_record(
+    unit: TransferUnit,
+    wire: Wire,
+    worker: int,
+    start_ns: int,
+    end_ns: int,
+    *,
+    setup_ns: int = 0,
+    line_ns: int = 0,
+    posting_ns: int = 0,
+) -> TransferRecord:
     """Of a unit, all ranks together."""
     return TransferRecord(
         unit.request_id,
@@ -25,7 +35,10 @@ def transfer_record(unit: TransferUnit, wire: Wire, worker: int, start_ns: int, 
         start_ns,
         end_ns,
         "ring" if unit.cell is not None else "layers" if unit.after_layers is not None else "",
-        worker=worker,
+        setup_ns,
+        line_ns,
+        posting_ns,
+        worker,
     )
 
 

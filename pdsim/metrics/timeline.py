@@ -1,73 +1,96 @@
-"""A run as a Chrome trace, which Perfetto opens: instances as processes, work as slices, levels as counters.
+"""A run as a Chrome trace, which Perfetto opens.
 
-Slices of one track never overlap. A request is an asynchronous slice with its stages inside, and so is a transfer.
-Stages that take no time are left out.
+processes   requests; each instance; links, one for all
+tracks      of an instance: its GPU, its transfer workers, and what it grants and merges
+slices      forwards and decode steps, transfers with their parts; slices of one track nest
+async       a request with its stages inside, and waits for the staging ring
+arrows      grant to prefill, and the last KV of a request to its merge into the batch
+counters    requests by state, KV pages, transfers in flight on each path
+
+Stages and parts that take no time are left out. Events are in the order of their times.
 """
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from pdsim.metrics.explain import stages_of
-from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.usage import moving_span
 
-_REQUESTS = 1
-_TRANSFERS = 2
-_FIRST_INSTANCE = 10
+Event = dict[str, Any]
+
+_REQUESTS, _LINKS, _FIRST_INSTANCE = 1, 2, 10
+"""Process ids."""
+_GPU, _GRANTS, _MERGES, _FIRST_WORKER = 1, 2, 3, 10
+"""Tracks of an instance."""
+_POINT_NS = 1000
+"""A decision takes no time; it is drawn so long, where the next one leaves room."""
 
 
 def write_timeline(path: Path, records: RunRecords) -> None:
     """In one go: json.dump to a file encodes piece by piece, in Python."""
-    trace = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}
+    trace = {"displayTimeUnit": "ms", "traceEvents": trace_events(records)}
     text = json.dumps(trace, separators=(",", ":"), check_circular=False)
     path.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
 
 
-def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
-    """Chrome trace events; times in us."""
-    names = sorted({step.instance_id for step in records.steps} | {level.instance_id for level in records.levels})
+def trace_events(records: RunRecords) -> list[Event]:
+    """Chrome trace events, names first; times in us."""
+    names = sorted(
+        {step.instance_id for step in records.steps}
+        | {level.instance_id for level in records.levels}
+        | {name for transfer in records.transfers for name in (transfer.source, transfer.target)}
+    )
     process = {name: _FIRST_INSTANCE + i for i, name in enumerate(names)}
-    shared = [(_REQUESTS, "requests"), (_TRANSFERS, "transfers")] if records.transfers else [(_REQUESTS, "requests")]
-    for pid, name in [*shared, *((i, name) for name, i in process.items())]:
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-    for step in records.steps:
-        what = (
-            f"{step.num_requests} prompts"
-            if step.kind == "prefill"
-            else f"batch {step.num_requests} x {step.num_steps}"
-        )
-        args = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-        place: dict[str, Any] = {
-            "pid": process[step.instance_id],
-            "tid": 1,
-            "ts": step.start_ns / 1e3,
-            "dur": step.duration_ns / 1e3,
-        }
-        yield {"ph": "X", "name": what, "cat": step.kind, **place, "args": args}
-    shown: dict[tuple[int, str], dict[str, int]] = {}
-    for level in records.levels:
-        now, pid = level.levels, process[level.instance_id]
-        pages = {"used": now.num_used_pages, "cached": now.num_evictable_pages}
-        requests = {"queued": now.num_queued, "running": now.num_running}
-        for name, args in (("KV pages", pages), ("requests", requests)):
-            if shown.get((pid, name)) != args:
-                shown[pid, name] = args
-                yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": level.time_ns / 1e3, "args": args}
-    for i, transfer in enumerate(records.transfers):
-        place = {"cat": "transfer", "id": i, "pid": _TRANSFERS, "tid": process[transfer.target]}
-        name = f"{transfer.source} -> {transfer.target}"
-        args = {"request": transfer.request_id, "bytes": transfer.num_bytes}
-        yield {"ph": "b", "name": name, "ts": transfer.start_ns / 1e3, **place, "args": args}
-        yield {"ph": "e", "name": name, "ts": transfer.end_ns / 1e3, **place}
+    events: list[Event] = []
     for request in records.requests:
         if request.outcome == "finished":
-            yield from _request_events(request)
+            events += _request_events(request)
+    for step in records.steps:
+        events.append(_step_event(step, process[step.instance_id]))
+    events += _transfer_events(records.transfers, process)
+    events += _hand_over_events(records, process)
+    events += _level_events(records.levels, process)
+    events.sort(key=itemgetter("ts"))
+    return [*_names(process, events), *events]
 
 
-def _request_events(request: RequestRecord) -> Iterator[dict[str, Any]]:
-    place: dict[str, Any] = {"cat": "request", "id": request.request_id, "pid": _REQUESTS, "tid": request.request_id}
+def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
+    """Of processes and tracks that events use."""
+    used = {(event["pid"], event["tid"]) for event in events}
+    processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
+    tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
+    for pid, name in processes.items():
+        mine = sorted(tid for of, tid in used if of == pid)
+        if mine:
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        for tid in mine if pid >= _FIRST_INSTANCE else ():
+            title = tracks.get(tid, f"transfer worker {tid - _FIRST_WORKER}")
+            if tid:
+                yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": title}}
+
+
+def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, duration_ns: int, **args: Any) -> Event:
+    place = {"pid": pid, "tid": tid, "ts": start_ns / 1e3, "dur": duration_ns / 1e3}
+    return {"ph": "X", "name": name, "cat": category, **place, "args": args}
+
+
+def _step_event(step: StepRecord, pid: int) -> Event:
+    batch = (
+        f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
+    )
+    sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
+    return _slice(batch, step.kind, pid, _GPU, step.start_ns, step.duration_ns, **sizes)
+
+
+def _request_events(request: RequestRecord) -> Iterator[Event]:
+    place: Event = {"cat": "request", "id": request.request_id, "pid": _REQUESTS, "tid": request.request_id}
     name = f"request {request.request_id}"
     args = {"prompt": request.num_prompt_tokens, "output": request.num_output_tokens}
     yield {"ph": "b", "name": name, "ts": request.arrival_ns / 1e3, **place, "args": args}
@@ -77,3 +100,105 @@ def _request_events(request: RequestRecord) -> Iterator[dict[str, Any]]:
             yield {"ph": "b", "name": stage, "ts": begin_ns / 1e3, **place}
             yield {"ph": "e", "name": stage, "ts": end_ns / 1e3, **place}
     yield {"ph": "e", "name": name, "ts": (request.end_ns or 0) / 1e3, **place}
+
+
+def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
+    """On the track of its worker, with what held its bytes up inside; and in flight on its path."""
+    for i, transfer in enumerate(transfers):
+        pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
+        sizes = {"bytes": transfer.num_bytes, "pages": transfer.num_pages, "descriptors": transfer.num_descriptors}
+        name = f"request {transfer.request_id} to {transfer.target}"
+        yield _slice(name, "transfer", pid, tid, transfer.start_ns, transfer.end_ns - transfer.start_ns, **sizes)
+        start_ns = transfer.start_ns
+        for part in ("setup", "line", "posting"):
+            duration_ns = getattr(transfer, f"{part}_ns")
+            if duration_ns:
+                yield _slice(part, "transfer", pid, tid, start_ns, duration_ns)
+            start_ns += duration_ns
+        if transfer.needs == "ring" and transfer.queued_ns < transfer.start_ns:
+            place = {"cat": "ring", "id": i, "pid": process[transfer.target], "tid": 0, "name": "waits for the ring"}
+            yield {"ph": "b", "ts": transfer.queued_ns / 1e3, **place, "args": sizes}
+            yield {"ph": "e", "ts": transfer.start_ns / 1e3, **place}
+    paths: dict[str, Counter[int]] = defaultdict(Counter)
+    for transfer in transfers:
+        start_ns, end_ns = moving_span(transfer)
+        if transfer.num_bytes and start_ns < end_ns:
+            path = paths[f"{transfer.source} -> {transfer.target}"]
+            path[start_ns] += 1
+            path[end_ns] -= 1
+    for name, changes in paths.items():
+        moving = 0
+        for time_ns in sorted(changes):
+            moving += changes[time_ns]
+            yield {"ph": "C", "name": name, "pid": _LINKS, "tid": 0, "ts": time_ns / 1e3, "args": {"moving": moving}}
+
+
+def _hand_over_events(records: RunRecords, process: dict[str, int]) -> Iterator[Event]:
+    """What decode grants and merges, with arrows from a grant to prefill or its worker, and from there to the merge."""
+    done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
+    last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
+    for tid, name, moment in ((_GRANTS, "grants", "admitted_ns"), (_MERGES, "merges", "streamed_ns")):
+        yield from _decisions(done, process, tid, name, moment)
+    arrow = count()
+    for request in done:
+        decode, prefill = process[request.decode_id], process[request.prefill_id]
+        unit = last_units.get(request.request_id)
+        granted_ns, start_ns = request.admitted_ns or 0, request.prefill_start_ns or 0
+        if granted_ns <= start_ns:
+            yield from _arrow(next(arrow), "grant", (decode, _GRANTS, granted_ns), (prefill, _GPU, start_ns))
+        elif unit is not None and granted_ns <= unit.start_ns:
+            worker = (prefill, _FIRST_WORKER + unit.worker, unit.start_ns)
+            yield from _arrow(next(arrow), "grant", (decode, _GRANTS, granted_ns), worker)
+        if unit is not None:
+            worker = (prefill, _FIRST_WORKER + unit.worker, unit.start_ns)
+            yield from _arrow(next(arrow), "KV", worker, (decode, _MERGES, request.streamed_ns or 0))
+
+
+def _decisions(
+    requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
+) -> Iterator[Event]:
+    """A short slice for all requests of one moment."""
+    together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for request in requests:
+        together[request.decode_id][getattr(request, moment)].append(request.request_id)
+    for instance_id, by_time in together.items():
+        times = sorted(by_time)
+        for time_ns, next_ns in zip(times, [*times[1:], times[-1] + _POINT_NS], strict=True):
+            ids = by_time[time_ns]
+            duration_ns = min(_POINT_NS, next_ns - time_ns)
+            yield _slice(f"{name} {len(ids)}", name, process[instance_id], tid, time_ns, duration_ns, requests=ids)
+
+
+def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
+    """Between the slices that enclose two moments of two tracks."""
+    for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
+        bound = {"bp": "e"} if phase == "f" else {}
+        yield {
+            "ph": phase,
+            "name": name,
+            "cat": name,
+            "id": number,
+            "pid": pid,
+            "tid": tid,
+            "ts": time_ns / 1e3,
+            **bound,
+        }
+
+
+def _level_events(levels: Sequence[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
+    """A counter is written when it changes."""
+    shown: dict[tuple[int, str], dict[str, int]] = {}
+    for level in levels:
+        now, pid = level.levels, process[level.instance_id]
+        pages = {"used": now.num_used_pages, "cached": now.num_evictable_pages}
+        requests = {
+            "queued": now.num_queued,
+            "transferring": now.num_transferring,
+            "ready": now.num_ready,
+            "running": now.num_running,
+            "retracted": now.num_retracted,
+        }
+        for name, args in (("KV pages", pages), ("requests", requests)):
+            if shown.get((pid, name)) != args:
+                shown[pid, name] = args
+                yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": level.time_ns / 1e3, "args": args}

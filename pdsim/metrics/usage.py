@@ -1,7 +1,7 @@
 """How full instances and transfer paths are, while the cluster is loaded."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -96,6 +96,34 @@ def loaded_window(records: RunRecords) -> Window:
             loaded[1] = at_ns
             break
     return Window(loaded[0], max(loaded))
+
+
+def parts_of(records: RunRecords, count: int) -> Iterator[tuple[Window, RunRecords]]:
+    """Equal parts of a run's time, each with the records that reach into it."""
+    start_ns, end_ns = min((r.arrival_ns for r in records.requests), default=0), _last_ns(records)
+    edges = [start_ns + (end_ns - start_ns) * i // count for i in range(count + 1)]
+    before: dict[str, LevelRecord] = {}
+    levels = iter(sorted(records.levels, key=lambda level: level.time_ns))
+    upcoming = next(levels, None)
+    for window in map(Window, edges, edges[1:]):
+        inside = list(before.values())
+        while upcoming is not None and upcoming.time_ns < window.end_ns:
+            inside.append(upcoming)
+            before[upcoming.instance_id] = upcoming
+            upcoming = next(levels, None)
+        yield (
+            window,
+            RunRecords(
+                requests=[
+                    r
+                    for r in records.requests
+                    if window.overlap_ns(r.arrival_ns, end_ns if r.end_ns is None else r.end_ns)
+                ],
+                steps=[s for s in records.steps if window.overlap_ns(s.start_ns, s.start_ns + s.duration_ns)],
+                transfers=[t for t in records.transfers if window.overlap_ns(t.queued_ns, t.end_ns)],
+                levels=inside,
+            ),
+        )
 
 
 def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:

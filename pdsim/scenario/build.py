@@ -86,10 +86,22 @@ class Cluster:
     client: Client
 
 
-def build(scenario: Scenario) -> Cluster:
-    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault."""
+def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
+    """Raises ConfigError for a trace that cannot be read."""
+    try:
+        return scenario.workload.requests(Streams(scenario.seed))
+    except TraceError as wrong:
+        raise ConfigError(f"workload: {wrong}") from None
+
+
+def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
+    """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault.
+
+    requests: what `requests_of` gives for this scenario, if that is known already.
+    """
     scenario = resolve(scenario)
-    requests = requests_of(scenario)
+    if requests is None:
+        requests = requests_of(scenario)
     _check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
@@ -124,14 +136,6 @@ def restarted(scenario: Scenario, instance_id: str) -> Any:
     """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
     machines: list[Any] = [*build_instances(scenario), *build_agents(scenario, have_restarted=True)]
     return next(machine for machine in machines if machine.instance_id == instance_id)
-
-
-def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
-    """What its workload makes of its seed. Raises ConfigError for a trace that cannot be read."""
-    try:
-        return scenario.workload.requests(Streams(scenario.seed))
-    except TraceError as wrong:
-        raise ConfigError(f"workload: {wrong}") from None
 
 
 def resolve(scenario: Scenario) -> Scenario:

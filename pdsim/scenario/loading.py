@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from pdsim.scenario.faults import KINDS, TAG
 from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.schema import SHORTHANDS, Scenario
+from pdsim.scenario.profile import read_profile
+from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
 from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, line_of, parse_yaml, read_yaml
 
@@ -30,6 +31,14 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
         return Scenario.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:
         raise ConfigError(explain_errors(wrong, Scenario, where, text)) from None
+
+
+def load_cost(profile: Path) -> CostChoice:
+    """What a profile says of steps. Raises ConfigError."""
+    try:
+        return CostChoice.model_validate(by_role(read_profile(profile)["cost"]))
+    except ValidationError as wrong:
+        raise ConfigError(explain_errors(wrong, CostChoice, str(profile))) from None
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:

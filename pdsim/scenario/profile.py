@@ -18,7 +18,7 @@ from pydantic import ValidationInfo
 
 from pdsim.scenario.component import base_folder
 from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.yaml_file import read_yaml
+from pdsim.scenario.yaml_file import ConfigError, read_yaml
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
@@ -73,5 +73,5 @@ def read_profile(path: Path) -> dict[str, Any]:
     profile: dict[str, Any] = read_yaml(path)
     for field in ("cost", "provenance"):
         if not isinstance(profile, dict) or field not in profile:
-            raise ValueError(f"profile {path} has no field {field!r}")
+            raise ConfigError(f"profile {path} has no field {field!r}")
     return profile

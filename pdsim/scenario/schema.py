@@ -236,6 +236,22 @@ class RestSettings(Section):
     """For each of the batch."""
 
 
+class CostEnd(Section):
+    """One end of an interval, in place of what the cost says of the same roles."""
+
+    prefill: Annotated[CostSettings, Component()]
+    decode: Annotated[CostSettings, Component()]
+
+
+class CostInterval(Section):
+    """Between what steps may take: `pdsim scale` writes it."""
+
+    low: CostEnd
+    """The fastest."""
+    high: CostEnd
+    """The slowest."""
+
+
 class CostChoice(Section):
     """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
@@ -247,6 +263,18 @@ class CostChoice(Section):
     """None: a decode step is as large as its batch."""
     measured: MeasuredSettings | None = None
     """None: whatever a run asks for is taken as known."""
+    interval: CostInterval | None = None
+    """None: steps take what they take."""
+
+    @property
+    def ends(self) -> "tuple[CostChoice, ...]":
+        """The same at either end of the interval, fastest first."""
+        if self.interval is None:
+            return ()
+        ends = (self.interval.low, self.interval.high)
+        return tuple(
+            self.model_copy(update={"prefill": end.prefill, "decode": end.decode, "interval": None}) for end in ends
+        )
 
 
 def by_name(value: Any) -> Any:

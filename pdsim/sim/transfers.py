@@ -65,8 +65,16 @@ class Transfers:
         unit = transfer.unit
         sender_id = self._sender_of[unit.source]
         worker = self._senders[sender_id].worker(unit)
-        row = transfer_record(unit, self._interconnect.wire, worker, transfer.start_ns, self._timeline.now_ns)
-        row = row._replace(setup_ns=transfer.setup_ns, line_ns=transfer.line_ns, posting_ns=transfer.posting_ns)
+        row = transfer_record(
+            unit,
+            self._interconnect.wire,
+            worker,
+            transfer.start_ns,
+            self._timeline.now_ns,
+            setup_ns=transfer.setup_ns,
+            line_ns=transfer.line_ns,
+            posting_ns=transfer.posting_ns,
+        )
         self._recorder.on_transfer(row)
         self._tell(sender_id, m.UnitSent(unit))
 

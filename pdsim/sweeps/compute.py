@@ -1,17 +1,25 @@
 """Computes one point. Equal tasks give equal shards, in whatever process and order."""
 
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdsim.garbage import garbage_kept
 from pdsim.metrics.saturation import is_saturated
+from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.simulation import RunResult, simulate
+from pdsim.sim.simulation import RunResult, Simulation
+from pdsim.sweeps.identity import workload_of
 from pdsim.sweeps.plan import Task
 from pdsim.sweeps.shard import to_shard
 from pdsim.workload.clients import OpenLoop
+from pdsim.workload.request_spec import RequestSpec
+
+_requests: dict[str, Sequence[RequestSpec]] = {}
+"""Of the workload that this process ran last, by its digest: the points of a sweep share theirs."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,22 @@ class Done:
 def compute(task: Task) -> Done:
     """A point that fails is a row that says so."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
+    gc.collect()  # the cycles of the run before
     try:
-        row = _row(simulate(parse_scenario(task.data, base=task.base)))
+        with garbage_kept():
+            row = _row(_run(task))
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
         row = _failure("failed", f"{kind}{wrong}")
     return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
+
+
+def _run(task: Task) -> RunResult:
+    scenario, workload = parse_scenario(task.data, base=task.base), workload_of(task.identity)
+    if workload not in _requests:
+        _requests.clear()
+        _requests[workload] = requests_of(scenario)
+    return Simulation(build(scenario, _requests[workload])).run()
 
 
 def crashed(task: Task, how: str) -> Done:

@@ -43,6 +43,12 @@ def identity_of_impossible(scenario: Scenario) -> str:
     return _to_json(scenario, json.dumps(describe_component(scenario.workload)), scenario)
 
 
+def workload_of(identity: str) -> str:
+    """The digest of its requests."""
+    digest: str = json.loads(identity)["workload"]
+    return digest
+
+
 def key_of(identity: str) -> str:
     return sha256(identity.encode()).hexdigest()[:32]
 

@@ -1,6 +1,6 @@
 """What a sweep found: each point's estimates over its replications, read from the shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,12 @@ class SweepResult:
 def read_point(store: Store, point: Point, slos: Mapping[str, SloSettings]) -> PointResult:
     """All its shards are there."""
     return PointResult(
-        point.number, point.changes, [_replication(store.path(task.key), slos) for task in point.tasks.values()]
+        point.number, point.changes, replications(store, (task.key for task in point.tasks.values()), slos)
     )
+
+
+def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettings]) -> list[Replication]:
+    return [_replication(store.path(key), slos) for key in keys]
 
 
 def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:

@@ -49,6 +49,7 @@ def sweep(
     with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
         store = Store(Path("runs") / file.name if out is None else Path(out))
         work = _Work(store, opened, progress)
+        store.write_head(file.name, file.slos)
         store.write_plan(points)
         work.compute(points)
         if file.search is not None:

@@ -2,12 +2,13 @@
 
 points/KEY.parquet   results, each written whole or not at all
 plan.parquet         one row for each point and seed: its fields, and the key of its shard
+sweep.json           the sweep's name, and its SLOs
 log.jsonl            one line for each computed shard: CPU and wall seconds
 """
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from pyarrow import parquet
 
 from pdsim.sweeps.compute import Done
 from pdsim.sweeps.plan import Point, shown
+from pdsim.sweeps.sweep_file import SloSettings
+
+PLAN = "plan.parquet"
+HEAD = "sweep.json"
 
 
 class Store:
@@ -42,6 +47,10 @@ class Store:
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
+    def write_head(self, name: str, slos: Mapping[str, SloSettings]) -> None:
+        head = {"name": name, "slos": {slo: wanted.model_dump() for slo, wanted in slos.items()}}
+        _write_whole(self.folder / HEAD, (json.dumps(head, indent=2) + "\n").encode())
+
     def write_plan(self, points: Sequence[Point]) -> None:
         rows = [(point, seed, task.key) for point in points for seed, task in point.tasks.items()]
         columns: dict[str, Any] = {
@@ -53,7 +62,7 @@ class Store:
             columns[field] = _column([point.changes.get(field) for point, _, _ in rows])
         sink = pa.BufferOutputStream()
         parquet.write_table(pa.table(columns), sink)
-        _write_whole(self.folder / "plan.parquet", sink.getvalue().to_pybytes())
+        _write_whole(self.folder / PLAN, sink.getvalue().to_pybytes())
 
 
 def _column(values: Iterable[Any]) -> Any:

@@ -1,6 +1,5 @@
 """One process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
 
-import gc
 import os
 import pickle
 import signal
@@ -23,7 +22,6 @@ def main() -> None:
     while True:
         pickle.dump(compute(tasks.get()), answers)
         answers.flush()
-        gc.collect()  # a run makes cycles, and the next one collects nothing
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from pdsim.cli import tables
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.limits import limiting_resource
+from pdsim.metrics.summary_rows import SUMMARY_ROWS
 from tests.support import run, small
 
 
@@ -107,8 +108,8 @@ def test_rates_differ_in_points_and_bytes_are_gigabytes(printed, result):
     ],
 )
 def test_a_difference_has_a_colour_when_it_can_be_seen(change, shown):
-    (row,) = (row for row in tables._SUMMARY if row.field == "mean_ttft_ms")
-    assert row.difference(100 * (1 + change), 100) == shown
+    (row,) = (row for row in SUMMARY_ROWS if row.field == "mean_ttft_ms")
+    assert tables._colored(row.difference(100 * (1 + change), 100)) == shown
 
 
 @pytest.mark.parametrize("width", WIDTHS)

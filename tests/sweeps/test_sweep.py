@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from random import Random
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import pyarrow.dataset
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import pdsim
 from pdsim.scenario.build import build
@@ -49,6 +51,9 @@ class Deadly:
 '''
 
 
+MOONCAKE = Path(__file__).parent.parent.parent / "experiments" / "sweep-mooncake" / "sweep.yaml"
+
+
 def plan(path):
     file = load_sweep(path)
     return Planner(path, path.parent / file.scenario, changes=(), seeds=file.seeds).plan(designed_points(file))
@@ -84,6 +89,18 @@ def test_neither_jobs_nor_the_order_of_points_change_a_shard(tmp_path):
     assert shards(tmp_path / "one") == shards(tmp_path / "three")
     (task, *_) = plan(path)[0].tasks.values()
     assert compute(task).shard == shards(tmp_path / "one")[f"{task.key}.parquet"]
+
+
+def test_a_process_reads_a_trace_once(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": i, "input_length": 10, "output_length": 3, "hash_ids": [i]} for i in range(3)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    scenario = SCENARIO[: SCENARIO.index("workload")] + f"workload: {{use: mooncake_trace, path: {trace}}}\n"
+    first, second = plan(write_sweep(tmp_path, "scenario: base.yaml\ngrid: {page_size: [4, 8]}\n", scenario))
+    compute(first.tasks[0])
+    trace.unlink()
+    done = compute(second.tasks[0])
+    assert parquet.read_table(pyarrow.BufferReader(done.shard))["completed"].to_pylist() == [3]
 
 
 def test_a_wider_sweep_computes_what_is_new(tmp_path):
@@ -308,18 +325,34 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path, monkeypatch, address, me
         pdsim.sweep(write_sweep(tmp_path), out=tmp_path / "out", engine=f"ray:{address}")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_a_cluster_of_two_nodes_gives_the_same_shards(tmp_path):
+@pytest.fixture
+def two_nodes():
+    """The address of a Ray cluster on this machine."""
     pytest.importorskip("ray", reason="Ray is an extra")
     from ray.cluster_utils import Cluster  # noqa: PLC0415
 
-    path = write_sweep(tmp_path)
-    pdsim.sweep(path, out=tmp_path / "pool", jobs=2)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
-    try:
-        pdsim.sweep(path, out=tmp_path / "ray", engine=f"ray:{cluster.address}")
-    finally:
-        cluster.shutdown()
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_cluster_of_two_nodes_gives_the_same_shards(tmp_path, two_nodes):
+    path = write_sweep(tmp_path)
+    pdsim.sweep(path, out=tmp_path / "pool", jobs=2)
+    pdsim.sweep(path, out=tmp_path / "ray", engine=f"ray:{two_nodes}")
+    assert shards(tmp_path / "pool") == shards(tmp_path / "ray")
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("default")
+def test_the_96_points_of_the_trace_are_the_same_on_two_nodes(tmp_path, two_nodes):
+    """Of its first requests; experiments/sweep-mooncake says how to compare all of it."""
+    changes = ["workload.num_requests=50"]
+    for out, engine in (("pool", "pool"), ("ray", f"ray:{two_nodes}")):
+        result = pdsim.sweep(MOONCAKE, out=tmp_path / out, changes=changes, jobs=2, engine=engine)
+        assert result.num_computed == 96
+        assert not any(point.error for point in result.points)
     assert shards(tmp_path / "pool") == shards(tmp_path / "ray")

@@ -39,6 +39,19 @@ def test_a_scenario_runs_on_it(tables):
     assert simulate(small(request(0, 60, 5), cost="aiconfigurator")).summary()["completed"] == 1
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("model", ["qwen3-32b", "deepseek-r1", "minimax-m2.5", "qwen3.5-397b-a17b"])
+def test_large_models_have_tables(tables, model, kv_dtype):
+    layout = Layout(model=load_model(model), gpu=load_gpu("b200"), tp=4, kv_dtype=kv_dtype)
+    assert AiConfigurator().model(layout).prefill_ns(prefill((0, 1024)), 0) > 0
+
+
+def test_what_the_tables_lack_is_told_before_the_run(tables):
+    model = {"name": "minimax-m2.5", "weight_dtype": "fp8"}  # 1,536 / 8 is no whole number of fp8 blocks
+    with pytest.raises(ConfigError, match=r"no tables for MiniMaxAI/MiniMax-M2.5 on h200_sxm"):
+        build(small(request(0, 60, 5), cost="aiconfigurator", model=model, prefill={"gpu": "h200", "tp": 8}))
+
+
 def test_a_gpu_without_tables_is_named():
     with pytest.raises(ConfigError, match="cost: aiconfigurator: it has no GPU h20; it has h100, h200"):
         build(small(request(0, 60, 5), cost="aiconfigurator", prefill={"gpu": "h20"}))

@@ -10,19 +10,12 @@ import pytest
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.timeline import trace_events, write_timeline
 from tests.support import run, small
+from tests.trace_check import problems
 
-KEYS = {
-    "M": {"name", "pid", "tid", "args"},
-    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
-    "C": {"name", "pid", "tid", "ts", "args"},
-    "b": {"name", "cat", "id", "pid", "tid", "ts"},
-    "e": {"name", "cat", "id", "pid", "tid", "ts"},
-}
-"""What the format asks of each kind of event."""
+STAGED = {"prefill__tp": 2, "decode__tp": 1, "network__staging": {"ring": "20 MB", "oversized": "slices"}}
 
 
-@pytest.fixture(scope="module")
-def records():
+def observed(**changes):
     scenario = small(
         workload={
             "use": "random_lengths",
@@ -34,24 +27,27 @@ def records():
         decode__instances=2,
         decode__pool_tokens=400,
         client={"use": "open_loop", "arrivals": {"use": "poisson", "rate": "20/s"}},
+        **changes,
     )
     return run(scenario, levels=True).records
 
 
 @pytest.fixture(scope="module")
+def records():
+    return observed()
+
+
+@pytest.fixture(scope="module")
 def events(records):
-    return list(trace_events(records))
+    return trace_events(records)
 
 
 def of_phase(events, *phases):
     return [event for event in events if event["ph"] in phases]
 
 
-def by_track(events, *keys):
-    tracks = {}
-    for event in events:
-        tracks.setdefault(tuple(event[key] for key in keys), []).append(event)
-    return tracks.values()
+def named(events, kind):
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(events, "M") if e["name"] == kind}
 
 
 def test_the_file_is_the_events_as_json(records, events, tmp_path):
@@ -62,47 +58,36 @@ def test_the_file_is_the_events_as_json(records, events, tmp_path):
     json.dumps(events, allow_nan=False)
 
 
-def test_every_event_has_what_its_kind_needs(events):
-    assert {event["ph"] for event in events} == KEYS.keys()
-    for event in events:
-        assert event.keys() >= KEYS[event["ph"]]
-        assert event.get("ts", 0) >= 0
+def test_nothing_is_wrong_with_it(events):
+    assert problems(events) == []
 
 
-def test_every_process_has_one_name(events):
-    names = Counter(event["pid"] for event in of_phase(events, "M"))
-    assert names.keys() == {event["pid"] for event in events}
-    assert set(names.values()) == {1}
-    instances = ["decode-0", "decode-1", "prefill-0", "prefill-1"]
-    assert [e["args"]["name"] for e in of_phase(events, "M")] == ["requests", "transfers", *instances]
+def test_instances_have_tracks_for_gpu_workers_grants_and_merges(events):
+    assert list(named(events, "process_name").values()) == [
+        "requests",
+        "links",
+        "decode-0",
+        "decode-1",
+        "prefill-0",
+        "prefill-1",
+    ]
+    tracks = named(events, "thread_name")
+    processes = {name: pid for (pid, _), name in named(events, "process_name").items()}
+    of = {name: {title for (pid, _), title in tracks.items() if pid == processes[name]} for name in processes}
+    assert of["decode-0"] == {"GPU", "grants pages", "merges requests"}
+    assert of["prefill-0"] >= {"GPU", "transfer worker 0"}
 
 
-def test_slices_of_a_track_last_and_do_not_overlap(events, records):
+def test_every_step_and_every_transfer_is_a_slice(events, records):
     slices = of_phase(events, "X")
-    assert len(slices) == len(records.steps)
-    for track in by_track(slices, "pid", "tid"):
-        assert all(event["dur"] > 0 for event in track)
-        for one, following in pairwise(sorted(track, key=lambda event: event["ts"])):
-            assert one["ts"] + one["dur"] <= following["ts"] + 1e-6
+    kinds = Counter(event["cat"] for event in slices)
+    assert kinds["prefill"] + kinds["decode"] == len(records.steps)
+    sent = [event["args"]["bytes"] for event in slices if event["cat"] == "transfer" and event["args"]]
+    assert sorted(sent) == sorted(transfer.num_bytes for transfer in records.transfers)
 
 
-def test_asynchronous_slices_nest_and_all_end(events, records):
-    for track in by_track(of_phase(events, "b", "e"), "cat", "id"):
-        begun = []
-        for event in track:
-            if event["ph"] == "b":
-                assert not begun or begun[-1]["ts"] <= event["ts"]
-                begun.append(event)
-            else:
-                began = begun.pop()
-                assert began["name"] == event["name"]
-                assert began["ts"] <= event["ts"]
-        assert not begun
-
-
-def test_a_request_shows_its_stages_and_a_transfer_its_bytes(events, records):
-    begun = of_phase(events, "b")
-    names = Counter(event["name"] for event in begun if event["cat"] == "request")
+def test_a_request_shows_its_stages(events, records):
+    names = Counter(event["name"] for event in of_phase(events, "b") if event["cat"] == "request")
     took_time = Counter(
         stage
         for request in records.requests
@@ -112,18 +97,63 @@ def test_a_request_shows_its_stages_and_a_transfer_its_bytes(events, records):
     assert took_time["decode_forward"] == 30
     assert {name: names.pop(name, 0) for name in STAGES} == {name: took_time[name] for name in STAGES}
     assert names == Counter(f"request {request.request_id}" for request in records.requests)
-    sent = [event["args"]["bytes"] for event in begun if event["cat"] == "transfer"]
-    assert sent == [transfer.num_bytes for transfer in records.transfers]
 
 
-def test_counters_are_numbers_from_zero(events):
-    counters = of_phase(events, "C")
-    assert {event["name"] for event in counters} == {"KV pages", "requests"}
-    assert all(value >= 0 for event in counters for value in event["args"].values())
+def test_arrows_lead_from_grant_to_forward_and_from_worker_to_merge(events, records):
+    process = {pid: name for (pid, _), name in named(events, "process_name").items()}
+    ends = {}
+    for event in of_phase(events, "s", "f"):
+        ends.setdefault((event["name"], event["id"]), []).append((process[event["pid"]], event["ts"] * 1e3))
+    grants = sorted(tuple(way) for (name, _), way in ends.items() if name == "grant")
+    assert grants == sorted(
+        ((r.decode_id, r.admitted_ns), (r.prefill_id, r.prefill_start_ns)) for r in records.requests
+    )
+    merges = sorted(way[1] for (name, _), way in ends.items() if name == "KV")
+    assert merges == sorted((r.decode_id, r.streamed_ns) for r in records.requests)
 
 
 def test_a_counter_is_written_when_it_changes(events, records):
-    for track in by_track(of_phase(events, "C"), "pid", "name"):
-        assert all(one["args"] != following["args"] for one, following in pairwise(track))
-    used = [event["args"]["used"] for event in of_phase(events, "C") if event["name"] == "KV pages"]
+    counters = {}
+    for event in of_phase(events, "C"):
+        counters.setdefault((event["pid"], event["name"]), []).append(event["args"])
+    assert {name for _, name in counters} > {"KV pages", "requests", "prefill-0 -> decode-0"}
+    for (_, name), values in counters.items():
+        if " -> " not in name:
+            assert all(one != following for one, following in pairwise(values))
+    used = [value["used"] for (_, name), values in counters.items() for value in values if name == "KV pages"]
     assert max(used) == max(row.levels.num_used_pages for row in records.levels)
+
+
+def test_links_end_empty(events):
+    last = {(e["pid"], e["name"]): e["args"] for e in of_phase(events, "C") if " -> " in e["name"]}
+    assert all(args == {"moving": 0} for args in last.values())
+
+
+def test_waits_for_the_ring_are_seen():
+    events = trace_events(observed(**STAGED))
+    assert problems(events) == []
+    assert any(event["cat"] == "ring" for event in of_phase(events, "b"))
+
+
+BROKEN = {
+    "unknown phase": lambda e: e[-1].update(ph="Q"),
+    "missing": lambda e: of_phase(e, "X")[0].pop("dur"),
+    "before what precedes it": lambda e: e.append(e.pop(len(e) // 2)),
+    "ends after the slice around it": lambda e: next(
+        x for x in of_phase(e, "X") if x["cat"] == "transfer" and not x["args"]
+    ).update(dur=1e9),
+    "never ends": lambda e: e.remove(of_phase(e, "e")[-1]),
+    "arrow": lambda e: e.remove(of_phase(e, "f")[0]),
+    "no slice around": lambda e: of_phase(e, "f")[0].update(tid=77),
+    "two names": lambda e: e.insert(0, e[0]),
+    "no name": lambda e: e.remove(next(m for m in e if m["name"] == "thread_name")),
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_the_check_finds_what_is_broken(problem):
+    """On a trace with set-up inside its transfers."""
+    events = trace_events(observed(network__transfer_latency="1 ms"))
+    assert problems(events) == []
+    BROKEN[problem](events)
+    assert any(problem in found for found in problems(events)), problems(events)

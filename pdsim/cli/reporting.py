@@ -1,0 +1,63 @@
+"""From paths to the page that reports on them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdsim.calibration.imported import read_results
+from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+from pdsim.metrics.run_folder import SCENARIO
+from pdsim.report.page import Page
+from pdsim.report.run_page import ReportedRun, run_page
+from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.sensitivity import Sensitivity
+from pdsim.sweeps.compute import num_gpus
+from pdsim.sweeps.folder import is_sweep_folder, read_sweep
+
+
+def make_page(
+    paths: Sequence[Path], measured: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool
+) -> Page:
+    """Raises ConfigError for a sweep beside something else, and for results that belong to no run."""
+    sweeps = [path for path in paths if is_sweep_folder(path)]
+    if not sweeps:
+        return run_page(_reported(paths, measured, changes, with_tornado=with_tornado, quiet=quiet))
+    if len(paths) > 1:
+        raise ConfigError(f"{sweeps[0]} is a sweep: report one at a time, or runs side by side")
+    if with_tornado:
+        raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
+    if measured:
+        raise ConfigError(f"--measured {measured[0]}: belongs to a run, and {sweeps[0]} is a sweep")
+    return sweep_page(read_sweep(sweeps[0]))
+
+
+def _reported(
+    paths: Sequence[Path], measured: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool
+) -> list[ReportedRun]:
+    summaries = [result.summary for path in measured for result in read_results(path)]
+    runs = obtain_runs(paths, changes, None, quiet=quiet)
+    if len(summaries) > len(runs):
+        raise ConfigError(
+            f"--measured: {len(summaries)} results for {len(runs)} runs; give one for each, in their order"
+        )
+    summaries += [{}] * (len(runs) - len(summaries))
+    gpus = [_num_gpus(path, changes) for path in paths]
+    if len(gpus) != len(runs):  # a file with the results of several runs
+        gpus = [None] * len(runs)
+    found: Sequence[Sensitivity] = ()
+    if with_tornado:
+        if len(runs) > 1:
+            raise ConfigError("--tornado is of one run: report it alone")
+        found = obtain_sensitivities(paths[0], changes, quiet=quiet)
+    return [
+        ReportedRun(run.name, run.summary, run.records, num, found, of)
+        for run, num, of in zip(runs, gpus, summaries, strict=True)
+    ]
+
+
+def _num_gpus(path: Path, changes: Sequence[str]) -> int | None:
+    if path.is_dir():
+        kept = path / SCENARIO
+        return num_gpus(load_scenario(kept)) if kept.is_file() else None
+    return None if path.suffix in (".json", ".jsonl") else num_gpus(load_scenario(path, changes))

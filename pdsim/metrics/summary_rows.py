@@ -1,0 +1,126 @@
+"""The numbers of a summary that are shown, in their order, units and precision: on the terminal and in reports."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+_LONG_MS = 1000.0
+_LONG_NUMBER = 1000
+_VISIBLE = 0.005
+"""Smaller differences are neither better nor worse."""
+
+
+class Difference(NamedTuple):
+    text: str
+    is_better: bool | None = None
+    """None: neither."""
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    field: str
+    title: str
+    kind: Literal["count", "time", "share", "bytes"]
+    decimals: int = 0
+    better: int = 0
+    """Whether more is (+1) or less (-1)."""
+
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """0 for what a run did not count, None for what another tool does not report."""
+        value: Any = summary
+        for key in self.field.split("."):
+            value = value.get(key, 0 if "pdsim" in summary else {} if key == "pdsim" else None)
+        return None if value is None and "pdsim" not in summary else float(value or 0)
+
+    def cells(self, values: Sequence[float | None]) -> tuple[str, list[str]]:
+        """Title with unit, and the values in it."""
+        if self.kind == "time":
+            unit = unit_of([value for value in values if value is not None])
+            return f"{self.title}, {unit}", [
+                _if_any(value, lambda v: in_unit(v, unit, self.decimals)) for value in values
+            ]
+        if self.kind == "share":
+            return self.title, [_if_any(value, lambda v: f"{v:.1%}") for value in values]
+        scale = 1e9 if self.kind == "bytes" else 1
+        return self.title, [_if_any(value, lambda v: f"{v / scale:,.{self.decimals}f}") for value in values]
+
+    def difference(self, value: float | None, reference: float | None) -> Difference:
+        if value is None or reference is None:
+            return Difference("")
+        if self.kind == "share":
+            return Difference(f"{signed(100 * (value - reference))} pt")
+        if not reference:
+            return Difference("")
+        change = value / reference - 1
+        text = percentage(change)
+        if not self.better or abs(change) < _VISIBLE:
+            return Difference(text)
+        return Difference(text, is_better=change * self.better > 0)
+
+
+SUMMARY_ROWS = (
+    SummaryRow("completed", "requests completed", "count"),
+    SummaryRow("duration", "duration, s", "count", 1),
+    SummaryRow("request_throughput", "requests/s", "count", 3, +1),
+    SummaryRow("input_throughput", "input tokens/s", "count", 0, +1),
+    SummaryRow("output_throughput", "output tokens/s", "count", 1, +1),
+    SummaryRow("mean_ttft_ms", "TTFT mean", "time", 1, -1),
+    SummaryRow("median_ttft_ms", "TTFT median", "time", 1, -1),
+    SummaryRow("p99_ttft_ms", "TTFT p99", "time", 1, -1),
+    SummaryRow("mean_tpot_ms", "TPOT mean", "time", 2, -1),
+    SummaryRow("p99_tpot_ms", "TPOT p99", "time", 2, -1),
+    SummaryRow("mean_itl_ms", "ITL mean", "time", 2, -1),
+    SummaryRow("p99_itl_ms", "ITL p99", "time", 2, -1),
+    SummaryRow("median_e2e_latency_ms", "latency median", "time", 1, -1),
+    SummaryRow("p99_e2e_latency_ms", "latency p99", "time", 1, -1),
+    SummaryRow("concurrency", "concurrency", "count", 1),
+    SummaryRow("accept_length", "tokens a verified step", "count", 2),
+    SummaryRow("pdsim.mean_running_requests", "decoding, mean", "count", 1),
+    SummaryRow("pdsim.prefill_cache_hit_rate", "prefill cache hits", "share"),
+    SummaryRow("pdsim.decode_cache_hit_rate", "decode cache hits", "share"),
+    SummaryRow("pdsim.transfer_bytes", "KV sent, GB", "bytes", 1, -1),
+    SummaryRow("pdsim.retractions", "retractions", "count", 0, -1),
+    SummaryRow("pdsim.retraction_copies_s", "KV of retracted copied, s", "count", 3, -1),
+    SummaryRow("pdsim.retries", "retries", "count", 0, -1),
+    SummaryRow("pdsim.failed", "requests failed", "count", 0, -1),
+)
+
+_IF_ANY = {"accept_length", "pdsim.retraction_copies_s", "pdsim.retries", "pdsim.failed"}
+"""Shown only where there is something to show."""
+
+
+def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
+    """Each row with the value of each run; without rows that have nothing to show."""
+    summaries = list(summaries)
+    rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
+    return [(row, values) for row, values in rows if row.field not in _IF_ANY or any(values)]
+
+
+def _if_any(value: float | None, shown: Callable[[float], str]) -> str:
+    return "" if value is None else shown(value)
+
+
+def unit_of(values_ms: Iterable[float]) -> str:
+    return "s" if max(values_ms, default=0.0) >= _LONG_MS else "ms"
+
+
+def in_unit(value_ms: float, unit: str, decimals: int) -> str:
+    """Seconds with two decimals, and short times too."""
+    if unit == "s":
+        return f"{value_ms / 1e3:,.2f}"
+    return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
+
+
+def signed(value: float) -> str:
+    """With one decimal, and none where that is 0."""
+    text = f"{value:+,.1f}"
+    return "0.0" if text in {"+0.0", "-0.0"} else text
+
+
+def percentage(error: float) -> str:
+    return f"{signed(100 * error)}%"
+
+
+def significant(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"

@@ -1,0 +1,1 @@
+"""Runs and sweeps as one HTML page: figures are plain functions, pages choose among them."""

@@ -1,0 +1,59 @@
+"""The parts of a request's latency: they cover it all, and name what made it long."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdsim.metrics.critical_path import PARTS, CriticalPaths, mean_parts_ms
+from tests.strategies import (
+    aggregated_scenarios,
+    fault_schedules,
+    optimistic_scenarios,
+    scenarios,
+    speculative_scenarios,
+)
+from tests.support import MILLISECOND, request, run, small
+
+ANY = st.one_of(
+    scenarios(),
+    optimistic_scenarios(),
+    aggregated_scenarios(),
+    speculative_scenarios(),
+    fault_schedules(st.one_of(scenarios(), aggregated_scenarios())),
+)
+
+
+@settings(max_examples=60)
+@given(ANY)
+def test_the_parts_of_a_request_are_its_latency(scenario):
+    records = run(scenario, levels=True).records
+    paths = CriticalPaths(records)
+    for one in records.requests:
+        if one.outcome == "finished":
+            parts = paths.of(one)
+            assert sum(parts.values()) == one.end_ns - one.arrival_ns
+            assert parts.keys() <= PARTS.keys()
+            assert min(parts.values()) > 0
+
+
+def test_one_request_alone_waits_for_nobody():
+    (one,) = (records := run(small(request(0, 100, 5)), levels=True).records).requests
+    parts = CriticalPaths(records).of(one)
+    assert parts["prefill compute"] == 100 * MILLISECOND
+    assert parts["decode compute"] == 4 * 10 * MILLISECOND
+    assert parts["handshake"] == 2 * MILLISECOND, "from the router to decode, and from there to prefill"
+    assert parts.keys().isdisjoint({"admission wait", "prefill queue", "ring wait", "decode wait"})
+
+
+def test_the_second_of_two_prompts_queues_while_the_first_is_computed():
+    records = run(small(request(0, 100, 5), request(1, 50, 5)), levels=True).records
+    parts = [CriticalPaths(records).of(one) for one in records.requests]
+    assert parts[1]["prefill queue"] == 64 * MILLISECOND, "one chunk; the next forward has room for both"
+    assert parts[1]["prefill compute"] == (100 + 50 - 64) * MILLISECOND
+
+
+def test_a_full_pool_makes_requests_wait_for_admission():
+    crowd = [request(i, 100, 20) for i in range(4)]
+    tight = run(small(*crowd, decode__pool_tokens=260), levels=True).records
+    assert mean_parts_ms(tight)["admission wait"] > 100
+    roomy = run(small(*crowd), levels=True).records
+    assert "admission wait" not in mean_parts_ms(roomy)

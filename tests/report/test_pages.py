@@ -1,0 +1,225 @@
+"""What a page holds, whatever it is of; how it looks is for test_browser.py."""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from shutil import copytree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.metrics.limits import limits_over_time
+from pdsim.metrics.records import RunRecords
+from pdsim.report.latency_figures import latency_distributions
+from pdsim.report.page import render
+from pdsim.report.run_page import ReportedRun, run_page
+from pdsim.report.style import to_svg
+from pdsim.report.sweep_figures import Dot, frontier
+from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.sensitivity import Sensitivity
+from pdsim.sweeps.folder import read_sweep
+from pdsim.sweeps.running import sweep
+from tests.support import run, small, small_aggregated
+
+LOAD = {"use": "random_lengths", "num_requests": 40, "input_tokens": 100, "output_tokens": 20}
+CLIENT = {"use": "closed_loop", "concurrency": 8}
+
+
+def reported(name, make=small, **changes):
+    result = run(make(workload=LOAD, client=CLIENT, **changes), levels=True).result
+    return ReportedRun(name, result.summary(), result.records, 2)
+
+
+@pytest.fixture(scope="module")
+def one():
+    return reported("one")
+
+
+def names(page):
+    return [shown.name for shown in page.figures]
+
+
+def test_a_page_needs_nothing_else(one):
+    html = render(run_page([one]))
+    links = re.findall(r'(?:src|href)="([^"]*)"', html)
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert "@import" not in html
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids)), "figures keep their ids apart"
+
+
+def test_a_figure_is_the_same_again(one):
+    first, again = (latency_distributions({"one": one.records.requests}) for _ in range(2))
+    assert to_svg(first, "name") == to_svg(again, "name")
+
+
+def test_a_run_says_what_limits_it_before_anything_else(one):
+    page = run_page([one])
+    assert page.answer == "The limit is prefill compute of prefill-0."
+    assert "prefill-0 computes" in page.detail
+    assert "prefill.instances" in page.detail
+    assert [card.title for card in page.cards] == ["throughput", "output", "TTFT", "TPOT", "latency"]
+    assert names(page)[0] == "distributions"
+    assert page.tables[0].title == "Summary"
+
+
+def test_text_from_a_scenario_cannot_break_the_page(one):
+    page = run_page([replace(one, name="<script>alert(1)</script>")])
+    assert "<script>alert" not in render(replace(page, figures=page.figures[:1]))
+
+
+def test_an_aggregated_run_has_no_transfers():
+    page = run_page([reported("aggregated", small_aggregated)])
+    assert "transfers" not in names(page)
+    assert "critical-path" in names(page)
+
+
+def test_a_run_without_a_finished_request_says_so(one):
+    requests = [replace(request, outcome="failed") for request in one.records.requests]
+    records = replace(one.records, requests=requests)
+    page = run_page([replace(one, records=records, summary={**one.summary, "pdsim": {"failed": 40}})])
+    assert page.answer == "No request finished."
+    assert page.figures == []
+    assert page.warnings == ["40 requests failed, and are in no latency."]
+    assert "No request finished." in render(page)
+
+
+def test_a_tornado_leaves_out_what_changes_nothing_and_says_so(one):
+    moves = {"request_throughput": 0.08, "mean_ttft_ms": -0.1, "mean_tpot_ms": 0.0}
+    found = [Sensitivity("prefill compute", moves), Sensitivity("link", dict.fromkeys(moves, 0.0))]
+    page = run_page([replace(one, sensitivities=found)])
+    (shown,) = (shown for shown in page.figures if shown.name == "tornado")
+    labels = {text.get_text() for ax in shown.figure.axes for text in ax.get_yticklabels()}
+    assert labels == {"prefill compute"}
+    assert shown.caption.endswith("Less than 0.1%: link.")
+
+
+def test_parity_is_drawn_of_what_was_measured(one):
+    page = run_page([replace(one, measured={"mean_ttft_ms": 400.0, "request_throughput": 0.0})])
+    (shown,) = (shown for shown in page.figures if shown.name == "parity")
+    points = [line for line in shown.figure.axes[0].get_lines() if line.get_label() == "mean TTFT, ms"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in points] == [(400.0, one.summary["mean_ttft_ms"])]
+
+
+def test_runs_side_by_side_show_differences_from_the_first(one):
+    slow = reported("slow", cost={"use": "affine", "prefill_per_token": "2 ms", "decode_base": "10 ms"})
+    page = run_page([one, slow])
+    assert page.answer.startswith("Most output: one")
+    assert names(page)[:2] == ["pareto", "ttft-throughput"]
+    rows = {row[0].text: row for row in page.tables[0].rows}
+    assert rows["requests/s"][3].tone == "bad"
+    render(page)
+
+
+def test_another_tools_result_has_what_it_reports(one):
+    other = ReportedRun("other", {"request_throughput": 3.0, "mean_ttft_ms": 20.0}, RunRecords())
+    alone = run_page([other])
+    assert alone.answer.startswith("A result of another tool")
+    assert [card.title for card in alone.cards] == ["throughput"]
+    both = run_page([one, other])
+    assert both.answer.endswith(f"Shortest median TTFT: one, {one.summary['median_ttft_ms']:,.1f} ms.")
+    assert {row[0].text for row in both.tables[0].rows} >= {"requests/s", "TTFT mean, ms"}
+
+
+def test_what_limits_is_said_for_all_of_the_time(one):
+    found = limits_over_time(one.records, 8, num_windows=5)
+    windows = [window for window, _ in found]
+    assert all(left.end_ns == right.start_ns for left, right in pairwise(windows))
+    assert windows[0].start_ns == min(r.arrival_ns for r in one.records.requests)
+    assert windows[-1].end_ns == max(r.end_ns for r in one.records.requests)
+    assert found[1][1].resource == "prefill compute"
+
+
+SWEEP = """\
+scenario: base.yaml
+seeds: [1, 2]
+grid:
+  prefill.instances, decode.instances: [[1, 2], [2, 1]]
+  prefill.pool_tokens: [30000, 60000]
+  client.concurrency: [2, 4]
+points: [{prefill.instances: 3, decode.instances: 3, client.concurrency: 2, decode.pool_tokens: 64}]
+"""
+BASE = """\
+model: qwen3-0.6b
+page_size: 16
+prefill: {gpu: h100}
+decode: {gpu: h100}
+workload: {use: random_lengths, num_requests: 12, input_tokens: 500, output_tokens: 8}
+client: {use: closed_loop, concurrency: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "points.yaml").write_text(SWEEP + "slos: {chat: {ttft: 1 s, attainment: 0.9}}\n")
+    sweep(folder / "points.yaml", out=folder / "out", jobs=1)
+    return folder
+
+
+def test_a_folder_says_what_its_sweep_said(folder):
+    again = sweep(folder / "points.yaml", out=folder / "out", jobs=1)
+    found = read_sweep(folder / "out")
+    assert found.name == again.name
+    assert found.slos == again.slos
+    assert [point.to_json() for point in found.points] == [point.to_json() for point in again.points]
+
+
+def test_a_folder_that_lacks_a_run_has_the_other_points(folder, tmp_path):
+    copytree(folder / "out", tmp_path / "out")
+    next((tmp_path / "out" / "points").iterdir()).unlink()
+    assert len(read_sweep(tmp_path / "out").points) == 8
+
+
+def test_a_folder_of_an_older_sweep_says_what_to_do(folder, tmp_path):
+    copytree(folder / "out", tmp_path / "out")
+    (tmp_path / "out" / "sweep.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no sweep.json: start its sweep again"):
+        read_sweep(tmp_path / "out")
+
+
+def test_a_sweep_says_what_is_best_and_what_failed(folder):
+    page = sweep_page(read_sweep(folder / "out"))
+    assert page.answer.startswith("Best for chat: ")
+    assert len(page.warnings) == 1
+    assert page.warnings[0].startswith("1 failed: ")
+    assert names(page) == [
+        "pareto",
+        "latency-throughput",
+        "ttft-throughput",
+        "attainment-chat",
+        "goodput-chat",
+        "map-chat",
+        "effects",
+        "hits-prefill-pool-tokens",
+    ]
+    assert len(page.tables[0].rows) == 8
+    render(page)
+
+
+def test_the_map_hatches_what_has_no_result(folder):
+    page = sweep_page(read_sweep(folder / "out"))
+    (figure,) = (shown.figure for shown in page.figures if shown.name == "map-chat")
+    (ax,) = figure.axes
+    assert len(ax.texts) == 2
+    assert len([patch for patch in ax.collections if patch.get_hatch()]) == 2
+
+
+dots = st.lists(st.builds(Dot, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+@given(dots, st.booleans(), st.booleans())
+def test_a_frontier_is_what_no_other_point_beats(points, more_x, more_y):
+    best = frontier(points, more_x=more_x, more_y=more_y)
+    x, y = (1 if more_x else -1), (1 if more_y else -1)
+
+    def beats(one, other):
+        no_worse = x * one.x >= x * other.x and y * one.y >= y * other.y
+        return no_worse and (one.x, one.y) != (other.x, other.y)
+
+    assert best
+    assert not any(beats(one, other) for one in points for other in best)
+    assert all(point in best or any(beats(one, point) for one in best) for point in points)

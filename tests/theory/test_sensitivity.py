@@ -1,0 +1,54 @@
+"""10 % more of what is scarce gives what arithmetic says; 10 % more of what is not gives nothing."""
+
+import pytest
+
+from pdsim.sim.sensitivity import num_runs, sensitivities
+from tests.support import small, small_aggregated
+
+LOAD = {"use": "random_lengths", "num_requests": 60, "input_tokens": 200, "output_tokens": 2}
+BUSY = {"use": "closed_loop", "concurrency": 12}
+
+
+def effects(scenario):
+    return {one.resource: one.changes for one in sensitivities(scenario)}
+
+
+def test_prefill_that_is_all_the_work_gives_all_of_its_gain():
+    found = effects(small(workload=LOAD, client=BUSY))
+    assert next(iter(found)) == "prefill compute", "largest first"
+    assert found["prefill compute"]["request_throughput"] == pytest.approx(0.1, abs=0.005)
+    assert found["prefill compute"]["mean_ttft_ms"] == pytest.approx(1 / 1.1 - 1, abs=0.005)
+    for resource in ("prefill KV", "prefill slots", "decode slots"):
+        assert set(found[resource].values()) == {0.0}
+
+
+def test_one_request_at_a_time_gains_what_its_steps_take_less():
+    """10 ms a token, 39 of them after the first."""
+    load = LOAD | {"output_tokens": 40}
+    found = effects(small(workload=load, client={"use": "closed_loop", "concurrency": 1}))
+    assert found["decode steps"]["mean_tpot_ms"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
+    assert found["decode steps"]["mean_ttft_ms"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_slow_link_gives_its_gain_to_ttft():
+    alone = {"use": "closed_loop", "concurrency": 1}
+    found = effects(small(workload=LOAD, client=alone, network__bandwidth="10 MB/s"))
+    assert next(iter(found)) == "link"
+    assert -0.1 < found["link"]["mean_ttft_ms"] < -0.08
+
+
+def test_each_resource_is_one_run_and_the_base_another():
+    staged = small(workload=LOAD, client=BUSY, prefill__tp=2, network__staging={"ring": "1 GB"})
+    aggregated = small_aggregated(workload=LOAD, client=BUSY)
+    for scenario in (staged, aggregated):
+        calls = []
+        found = sensitivities(scenario, progress=lambda calls=calls: calls.append(1))
+        assert len(calls) == num_runs(scenario) == len(found) + 1
+    assert "staging ring" in {one.resource for one in sensitivities(staged)}
+    assert {one.resource for one in found} == {
+        "prefill compute",
+        "decode steps",
+        "messages",
+        "aggregated KV",
+        "aggregated slots",
+    }

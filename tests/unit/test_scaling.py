@@ -1,0 +1,173 @@
+"""A scaled profile takes on its own GPU what it took, and elsewhere what the resources it is bound by take."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.calibration.operators import OPERATORS, time_ratios
+from pdsim.calibration.scaling import Scaling, scale
+from pdsim.cost.affine import Affine, AffineModel
+from pdsim.scenario.loading import load_cost
+from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
+from pdsim.system.catalog import load_gpu, load_model
+from tests.cli.test_commands import exit_code, output, output_json
+from tests.unit.test_measured import base_ns, step
+
+STUDY = Path("experiments/scaled-h200")
+MEASURED = Path("experiments/sglang-h200/profile.yaml")
+SCENARIO = """\
+model: qwen3-8b
+prefill: {gpu: h20}
+decode: {gpu: h20}
+cost: {profile: profile.yaml}
+workload: {use: random_lengths, num_requests: 8, input_tokens: 2000, output_tokens: 20}
+"""
+
+
+def scaling(target, **changes):
+    return Scaling.between(load_gpu("h200"), load_gpu(target), load_model("qwen3-8b"), **changes)
+
+
+def costs(path):
+    """Of a profile: at its low end, as it is, and at its high end."""
+    cost = load_cost(path)
+    low, high = cost.ends or (cost, cost)
+    return low, cost, high
+
+
+def prefill_ns(cost, context, new):
+    """On a GPU that has rested."""
+    return AffineModel(cost.prefill).prefill_ns(step((context, new)), 0)
+
+
+def decode_line(cost, batch):
+    return AffineModel(cost.decode).decode_line(batch)
+
+
+@pytest.fixture(scope="module")
+def unscaled(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scaled") / "h200.yaml"
+    write_yaml(scale(MEASURED, scaling("h200"), "h200", "pdsim scale"), path)
+    return costs(path)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return costs(MEASURED)[1]
+
+
+@given(st.integers(1, 16_384), st.integers(0, 65_536), st.integers(1, 200))
+def test_on_the_gpu_it_was_measured_on_nothing_changes(unscaled, measured, new, context, batch):
+    for again in unscaled:
+        assert prefill_ns(again, context, new) == prefill_ns(measured, context, new)
+        line, was = decode_line(again, batch), decode_line(measured, batch)
+        assert line.base == pytest.approx(was.base, rel=1e-3)
+        assert line[1:] == was[1:]
+
+
+@pytest.mark.parametrize("gpu", ["h20", "b200", "gb200"])
+def test_every_step_lies_between_the_ends(gpu):
+    ends = costs(STUDY / f"qwen3-8b-{gpu}.yaml")
+    for size in (1, 16, 64, 256, 8192):
+        times_ns = [prefill_ns(cost, size, size) for cost in ends]
+        lines = [decode_line(cost, size) for cost in ends]
+        assert times_ns == sorted(times_ns)
+        assert lines == sorted(lines)
+        assert lines[0] < lines[2]
+
+
+@pytest.mark.parametrize(("batch", "matrices_ns"), [(1, 4000), (40, 4000), (41, 4100), (100, 10_000)])
+def test_matrices_take_the_longer_of_reading_and_computing(batch, matrices_ns):
+    model = AffineModel(Affine(decode_base_ns=50, decode_weights_ns=4000, decode_matrices_per_request_ns=100))
+    assert base_ns(model, batch) == 50 + matrices_ns
+
+
+def test_decode_on_h20_is_bound_by_compute_in_batches_that_are_not_on_h200():
+    """148 TFLOP/s behind 4 TB/s, instead of 989 behind 4.8: the batch that fills the GPU is a sixth as large."""
+    of = costs(STUDY / "qwen3-8b-h20.yaml")[1].decode
+    model = AffineModel(of)
+    small, large = (base_ns(model, batch) - base_ns(model, batch - 1) for batch in (32, 128))
+    assert small == pytest.approx(of.decode_per_request_ns, abs=1)
+    assert large == pytest.approx(of.decode_per_request_ns + of.decode_matrices_per_request_ns, abs=1)
+
+
+def test_ratios_without_times_are_those_of_nominal_rates():
+    ratios = time_ratios(load_gpu("h200"), load_gpu("rtx-4090"), ("bf16", "bf16"))
+    assert {ratio.num_shapes for ratio in ratios.values()} == {0}
+    assert ratios["matrix"].best == pytest.approx(989 / 165.2)
+    assert ratios["weights"].low == ratios["weights"].high == pytest.approx(4.8 / 1.008)
+
+
+@pytest.mark.parametrize("gpu", ["h20", "h100", "b200", "gb200"])
+def test_ratios_hold_the_nominal_ones_and_turn_round(gpu):
+    there = time_ratios(load_gpu("h200"), load_gpu(gpu), ("bf16", "bf16"))
+    back = time_ratios(load_gpu(gpu), load_gpu("h200"), ("bf16", "bf16"))
+    for operator in OPERATORS:
+        assert there[operator].low <= there[operator].best <= there[operator].high
+        assert there[operator].low * back[operator].high == pytest.approx(1)
+
+
+@pytest.mark.parametrize("path", sorted(STUDY.glob("qwen3-8b-*.yaml")), ids=lambda path: path.stem)
+def test_committed_profiles_are_what_the_command_gives(path, tmp_path, monkeypatch, capsys):
+    told = read_yaml(path)
+    monkeypatch.chdir(MEASURED.parent)
+    _, *arguments = told["provenance"]["command"].split()
+    made = output_json(capsys, *arguments, "-o", str(tmp_path / path.name))
+    assert made["cost"] == told["cost"]
+    assert made["provenance"]["scaled"] == told["provenance"]["scaled"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "arguments", "message"),
+    [
+        ("experiments/sglang-h200/profile.yaml", "--to h21", "no gpu 'h21' in the catalog.*did you mean 'h2"),
+        ("experiments/sglang-h200/profile.yaml", "--to h20 --model qwen3.5-35b-a3b", "has routed experts"),
+        ("experiments/sglang-h200/profile.yaml", "--to h20 --tp 0", "--tp: expected at least 1, found 0"),
+        ("experiments/scaled-h200/qwen3-8b-h20.yaml", "--to b200 --model qwen3-8b", "is scaled already"),
+        ("experiments/vllm-rtx/profile.yaml", "--to b200 --model llama-3.1-8b", "roofline: only affine"),
+        ("experiments/vllm-rtx/profile.yaml", "--to b200", "does not say its model: name it with --model"),
+        ("experiments/sglang-h200/scenario.yaml", "--to b200", "scenario.yaml has no field 'provenance'"),
+        ("experiments/none.yaml", "--to b200", "does not exist"),
+    ],
+)
+def test_what_cannot_be_scaled_is_one_message(profile, arguments, message, tmp_path, capsys):
+    command = ("scale", profile, "--from", "h200", *arguments.split(), "-o", str(tmp_path / "out.yaml"))
+    assert exit_code(*command) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_run_says_between_what_it_lies(tmp_path, capsys):
+    (tmp_path / "profile.yaml").write_text((STUDY / "qwen3-8b-h20.yaml").read_text())
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    scenario = str(tmp_path / "scenario.yaml")
+    summary = output_json(capsys, "run", scenario)
+    interval = summary["pdsim"]["interval"]
+    for metric, (least, most) in interval.items():
+        assert least <= summary[metric] <= most
+        assert least < most
+    shown = output(capsys, "compare", scenario, scenario)
+    assert "between the ends of cost.interval" in shown
+    assert f"{interval['mean_tpot_ms'][0]:.2f}" in shown
+
+
+def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
+    assert exit_code("scale", MEASURED, "--from", "h200", "--to", "rtx-4090", "-o", tmp_path / "out.yaml") == 0
+    assert "no times on both h200 and rtx-4090" in capsys.readouterr().err
+    assert "interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
+
+
+def test_a_table_is_scaled_beyond_its_launches(tmp_path):
+    table = {"use": "table", "prefill": {128: "10 ms", 1024: "20 ms", 8192: "160 ms"}}
+    cost = {"prefill": table, "decode": {"use": "affine", "decode_base": "5 ms"}}
+    write_yaml({"cost": cost, "provenance": {"model": "qwen3-8b"}}, tmp_path / "table.yaml")
+    made = scale(tmp_path / "table.yaml", scaling("h20"), "h20", "pdsim scale")["cost"]["prefill"]["prefill"]
+    ratio = scaling("h20").ratios["matrix"].best
+    assert list(made) == [128, 1024, 8192]
+    assert made[128] == "10 ms"
+    assert float(made[8192].split()[0]) == pytest.approx(1e3 * (10 + 150 * ratio), rel=1e-3)
+    write_yaml({"cost": table, "provenance": {}}, tmp_path / "both.yaml")
+    with pytest.raises(ConfigError, match="decode of the profile is table"):
+        scale(tmp_path / "both.yaml", scaling("h20"), "h20", "pdsim scale")
