@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs golden schema bench bench-harness bench-peers clients clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs golden schema bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,9 @@ schema: .venv/dev ## write pdsim.schema.json and pdsim.sweep.schema.json
 	@cp .venv/schema.json pdsim.schema.json
 	@$(BIN)/pdsim schema sweep > .venv/schema.json
 	@cp .venv/schema.json pdsim.sweep.schema.json
+
+notebooks: .venv/dev ## run the notebooks and write them with their figures
+	@$(BIN)/python notebooks/execute.py
 
 bench-harness: .venv/dev ## time what real mode adds to each decode step
 	@$(BIN)/python -m pdreal.harness_bench

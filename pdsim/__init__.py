@@ -7,6 +7,8 @@ print(result.summary()["request_throughput"])
 
 from typing import TYPE_CHECKING, Any
 
+from pdsim.metrics.run_folder import RunFolderError
+from pdsim.metrics.run_tables import StoredRun
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -20,8 +22,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "Observation",
+    "RunFolderError",
     "RunResult",
     "Scenario",
+    "StoredRun",
     "__version__",
     "load_scenario",
     "simulate",

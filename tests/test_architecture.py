@@ -14,7 +14,7 @@ BELOW = {
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
     "workload": {"core", "policy"},
-    "metrics": {"core", "policy", "pyarrow", "matplotlib"},
+    "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "calibration": {"scenario", "cost", "metrics", "system", "numpy", "scipy", "pyarrow", "matplotlib"},
     "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "garbage", "simpy"},

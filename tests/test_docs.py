@@ -1,5 +1,6 @@
 """The documentation against the code: links, commands, examples, tables of fields, numbers."""
 
+import inspect
 import json
 import re
 import shlex
@@ -11,15 +12,21 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
+from matplotlib.figure import Figure
+from pdreal.cli import app as pdreal_app
 from pyarrow import parquet
 from pydantic_core import PydanticUndefined
 
+import pdsim
+from docs.commands import page as commands_page
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim import load_scenario
 from pdsim.calibration.matrix import matrix_of
 from pdsim.cli import main
+from pdsim.cli.app import app as pdsim_app
+from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES
-from pdsim.metrics.run_folder import read_summary
+from pdsim.metrics.run_folder import TABLES, read_summary
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
@@ -132,6 +139,87 @@ def test_scenarios_of_other_commands_exist():
                 load_scenario(ROOT / words[2], changes)
 
 
+# docs/tutorial.md.
+
+
+@pytest.mark.slow
+def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "tutorial.md"
+    for block in blocks(page, "yaml"):
+        (tmp_path / block.name).write_text(block.text)
+    (load,) = blocks(page, "python")
+    exec(load.text, {})
+    shown = [lines_of(block.text) for block in blocks(page, "text")]
+    for line, expected in zip(commands(page), shown, strict=True):
+        with suppress(SystemExit):
+            main(shlex.split(line)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        printed = lines_of(captured.out)
+        start = printed.index(expected[0])
+        assert printed[start : start + len(expected)] == expected, line
+
+
+def lines_of(output):
+    """Whatever the width of the terminal, rules of a table aside."""
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    return [line for line in lines if line.strip("\u2500 ")]
+
+
+# docs/api.md, docs/formats.md, docs/cli.md.
+
+
+def test_blocks_of_the_python_page_run(folder, capsys):
+    pytest.importorskip("pandas")
+    known = {}
+    for block in blocks(DOCS / "api.md", "python", "sh"):
+        if block.language == "python":
+            exec(block.text, known)
+        else:
+            with suppress(SystemExit):
+                main(shlex.split(block.text)[1:])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert {"requests/s", "prefill-0", "GB/s", "count", "page_size"} <= set(re.findall(r"[\w/-]+", captured.out))
+    assert (folder / "overview.png").is_file()
+
+
+def test_every_public_name_and_figure_is_documented():
+    rows = [plain(row[0]).partition("(")[0] for row in table(prose(DOCS / "api.md"))]
+    assert set(pdsim.__all__) - {"__version__"} <= set(rows)
+    figures = {name for name, made in vars(plots).items() if callable(made) and made.__module__ == plots.__name__}
+    assert {name for name in figures if name.startswith("draw_") or made_figure(name)} <= set(rows)
+    assert {row for row in rows if row.islower()} <= {*vars(plots), *pdsim.__all__, *TABLES}
+
+
+def made_figure(name):
+    return inspect.signature(getattr(plots, name)).return_annotation is Figure
+
+
+def test_commands_that_export_run(folder, capsys):
+    for line in commands(DOCS / "formats.md"):
+        with suppress(SystemExit):
+            main(shlex.split(line, comments=True)[1:])
+        captured = capsys.readouterr()
+        assert captured.err == "", line
+        assert captured.out, line
+
+
+def test_the_page_of_commands_is_current():
+    """Else: python docs/commands.py."""
+    assert (DOCS / "cli.md").read_text() == commands_page()
+
+
+@pytest.mark.parametrize("app", [pdsim_app, pdreal_app], ids=lambda app: app.name[0])
+def test_every_parameter_of_every_command_has_help(app):
+    for name in app:
+        if name.startswith("-"):
+            continue
+        for argument in app[name].assemble_argument_collection(parse_docstring=True):
+            assert argument.parameter.help, f"{name} {argument.name}"
+
+
 # docs/sweeps.md.
 
 SWEEPS = sections(DOCS / "sweeps.md")
@@ -163,10 +251,17 @@ def test_the_reports_that_are_shown_are_written(folder, capsys):
     assert {"first.html", "report.html"} <= {path.name for path in folder.iterdir()}
 
 
-def test_python_of_sweeps_runs(sweeps, capsys):
+def test_python_of_sweeps_runs_and_duckdb_reads_the_shards(sweeps, capsys):
     (block,) = blocks(DOCS / "sweeps.md", "python")
-    exec(block.text, {})
+    known = {}
+    exec(block.text, known)
     assert "requests/s per GPU" in capsys.readouterr().out
+    duckdb = pytest.importorskip("duckdb")
+    (query,) = blocks(DOCS / "sweeps.md", "sql")
+    shards = [run.row for point in known["result"].points for run in point.replications]
+    usable = [row["p99_ttft_ms"] for row in shards if row["status"] == "ok" and not row["saturated"]]
+    assert [row[-2] for row in duckdb.sql(query.text).fetchall()] == sorted(usable)
+    assert usable
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdsim.metrics.definitions import STATISTICS
 from pdsim.scenario.yaml_file import ConfigError
 
-_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 _LATENCIES = ("e2e_latency", "ttft", "tpot", "itl")
 _COUNTS = ("duration", "completed", "total_input_tokens", "total_output_tokens", "max_concurrency", "concurrency")
 _RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
@@ -91,12 +91,12 @@ def _name(path: Path, number: int, told: Any) -> str:
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that mean in the tool what they mean in a summary."""
-    times = [f"{statistic}_{latency}_ms" for latency in _LATENCIES for statistic in _STATISTICS]
+    times = [f"{statistic}_{latency}_ms" for latency in _LATENCIES for statistic in STATISTICS]
     return {name: row[name] for name in (*_COUNTS, *_RATES, "accept_length", *times) if row.get(name) is not None}
 
 
 def _vllm(row: Mapping[str, Any]) -> dict[str, Any]:
-    e2e = {f"{s}_e2e_latency_ms": row.get(f"{s}_e2el_ms") for s in _STATISTICS}
+    e2e = {f"{s}_e2e_latency_ms": row.get(f"{s}_e2el_ms") for s in STATISTICS}
     return _known({**row, **e2e, "total_throughput": row.get("total_token_throughput")})
 
 
@@ -129,7 +129,7 @@ def _inferencex(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     summary = {
         f"{statistic}_{ours}_ms": 1e3 * row[f"{statistic}_{theirs}"]
         for theirs, ours in names.items()
-        for statistic in _STATISTICS
+        for statistic in STATISTICS
         if row.get(f"{statistic}_{theirs}") is not None
     }
     is_pair = row.get("disagg") in {True, "true", "True"}

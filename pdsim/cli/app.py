@@ -38,7 +38,8 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
 
     Parameters
     ----------
-    scenario: A scenario file (YAML).
+    scenario
+        A scenario file (YAML).
 
     """
     from pdsim.cli.runner import run_scenario
@@ -64,9 +65,11 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     Parameters
     ----------
-    runs: Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
+    runs
+        Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
         vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
-    out: Write a folder for each simulated run, and compare.png, here.
+    out
+        Write a folder for each simulated run, and compare.png, here.
 
     """
     from pdsim.cli.runner import obtain_runs, write_comparison
@@ -112,8 +115,9 @@ def validate(
 
     Parameters
     ----------
-    cases: Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder
-        with a matrix.yaml, or such a file.
+    cases
+        Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder with
+        a matrix.yaml, or such a file.
 
     """
     from pdsim.calibration.matrix import is_matrix
@@ -165,7 +169,8 @@ def calibrate(
 
     Parameters
     ----------
-    rows: Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+    rows
+        Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
 
     """
     import shlex
@@ -218,7 +223,8 @@ def scale(
 
     Parameters
     ----------
-    profile: A measured profile (YAML).
+    profile
+        A measured profile (YAML).
 
     """
     from pdsim.calibration.scaling import Scaling, model_of
@@ -267,7 +273,8 @@ def explain(
 
     Parameters
     ----------
-    run: A run folder, or a scenario file, which is simulated first.
+    run
+        A run folder, or a scenario file, which is simulated first.
 
     """
     from dataclasses import asdict
@@ -328,7 +335,8 @@ def report(
 
     Parameters
     ----------
-    paths: The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
+    paths
+        The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
 
     """
     from pdsim.cli.reporting import make_page
@@ -352,7 +360,8 @@ def replay(run: Path, *, json_: Json = False) -> None:
 
     Parameters
     ----------
-    run: A run folder with a journal, simulated or real.
+    run
+        A run folder with a journal, simulated or real.
 
     """
     from pdsim.core.journal import ReplayError
@@ -391,7 +400,8 @@ def sweep(
 
     Parameters
     ----------
-    sweep: A sweep file (YAML).
+    sweep
+        A sweep file (YAML).
 
     """
     from pdsim.cli.progress import progress_over
@@ -414,6 +424,43 @@ def sweep(
 
 
 @app.command
+def export(
+    run: Path,
+    *,
+    to: Annotated[Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake"], Parameter(help="Whose format.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
+    block_tokens: Annotated[int, Parameter(help="mooncake: prompt tokens of one hash id.")] = 512,
+    set_: Set = None,
+    seed: Seed = None,
+) -> None:
+    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a scenario file, which is simulated first.
+
+    """
+    from pdsim.calibration.exported import Run, write_result
+    from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.scenario.build import requests_of
+    from pdsim.workload.mooncake_file import write_mooncake
+
+    if block_tokens < 1:
+        raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
+    changes = changes_of(set_, seed)
+    scenario = scenario_of(run, changes)
+    (finished,) = obtain_runs((run,), changes, None, quiet=False)
+    if to == "mooncake":
+        sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
+        write_mooncake(out, requests_of(scenario), sent_ns, block_tokens=block_tokens)
+    else:
+        write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
+    print(f"{to}: {out}")
+    fail_if_incomplete(finished)
+
+
+@app.command
 def sglang(
     scenario: Path,
     *,
@@ -426,7 +473,8 @@ def sglang(
 
     Parameters
     ----------
-    scenario: A scenario file (YAML).
+    scenario
+        A scenario file (YAML).
 
     """
     from pdsim.scenario.loading import load_scenario
@@ -463,7 +511,8 @@ def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
 
     Parameters
     ----------
-    of: Which of the two.
+    of
+        Which of the two.
 
     """
     from pdsim.scenario.json_schema import scenario_schema

@@ -14,6 +14,7 @@ from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, rea
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 
@@ -83,6 +84,16 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
         if runs[-1].interrupted:
             break
     return runs
+
+
+def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
+    """Of a run folder, or of a scenario file with changes. Raises ConfigError for another tool's result."""
+    if path.suffix in _RESULTS:
+        raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
+    if path.is_dir():
+        read_summary(path)
+        return load_scenario(path / SCENARIO)
+    return load_scenario(path, changes)
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:

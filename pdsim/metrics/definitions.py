@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 Client = Literal["sglang", "aiperf"]
 
-_STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 
 
 def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
     """A summary whose fields mean what that client's fields of the same name mean."""
     fields = dict(summary)
     if client == "aiperf":
-        for statistic in _STATISTICS:
+        for statistic in STATISTICS:
             fields[f"{statistic}_itl_ms"] = fields[f"{statistic}_tpot_ms"]
     return fields

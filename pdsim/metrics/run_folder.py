@@ -19,7 +19,7 @@ from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRe
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 JOURNAL = "journal.jsonl.zst"
-
+TABLES = ("requests", "steps", "transfers", "levels")
 
 _LINES_AT_ONCE = 256
 
@@ -31,12 +31,26 @@ class RunFolderError(ValueError):
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    names = _names(RequestRecord)
-    _write_table(folder / "requests.parquet", map(attrgetter(*names), records.requests), names)
-    _write_table(folder / "steps.parquet", records.steps, StepRecord._fields)
-    _write_table(folder / "transfers.parquet", records.transfers, TransferRecord._fields)
-    levels = [(row.instance_id, row.time_ns, *row.levels) for row in records.levels]
-    _write_table(folder / "levels.parquet", levels, ("instance_id", "time_ns", *Levels._fields))
+    from pyarrow import parquet  # noqa: PLC0415
+
+    for name in TABLES:
+        parquet.write_table(arrow_table(records, name), folder / f"{name}.parquet", compression="zstd")
+
+
+def arrow_table(records: RunRecords, name: str) -> Any:
+    """One of TABLES: a row for each record, in order."""
+    match name:
+        case "requests":
+            columns = tuple(field.name for field in fields(RequestRecord))
+            return _table(map(attrgetter(*columns), records.requests), columns)
+        case "steps":
+            return _table(records.steps, StepRecord._fields)
+        case "transfers":
+            return _table(records.transfers, TransferRecord._fields)
+        case "levels":
+            levels = ((row.instance_id, row.time_ns, *row.levels) for row in records.levels)
+            return _table(levels, ("instance_id", "time_ns", *Levels._fields))
+    raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -96,17 +110,11 @@ def read_journal(folder: Path) -> Iterator[Entry]:
         yield from from_lines(TextIOWrapper(file, encoding="utf-8"))
 
 
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-def _write_table(path: Path, rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
+def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
     import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import parquet  # noqa: PLC0415
 
     values = list(zip(*rows, strict=True)) or [()] * len(columns)
-    table = pa.table(dict(zip(columns, values, strict=True)))
-    parquet.write_table(table, path, compression="zstd")
+    return pa.table(dict(zip(columns, values, strict=True)))
 
 
 def _read_table(path: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ from pdsim.system.topology import Topology
 from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
-from pdsim.workload.traces import TraceError
+from pdsim.workload.trace_file import TraceError
 
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""

@@ -73,6 +73,8 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "shared_prefix_groups": "pdsim.workload.synthetic:SharedPrefixGroups",
         "sessions": "pdsim.workload.synthetic:Sessions",
         "mooncake_trace": "pdsim.workload.traces:MooncakeTrace",
+        "bailian_trace": "pdsim.workload.traces:BailianTrace",
+        "burstgpt_trace": "pdsim.workload.traces:BurstGptTrace",
         "azure_trace": "pdsim.workload.traces:AzureTrace",
         "request_table": "pdsim.workload.traces:RequestTable",
     },

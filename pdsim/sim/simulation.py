@@ -17,6 +17,7 @@ from pdsim.cost.host_memory import HostMemory
 from pdsim.garbage import garbage_kept
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
+from pdsim.metrics.run_tables import RunTables
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.schema import HostSettings, Scenario
@@ -33,8 +34,8 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 
 @dataclass
-class RunResult:
-    """What a run leaves behind."""
+class RunResult(RunTables):
+    """What a run leaves behind: records, the same as DataFrames, and its summary."""
 
     scenario: Scenario
     """Resolved: every default filled in."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyarrow import parquet
 
+from pdsim.metrics.run_tables import load_pandas
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.goodput import Attained, attained
 from pdsim.sweeps.interval import Estimate, estimate
@@ -96,6 +97,17 @@ class SweepResult:
             return (point.is_saturated, not point.meets(slo, wanted), -goodput, point.number)
 
         return sorted((point for point in self.points if not point.error), key=rank)
+
+    @property
+    def table(self) -> Any:
+        """A pandas DataFrame with a row for each point and seed: the sweep's fields, and the columns of the shards.
+
+        Raises PandasMissingError without pandas.
+        """
+        rows = [
+            {"point": point.number, **point.changes, **run.row} for point in self.points for run in point.replications
+        ]
+        return load_pandas().DataFrame(rows)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,31 +1,58 @@
-"""Public traces and plain request tables. A broken line is an error that names file, line and field."""
+"""Public traces and plain request tables."""
 
-import csv
-import gzip
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.checks import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.trace_file import Line, csv_lines, in_order, json_lines
 
 
-class TraceError(ValueError):
-    """A trace that cannot be read: says where and what would be right."""
+class _Blocks:
+    """Prompts as hash ids, one for each block: an id stands for its block and all before it.
+
+    So equal leading ids are a shared prefix. Each id has one parent, and a chain of first children is one stream: few
+    spans, however long the prompt.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._size = block_tokens
+        self._streams = fresh_streams()
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
+        num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
+        prompt = self._prompt(line, num_tokens)
+        output = Spans.of(next(self._streams), num_outputs)
+        return RequestSpec(number, prompt, output, num_outputs, arrival_ns=round(arrival_ns))
+
+    def _prompt(self, line: Line, num_tokens: int) -> Spans:
+        ids = line.value("hash_ids")
+        size = self._size
+        if not isinstance(ids, list) or len(ids) != -(-num_tokens // size):
+            raise line.error("hash_ids", ids, f"a list of {-(-num_tokens // size)} ids, one per {size} input tokens")
+        spans = []
+        before = None
+        for i, block in enumerate(ids):
+            if block not in self._places:
+                continues = before is not None and ids[i - 1] == block - 1
+                place = (before[0], before[1] + size) if continues and before else (next(self._streams), 0)
+                self._places[block] = place
+            before = self._places[block]
+            spans.append((*before, min(size, num_tokens - i * size)))
+        return Spans(spans)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeTrace:
     """One JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
 
-    An id stands for its block and all before it, so equal leading ids are a shared prefix. Sessions and delays of the
-    format's extensions are not read.
+    Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
+    says, or else as their timestamps are apart.
     """
 
     path: Path
@@ -33,7 +60,7 @@ class MooncakeTrace:
     """The first so many; None reads all."""
     block_tokens: int = 512
     speedup: float = 1.0
-    """2 replays the arrivals in half the time."""
+    """2 replays the arrivals in half the time; delays stay."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests, block_tokens=self.block_tokens)
@@ -41,39 +68,58 @@ class MooncakeTrace:
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
-        places: dict[int, tuple[int, int]] = {}
-        streams = fresh_streams()
+        blocks = _Blocks(self.block_tokens)
+        last_turns: dict[str, RequestSpec] = {}
         specs: list[RequestSpec] = []
-        for line in islice(_json_lines(self.path), self.num_requests):
-            num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
-            arrival_ns = line.time_ns("timestamp", 1e6) / self.speedup
-            prompt = self._prompt(line, num_tokens, places, streams)
-            output = Spans.of(next(streams), num_outputs)
-            specs.append(RequestSpec(len(specs), prompt, output, num_outputs, arrival_ns=round(arrival_ns)))
-        return _in_order(specs, self.path)
+        for line in islice(json_lines(self.path), self.num_requests):
+            session = line.get("session_id")
+            before = None if session is None else last_turns.get(str(session))
+            spec = self._turn(blocks, line, len(specs), before)
+            if session is not None:
+                last_turns[str(session)] = spec
+            specs.append(spec)
+        return in_order(specs, self.path)
 
-    def _prompt(
-        self, line: "_Line", num_tokens: int, places: dict[int, tuple[int, int]], streams: Iterator[int]
-    ) -> Spans:
-        """Each id has one parent, so a chain of first children is one stream: few spans, however long the prompt."""
-        ids = line.value("hash_ids")
-        size = self.block_tokens
-        if not isinstance(ids, list) or len(ids) != -(-num_tokens // size):
-            raise line.error("hash_ids", ids, f"a list of {-(-num_tokens // size)} ids, one per {size} input tokens")
-        spans = []
-        before = None
-        for i, block in enumerate(ids):
-            if block not in places:
-                continues = before is not None and ids[i - 1] == block - 1
-                places[block] = (before[0], before[1] + size) if continues and before else (next(streams), 0)
-            before = places[block]
-            spans.append((*before, min(size, num_tokens - i * size)))
-        return Spans(spans)
+    def _turn(self, blocks: _Blocks, line: Line, number: int, before: RequestSpec | None) -> RequestSpec:
+        """A later turn may have a delay and no timestamp."""
+        if before is None:
+            return blocks.spec(number, line, line.time_ns("timestamp", 1e6) / self.speedup)
+        has_delay = line.get("delay") is not None
+        timed = line.get("timestamp") is not None or not has_delay
+        arrival_ns = line.time_ns("timestamp", 1e6) / self.speedup if timed else before.arrival_ns
+        if arrival_ns < before.arrival_ns:
+            raise line.error("timestamp", line.value("timestamp"), "one not before that of the session's turn before")
+        spec = blocks.spec(number, line, arrival_ns)
+        think_ns = round(line.time_ns("delay", 1e6)) if has_delay else spec.arrival_ns - before.arrival_ns
+        return spec._replace(after=before.request_id, think_ns=think_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BailianTrace:
+    """Qwen's traces of Bailian: as Mooncake's, but timestamp in s and blocks of 16 tokens.
+
+    Every request arrives at its own time: a chat's turns do not wait for the answer to the one before.
+    """
+
+    path: Path
+    num_requests: int | None = None
+    speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+        above_zero(self, speedup=self.speedup)
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        del rng
+        blocks = _Blocks(block_tokens=16)
+        lines = enumerate(islice(json_lines(self.path), self.num_requests))
+        specs = [blocks.spec(i, line, line.time_ns("timestamp", 1e9) / self.speedup) for i, line in lines]
+        return in_order(specs, self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AzureTrace:
-    """Azure's 2023 and 2024 LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
+    """Azure's traces of 2023, 2024 and 2025: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
 
     path: Path
     num_requests: int | None = None
@@ -87,7 +133,7 @@ class AzureTrace:
         del rng
         specs: list[RequestSpec] = []
         start_ns = None
-        for line in islice(_csv_lines(self.path), self.num_requests):
+        for line in islice(csv_lines(self.path), self.num_requests):
             at_ns = self._time_ns(line)
             start_ns = at_ns if start_ns is None else start_ns
             num_outputs = line.count("GeneratedTokens")
@@ -95,10 +141,10 @@ class AzureTrace:
             prompt, output = Spans.of(2 * i, line.count("ContextTokens")), Spans.of(2 * i + 1, num_outputs)
             arrival_ns = round((at_ns - start_ns) / self.speedup)
             specs.append(RequestSpec(i, prompt, output, num_outputs, arrival_ns=arrival_ns))
-        return _in_order(specs, self.path)
+        return in_order(specs, self.path)
 
     @staticmethod
-    def _time_ns(line: "_Line") -> int:
+    def _time_ns(line: Line) -> int:
         """Seven fractional digits, one more than datetime reads; some rows have none."""
         text = str(line.value("TIMESTAMP")).split("+")[0]
         seconds, _, fraction = text.partition(".")
@@ -107,6 +153,33 @@ class AzureTrace:
             return int(at.timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)
         except ValueError:
             raise line.error("TIMESTAMP", text, "a time such as 2023-11-16 18:17:03.9799600") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstGptTrace:
+    """BurstGPT: Timestamp (s), Request tokens, Response tokens. Failures, which have no response, are left out.
+
+    Prompts share nothing; what belongs to one conversation arrives at its own times.
+    """
+
+    path: Path
+    num_requests: int | None = None
+    speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+        above_zero(self, speedup=self.speedup)
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        del rng
+        answered = (line for line in csv_lines(self.path) if line.count("Response tokens", least=0))
+        specs: list[RequestSpec] = []
+        for i, line in enumerate(islice(answered, self.num_requests)):
+            num_outputs = line.count("Response tokens")
+            prompt, output = Spans.of(2 * i, line.count("Request tokens")), Spans.of(2 * i + 1, num_outputs)
+            arrival_ns = round(line.time_ns("Timestamp", 1e9) / self.speedup)
+            specs.append(RequestSpec(i, prompt, output, num_outputs, arrival_ns=arrival_ns))
+        return in_order(specs, self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +203,7 @@ class RequestTable:
         prefixes: dict[str, int] = {}
         streams = fresh_streams()
         specs: list[RequestSpec] = []
-        for line in islice(_csv_lines(self.path) if is_csv else _json_lines(self.path), self.num_requests):
+        for line in islice(csv_lines(self.path) if is_csv else json_lines(self.path), self.num_requests):
             num_tokens, num_outputs = line.count("in_tokens"), line.count("out_tokens")
             arrival_ns = line.time_ns("arrival_s", 1e9) / self.speedup
             spans = []
@@ -146,83 +219,4 @@ class RequestTable:
             spans.append((next(streams), 0, num_tokens - shared))
             output = Spans.of(next(streams), num_outputs)
             specs.append(RequestSpec(len(specs), Spans(spans), output, num_outputs, arrival_ns=round(arrival_ns)))
-        return _in_order(specs, self.path)
-
-
-class _Line:
-    """One record of a trace and where it stands."""
-
-    def __init__(self, path: Path, number: int, fields: dict[str, Any]) -> None:
-        self._where = f"{path}, line {number}"
-        self._fields = fields
-
-    def get(self, name: str) -> Any:
-        return self._fields.get(name)
-
-    def value(self, name: str) -> Any:
-        if self._fields.get(name) in (None, ""):
-            raise TraceError(f"{self._where}: no field {name!r}; the line has {', '.join(map(str, self._fields))}")
-        return self._fields[name]
-
-    def count(self, name: str, least: int = 1) -> int:
-        found = self.value(name)
-        try:
-            number = int(found)
-        except (TypeError, ValueError):
-            raise self.error(name, found, "a number of tokens") from None
-        if number < least:
-            raise self.error(name, found, f"at least {least}")
-        return number
-
-    def time_ns(self, name: str, unit_ns: float) -> float:
-        found = self.value(name)
-        try:
-            time_ns = float(found) * unit_ns
-        except (TypeError, ValueError):
-            raise self.error(name, found, "a time") from None
-        if not 0 <= time_ns < float("inf"):
-            raise self.error(name, found, "a time, 0 or later")
-        return time_ns
-
-    def error(self, name: str, found: object, expected: str) -> TraceError:
-        return TraceError(f"{self._where}: {name} is {found!r}, expected {expected}")
-
-
-def _json_lines(path: Path) -> Iterator[_Line]:
-    with _open(path) as file:
-        for number, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                fields = json.loads(text)
-            except json.JSONDecodeError as broken:
-                raise TraceError(f"{path}, line {number}: not JSON: {broken.msg} at column {broken.colno}") from None
-            if not isinstance(fields, dict):
-                raise TraceError(f"{path}, line {number}: expected a JSON object, found {text.strip()[:40]!r}")
-            yield _Line(path, number, fields)
-
-
-def _csv_lines(path: Path) -> Iterator[_Line]:
-    with _open(path) as file:
-        for number, fields in enumerate(csv.DictReader(file), 2):
-            yield _Line(path, number, {name: value for name, value in fields.items() if name is not None})
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[IO[str]]:
-    if not path.is_file():
-        raise TraceError(f"no trace file {path}")
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
-            yield file
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as broken:
-        raise TraceError(f"{path}: cannot be read as text: {broken}") from None
-
-
-def _in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """By arrival; ties stay as in the file."""
-    ordered = sorted(specs, key=lambda spec: spec.arrival_ns)
-    if not ordered:
-        raise TraceError(f"{path}: no requests in it")
-    return [spec._replace(request_id=i) for i, spec in enumerate(ordered)]
+        return in_order(specs, self.path)

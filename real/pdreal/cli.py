@@ -44,7 +44,8 @@ def run(
 
     Parameters
     ----------
-    scenario: A scenario file (YAML).
+    scenario
+        A scenario file (YAML).
 
     """
     from pdreal.run import run_scenario
@@ -86,10 +87,14 @@ def serve(
 
     Parameters
     ----------
-    scenario: A scenario file (YAML); its workload and client are not used.
-    host: Where to listen.
-    port: 0 takes a free one.
-    model_name: What clients call it; the name in the catalog if not given.
+    scenario
+        A scenario file (YAML); its workload and client are not used.
+    host
+        Where to listen.
+    port
+        0 takes a free one.
+    model_name
+        What clients call it; the name in the catalog if not given.
 
     """
     from pdreal.real_scenario import served_scenario
@@ -124,11 +129,16 @@ def measure(
 
     Parameters
     ----------
-    model: A model of the catalog, whose weights are random here.
-    out: The CSV to write; an interrupted command keeps the rows that it has.
-    page_size: Tokens of a KV page.
-    only: Of prefill, decode, gather, scatter, transfer, host; joined by commas.
-    quick: A few shapes of each, to see that all works here.
+    model
+        A model of the catalog, whose weights are random here.
+    out
+        The CSV to write; an interrupted command keeps the rows that it has.
+    page_size
+        Tokens of a KV page.
+    only
+        Of prefill, decode, gather, scatter, transfer, host; joined by commas.
+    quick
+        A few shapes of each, to see that all works here.
 
     """
     from pdreal.measure.plan import FULL, QUICK
@@ -152,9 +162,12 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
 
     Parameters
     ----------
-    folder: Where to; clients then take this path as their tokenizer.
-    vocab_size: Of the model. More tokens than the model has do no harm; fewer are spelled out.
-    hf_home: The folder is a Hugging Face home (HF_HOME): put it into its cache, for clients that take no path.
+    folder
+        Where to; clients then take this path as their tokenizer.
+    vocab_size
+        Of the model. More tokens than the model has do no harm; fewer are spelled out.
+    hf_home
+        The folder is a Hugging Face home (HF_HOME): put it into its cache, for clients that take no path.
 
     """
     from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer

@@ -26,6 +26,8 @@ NEEDS = {
     "sessions": {"num_sessions": 2, "num_turns": 2, "input_tokens": 3, "output_tokens": 4, "think": "1500 ns"},
     "mooncake_trace": {"path": "t.jsonl", "num_requests": 5, "speedup": 0.5},
     "azure_trace": {"path": "t.csv"},
+    "bailian_trace": {"path": "t.jsonl"},
+    "burstgpt_trace": {"path": "t.csv"},
     "request_table": {"path": "/t.csv.gz"},
     "closed_loop": {"concurrency": 3},
     "open_loop": {"arrivals": {"use": "gamma", "rate": "90/min", "burstiness": 0.5}},

@@ -12,7 +12,8 @@ from pdsim.workload.arrivals import Constant, Gamma, Poisson
 from pdsim.workload.lengths import Fixed, Normal, Uniform
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.synthetic import PrefixPool, RandomLengths, Sessions, SharedPrefixGroups
-from pdsim.workload.traces import AzureTrace, MooncakeTrace, RequestTable, TraceError
+from pdsim.workload.trace_file import TraceError
+from pdsim.workload.traces import AzureTrace, BailianTrace, BurstGptTrace, MooncakeTrace, RequestTable
 
 
 def shared(a, b):
@@ -204,3 +205,48 @@ def test_an_empty_trace_is_an_error(tmp_path):
     path.write_text("")
     with pytest.raises(TraceError, match="no requests in it"):
         MooncakeTrace(path=path).requests(Streams(0))
+
+
+def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
+    rows = [
+        {**mooncake(10, 600, [0, 1]), "session_id": "a"},
+        {**mooncake(15, 100, [7]), "session_id": "b"},
+        {**mooncake(40, 1200, [0, 2, 3]), "session_id": "a"},
+        {"input_length": 1300, "output_length": 1, "hash_ids": [0, 2, 4], "session_id": "a", "delay": 5},
+        mooncake(12, 20, [9]),
+    ]
+    specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows), speedup=2.0).requests(Streams(0))
+    assert [len(spec.prompt) for spec in specs] == [600, 20, 100, 1200, 1300]
+    assert [spec.after for spec in specs] == [None, None, None, 0, 3]
+    assert [spec.think_ns for spec in specs] == [0, 0, 0, 15_000_000, 5_000_000]
+    back = [rows[0], {**rows[2], "timestamp": 9}]
+    with pytest.raises(TraceError, match="line 2: timestamp is 9, expected one not before"):
+        MooncakeTrace(path=write(tmp_path / "t.jsonl", back)).requests(Streams(0))
+
+
+def test_bailian_counts_in_seconds_and_blocks_of_16(tmp_path):
+    rows = [
+        {**mooncake(0.5, 40, [1, 2, 3]), "chat_id": 0, "parent_chat_id": -1, "type": "text", "turn": 1},
+        {**mooncake(61.25, 60, [1, 2, 4, 5]), "chat_id": 1, "parent_chat_id": 0, "type": "text", "turn": 2},
+    ]
+    specs = BailianTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
+    assert [spec.arrival_ns for spec in specs] == [500_000_000, 61_250_000_000]
+    assert shared(*specs) == 32
+    assert [spec.after for spec in specs] == [None, None]
+
+
+def test_burstgpt_leaves_failures_out(tmp_path):
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    rows = [
+        "5,1,2.5,ChatGPT,472,18,490,Conversation log",
+        "45,,0.1,GPT-4,1087,0,1087,API log",
+        "118,2,9,GPT-4,7,9,16,x",
+    ]
+    path = tmp_path / "burst.csv"
+    path.write_text(head + "\n".join(rows) + "\n")
+    specs = BurstGptTrace(path=path, num_requests=2).requests(Streams(0))
+    assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [
+        (5, 472, 18),
+        (118, 7, 9),
+    ]
+    assert shared(*specs) == 0

@@ -1,0 +1,187 @@
+"""A run of ours as the result files of load generators, each by that tool's own definitions. imported.py reads them.
+
+tool         file                              differs in
+SGLang       JSON lines of bench_serving       nothing: a summary has its fields
+vLLM         JSON of `vllm bench serve`        ITL is of chunks: absent where several tokens come together
+AIPerf       profile_export_aiperf.json        inter_token_latency is TPOT, of requests; statistics of its own
+InferenceX   agg_*.json                        seconds; output per decode GPU, input per prefill GPU
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.distribution import Samples
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.system.catalog import load_model
+
+_ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")
+"""What bench_serving writes in front of its results and a simulation does not have."""
+_AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+_AIPERF_TOTALS = {
+    "request_throughput": ("request_throughput", "requests/sec"),
+    "output_token_throughput": ("output_throughput", "tokens/sec"),
+    "total_token_throughput": ("total_throughput", "tokens/sec"),
+    "request_count": ("completed", "requests"),
+    "total_isl": ("total_input_tokens", "tokens"),
+    "total_osl": ("total_output_tokens", "tokens"),
+    "benchmark_duration": ("duration", "sec"),
+}
+
+
+class Run(NamedTuple):
+    """What is exported."""
+
+    summary: Mapping[str, Any]
+    requests: Sequence[RequestRecord]
+    scenario: Scenario
+
+
+def write_result(path: Path, tool: str, run: Run) -> None:
+    """As the tool's own file; `tool` is one of TOOLS."""
+    result = TOOLS[tool](run)
+    text = json.dumps(result, allow_nan=False, indent=None if tool == "sglang" else 2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _sglang(run: Run) -> dict[str, Any]:
+    own = ("pdsim", "max_itl_ms")
+    return {**dict.fromkeys(_ARGUMENTS), **{name: value for name, value in run.summary.items() if name not in own}}
+
+
+def _vllm(run: Run) -> dict[str, Any]:
+    """As with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
+    of = run.summary
+    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
+    if of["accept_length"] is not None:
+        del names["itl"]
+    same = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput")
+    peaks = ("output_throughput", "max_output_tokens_per_s", "max_concurrent_requests")
+    return {
+        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": of["backend"],
+        "backend": of["backend"],
+        "label": of["tag"],
+        "model_id": run.scenario.model.name,
+        "tokenizer_id": run.scenario.model.name,
+        "num_prompts": len(run.requests),
+        "request_rate": of["request_rate"],
+        "burstiness": 1.0,
+        "max_concurrency": of["max_concurrency"],
+        "failed": sum(request.outcome == "failed" for request in run.requests),
+        **{name: of[name] for name in same},
+        "request_goodput": None,
+        **{name: of[name] for name in peaks},
+        "total_token_throughput": of["total_throughput"],
+        **{f"{s}_{theirs}_ms": of[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
+    }
+
+
+def _aiperf(run: Run) -> dict[str, Any]:
+    done = [request for request in run.requests if request.outcome == "finished"]
+    tpots_ms = [tpot_ms(request) for request in done if request.num_output_tokens > 1]
+    totals = {
+        theirs: {"unit": unit, "avg": float(run.summary[ours])} for theirs, (ours, unit) in _AIPERF_TOTALS.items()
+    }
+    return {
+        "schema_version": "1.4",
+        "aiperf_version": None,
+        "benchmark_id": run.summary["tag"],
+        **totals,
+        "request_latency": _metric("ms", map(e2e_ms, done)),
+        "time_to_first_token": _metric("ms", map(ttft_ms, done)),
+        "inter_token_latency": _metric("ms", tpots_ms),
+        "output_token_throughput_per_user": _metric("tokens/sec/user", (1e3 / each for each in tpots_ms if each)),
+        "input_sequence_length": _metric("tokens", (one.num_prompt_tokens for one in done)),
+        "output_sequence_length": _metric("tokens", (one.num_output_tokens for one in done)),
+        "was_cancelled": bool(run.summary["pdsim"].get("interrupted")),
+    }
+
+
+def _metric(unit: str, values: Iterable[float]) -> dict[str, Any]:
+    found = list(values)
+    samples = Samples(found)
+    return {
+        "unit": unit,
+        "avg": samples.mean(),
+        **{f"p{percent}": samples.percentile(percent) for percent in _AIPERF_PERCENTILES},
+        "min": min(found, default=0.0),
+        "max": max(found, default=0.0),
+        "std": samples.std(),
+        "count": len(found),
+        "sum": sum(found),
+    }
+
+
+def _inferencex(run: Run) -> dict[str, Any]:
+    of, scenario = run.summary, run.scenario
+    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
+    times = {f"{s}_{theirs}": of[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in STATISTICS}
+    speeds = {f"{s}_intvty": 1 / time_s for s in STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
+    completed = of["completed"] or 1
+    return {
+        "conc": of["max_concurrency"],
+        "model": scenario.model.name,
+        "infmax_model_prefix": of["tag"],
+        "framework": of["backend"],
+        "precision": scenario.model.weight_dtype or load_model(scenario.model.name).weight_dtype,
+        "spec_decoding": "none" if of["accept_length"] is None else "mtp",
+        "isl": round(of["total_input_tokens"] / completed),
+        "osl": round(of["total_output_tokens"] / completed),
+        **_inferencex_cluster(of, scenario),
+        **times,
+        **speeds,
+    }
+
+
+def _inferencex_cluster(of: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+    """Rates are of all GPUs; of a pair, output is of its decode GPUs and input of its prefill GPUs."""
+    if scenario.aggregated is not None:
+        gpus = _num_gpus(scenario.aggregated)
+        head = {"hw": scenario.aggregated.gpu, "disagg": False, "tp": gpus, "dp_attention": scenario.aggregated.dp > 1}
+        return {**head, **_per_gpu(of, gpus, gpus, gpus)}
+    prefill, decode = scenario.pair
+    sizes = _num_gpus(prefill), _num_gpus(decode)
+    return {
+        "hw": decode.gpu,
+        "disagg": True,
+        "prefill_hw": prefill.gpu,
+        "decode_hw": decode.gpu,
+        "num_prefill_gpu": sizes[0],
+        "num_decode_gpu": sizes[1],
+        "kv_p2p_transfer": scenario.network.transport,
+        **_role("prefill", prefill),
+        **_role("decode", decode),
+        **_per_gpu(of, sum(sizes), *sizes),
+    }
+
+
+def _role(name: str, role: ServerSettings) -> dict[str, Any]:
+    has = {"tp": role.tp, "pp": 1, "dp_attention": role.dp > 1, "num_workers": role.instances}
+    return {f"{name}_{field}": value for field, value in has.items()}
+
+
+def _num_gpus(servers: ServerSettings) -> int:
+    return servers.instances * servers.tp
+
+
+def _per_gpu(of: Mapping[str, Any], all_gpus: int, prefill_gpus: int, decode_gpus: int) -> dict[str, float]:
+    return {
+        "tput_per_gpu": of["total_throughput"] / all_gpus,
+        "output_tput_per_gpu": of["output_throughput"] / decode_gpus,
+        "input_tput_per_gpu": of["input_throughput"] / prefill_gpus,
+    }
+
+
+TOOLS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "sglang": _sglang,
+    "vllm": _vllm,
+    "aiperf": _aiperf,
+    "inferencex": _inferencex,
+}

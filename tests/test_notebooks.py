@@ -1,0 +1,43 @@
+"""Each notebook runs, with small loads; what GitHub shows of it is made from its source."""
+
+import re
+
+import jupytext
+import pytest
+
+from notebooks.execute import execute, read_source, sources
+from tests.markdown import ROOT
+
+SOURCES = sources()
+
+
+def cells(notebook):
+    return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def has_figure(notebook):
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return any("image/png" in output.get("data", ()) for output in outputs)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_is_current(path):
+    """Else: make notebooks."""
+    shown = jupytext.read(path.with_suffix(".ipynb"))
+    assert cells(shown) == cells(read_source(path))
+    assert has_figure(shown)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_links_of_a_notebook_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, monkeypatch):
+    """And its reading holds, which its last cell asserts."""
+    monkeypatch.setenv("PDSIM_FAST", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert has_figure(execute(path))
