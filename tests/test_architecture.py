@@ -16,7 +16,7 @@ BELOW = {
     "workload": {"core", "policy"},
     "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
-    "calibration": {"scenario", "cost", "metrics", "system", "numpy", "scipy", "pyarrow", "matplotlib"},
+    "calibration": {"scenario", "cost", "core", "metrics", "system", "numpy", "scipy", "pyarrow", "matplotlib"},
     "sim": {"system", "scenario", "workload", "metrics", "cost", "core", "policy", "garbage", "simpy"},
     "sweeps": {
         "sim",
@@ -24,6 +24,7 @@ BELOW = {
         "scenario",
         "workload",
         "metrics",
+        "garbage",
         "numpy",
         "pyarrow",
         "pydantic",
@@ -31,6 +32,7 @@ BELOW = {
         "optuna",
         "ray",
     },
+    "ask": {"sweeps", "sim", "system", "scenario", "workload", "metrics", "cost", "numpy", "matplotlib"},
     "report": {"", "sweeps", "sim", "scenario", "metrics", "numpy", "matplotlib", "jinja2"},  # "": the version
 }
 """What each room may import besides itself and the standard library."""
