@@ -27,6 +27,7 @@ from pdsim.scenario.yaml_file import ConfigError
 
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
+    os.dup2(2, 1)  # some engines print, and standard output is the run's summary
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
     channel = Channel(spec.sockets, spec.process, spec.life)
     channel.connect(LAUNCHER)
