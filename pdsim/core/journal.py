@@ -137,8 +137,8 @@ def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
     return by_instance
 
 
-# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Token
-# ids are the hexadecimal digits of 32-bit integers: a prompt crosses several times, and a list takes far longer.
+# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Ids
+# of tokens are the hexadecimal digits of 32-bit integers: prompts cross several times, and lists take far longer.
 
 _TYPES: dict[str, Any] = {
     name: kind

@@ -111,8 +111,8 @@ class PrefillMover:
         planes = slice(move.planes.start, move.planes.stop)
         local = self._begins[planes, None] + move.local_offsets
         remote = np.array(peer.planes[planes], np.int64)[:, None] + move.remote_offsets
-        lengths = np.broadcast_to(move.lengths, local.shape)
-        self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths.reshape(-1))
+        lengths = np.tile(move.lengths, len(local))
+        self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths)
 
     def _write_cell(self, peer: PeerMemory, unit: TransferUnit, pair: RankPair, staging_offset_bytes: int) -> None:
         assert self._staging is not None
