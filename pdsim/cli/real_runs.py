@@ -75,7 +75,7 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
     if process.returncode:
         print(f"failed with {process.returncode}: see {log}", file=sys.stderr)
         return None
-    summary: dict[str, Any] = json.loads(output[output.index("{\n") :])  # some engines print, too
+    summary: dict[str, Any] = json.loads(output)
     _keep(part, matrix.runs / variant.name)
     log.unlink()
     return summary

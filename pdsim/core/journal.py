@@ -137,7 +137,8 @@ def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
     return by_instance
 
 
-# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name.
+# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Ids
+# of tokens are the hexadecimal digits of 32-bit integers: prompts cross several times, and lists take far longer.
 
 _TYPES: dict[str, Any] = {
     name: kind
@@ -159,7 +160,7 @@ def to_json(value: Any) -> Any:
     if kind is Spans:
         return {"Spans": [list(span) for span in value.spans]}
     if kind is TokenIds:
-        return {"TokenIds": value.ids()}
+        return {"TokenIds": bytes(value).hex()}
     items = list(value) if _PLAIN.issuperset(map(type, value)) else [to_json(v) for v in value]
     return items if kind is tuple or kind is list else {kind.__name__: items}
 
@@ -172,17 +173,17 @@ def from_json(value: Any) -> Any:
         if name == "Spans":
             return Spans(tuple(span) for span in content)
         if name == "TokenIds":
-            return TokenIds(content)
+            return TokenIds(data=bytes.fromhex(content))
         return _TYPES[name](*from_json(content))
     return value
 
 
 def to_line(entry: Entry) -> str:
-    """json.dumps(to_json(tuple(entry))) without spaces, several times faster: a run writes millions of page ids."""
     return f"{_sequence_text(entry)}\n"
 
 
-def _text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """json.dumps(to_json(value)) without spaces, several times faster: a run writes millions of page ids."""
     return _TEXT[type(value)](value)
 
 
@@ -198,7 +199,7 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
     """Writes named tuples of this kind."""
     hints = get_type_hints(kind)
     template = f'{{"{kind.__name__}":[{",".join(["%s"] * len(hints))}]}}'
-    others = [(i, _TEXT.get(hint, _text)) for i, hint in enumerate(hints.values()) if hint is not int]
+    others = [(i, _TEXT.get(hint, to_text)) for i, hint in enumerate(hints.values()) if hint is not int]
 
     def text(value: Any) -> str:
         items = list(value)
@@ -218,7 +219,7 @@ _TEXT: dict[Any, Callable[[Any], str]] = {
     tuple: _sequence_text,
     list: _sequence_text,
     Spans: lambda value: f'{{"Spans":{str([list(span) for span in value.spans]).replace(" ", "")}}}',
-    TokenIds: lambda value: f'{{"TokenIds":{_sequence_text(value.ids())}}}',
+    TokenIds: lambda value: f'{{"TokenIds":"{bytes(value).hex()}"}}',
 }
 _TEXT |= {kind: _named_text(kind) for kind in _TYPES.values()}
 _TEXT |= {kind: lru_cache(1024)(_TEXT[kind]) for kind in (KvGranted, TransferUnit)}  # several instances see each

@@ -1,5 +1,6 @@
 """Token sequences: spans of named streams in simulation, token ids in reality. One interface, `TokenSequence`."""
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
@@ -105,7 +106,10 @@ class TokenIds:
     __slots__ = ("_bytes",)
 
     def __init__(self, ids: Iterable[int] = (), *, data: bytes | None = None) -> None:
-        self._bytes = b"".join(i.to_bytes(4, "little") for i in ids) if data is None else data
+        self._bytes = array("I", ids).tobytes() if data is None else data
+
+    def __bytes__(self) -> bytes:
+        return self._bytes
 
     def __len__(self) -> int:
         return len(self._bytes) // 4

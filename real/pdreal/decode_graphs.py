@@ -91,8 +91,8 @@ class DecodeGraphs:
     def _capture(self) -> None:
         """Largest first: the others find its memory in the pool."""
         pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
         for size in reversed(self._sizes):
-            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._forward(size)  # compiles kernels, and lets libraries set themselves up

@@ -4,7 +4,7 @@ import json
 from typing import Any, NamedTuple
 
 from pdreal.notices import KINDS
-from pdsim.core.journal import from_json, to_json
+from pdsim.core.journal import from_json, to_text
 
 
 class Envelope(NamedTuple):
@@ -18,8 +18,8 @@ class Envelope(NamedTuple):
 def encode(envelope: Envelope) -> bytes:
     to, message, extra = envelope
     name = type(message).__name__
-    content = {name: message} if name in KINDS else to_json(message)
-    return json.dumps((to, content, extra), separators=(",", ":")).encode()
+    content = json.dumps({name: message}) if name in KINDS else to_text(message)
+    return f"[{json.dumps(to)},{content},{json.dumps(extra)}]".encode()
 
 
 def decode(data: bytes) -> Envelope:

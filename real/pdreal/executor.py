@@ -75,7 +75,7 @@ class Executor:
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
         """With NewRequest, before the instance sees it."""
-        tokens = array("i", prompt.ids())
+        tokens = array("i", bytes(prompt))
         self._sequences[request_id] = _Sequence(sampling, len(tokens), tokens)
 
     def add_first_token(self, request_id: int, token: int, num_cached_tokens: int) -> None:

@@ -35,9 +35,9 @@ class Hands:
         self._progress = Condition()
         self._layers_computed = 0, 0
         """By this rank: the step that computes layers, and how many groups it has."""
-        self._compute = ThreadPoolExecutor(1, "compute", parts.enter)
-        self._scatter = ThreadPoolExecutor(1, "scatter", parts.enter)
-        self._workers = [ThreadPoolExecutor(1, f"transfer-{i}", parts.enter) for i in range(parts.num_workers)]
+        self._compute = ThreadPoolExecutor(1, "compute", parts.enter_compute)
+        self._scatter = ThreadPoolExecutor(1, "scatter", parts.enter_copies)
+        self._workers = [ThreadPoolExecutor(1, f"transfer-{i}", parts.enter_copies) for i in range(parts.num_workers)]
 
     def warm_up(self) -> None:
         """What each thread does for the first time, before anybody waits for it. Returns when it is done."""

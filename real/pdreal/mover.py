@@ -12,6 +12,7 @@ from pdreal.geometry import CacheGeometry, Exchange, RankPair, heads_of_rank
 from pdreal.moves import Integers, Move, move_of
 from pdreal.paged_kv import SCRATCH_PAGE
 from pdreal.staging import staging_of
+from pdreal.streams import wait_for_engines
 from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
@@ -110,8 +111,8 @@ class PrefillMover:
         planes = slice(move.planes.start, move.planes.stop)
         local = self._begins[planes, None] + move.local_offsets
         remote = np.array(peer.planes[planes], np.int64)[:, None] + move.remote_offsets
-        lengths = np.broadcast_to(move.lengths, local.shape)
-        self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths.reshape(-1))
+        lengths = np.tile(move.lengths, len(local))
+        self._transport.write(peer.address, local.reshape(-1), remote.reshape(-1), lengths)
 
     def _write_cell(self, peer: PeerMemory, unit: TransferUnit, pair: RankPair, staging_offset_bytes: int) -> None:
         assert self._staging is not None
@@ -174,12 +175,14 @@ class DecodeMover:
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
+        wait_for_engines(self._ring.device)
         begin = command.staging_offset_bytes
         cells = self._ring[begin : begin + command.num_bytes * len(self._writers)]
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
         """Of these tokens, counted from the first page's begin."""
+        wait_for_engines(self._planes[0].device)
         return digest(self._planes, self._heads, pages, tokens, self._exchange.decode.page_size)
 
     def close(self) -> None:

@@ -50,11 +50,11 @@ def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
 
 def _pages(source: Integers, target: Integers, planes: range, wire: Wire, page_bytes: int) -> Move:
     """Whole pages; runs of them as one copy if the engine is to see them joined."""
-    begins = np.ones(len(source), bool)
+    begins = np.ones(len(source) + 1, bool)  # the last is the end
     if wire.coalesces:
-        begins[1:] = (np.diff(source) != 1) | (np.diff(target) != 1)
-    first = np.flatnonzero(begins)
-    num_pages = np.diff(first, append=len(source))
+        begins[1:-1] = (source[1:] != source[:-1] + 1) | (target[1:] != target[:-1] + 1)
+    bounds = begins.nonzero()[0]
+    first, num_pages = bounds[:-1], bounds[1:] - bounds[:-1]
     return Move(planes, source[first] * page_bytes, target[first] * page_bytes, num_pages * page_bytes)
 
 

@@ -15,6 +15,7 @@ from pdreal.null_runner import NullRunner
 from pdreal.paged_kv import PagedKv
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
+from pdreal.streams import compute_stream, copy_stream
 from pdreal.transports.choice import open_transport
 from pdreal.transports.protocol import Transport
 from pdsim.scenario import wiring
@@ -24,6 +25,8 @@ from pdsim.scenario import wiring
 class Parts:
     runner: ModelRunner | NullRunner
     device: torch.device
+    compute_stream: torch.cuda.Stream | None
+    """On a GPU: where the model was loaded and its graphs were captured."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
@@ -31,10 +34,15 @@ class Parts:
     memory: dict[str, Any] = field(default_factory=dict)
     """What peers need to write here."""
 
-    def enter(self) -> None:
-        """In each thread that works here: its current GPU is its own matter."""
+    def enter_compute(self) -> None:
+        """In the thread that computes: its current GPU and stream are its own matter."""
+        if self.compute_stream is not None:
+            torch.cuda.set_stream(self.compute_stream)
+
+    def enter_copies(self) -> None:
+        """In each thread that moves KV."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_stream(copy_stream(self.device))
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
         """With a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
@@ -46,19 +54,29 @@ def build_parts(spec: RankSpec) -> Parts:
     """Raises ModelError, UnavailableError or ConfigError for what this machine or this model cannot do."""
     torch.set_num_threads(spec.num_threads)
     device = _device(spec)
+    if device.type == "cpu":
+        return _parts(spec, device, None)
+    stream = compute_stream(device)
+    with torch.cuda.stream(stream):
+        parts = _parts(spec, device, stream)
+    stream.synchronize()  # other threads and peers do not wait for it
+    return parts
+
+
+def _parts(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream | None) -> Parts:
     model = _model(spec, device)
-    end_tokens = model.config.end_tokens
+    where = device, stream, model.config.end_tokens
     if spec.role == "aggregated":
-        return Parts(_runner(spec, model, None), device, end_tokens)
+        return Parts(_runner(spec, model, None), *where)
     transport = open_transport(spec.scenario.network.transport, device)
     runner = _runner(spec, model, transport)
     planes = runner.kv.planes
     worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(worker, device, end_tokens, sender, wiring.transport(spec.scenario.network).num_queues)
+        return Parts(worker, *where, sender, wiring.transport(spec.scenario.network).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return Parts(worker, device, end_tokens, receiver, memory=receiver.describe()._asdict())
+    return Parts(worker, *where, receiver, memory=receiver.describe()._asdict())
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:

@@ -24,9 +24,15 @@ from pdreal.rank_spec import RankSpec
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
+_SWITCH_S = 1e-4
+"""How long a thread may keep others from running Python. With the usual 5 ms a transfer would not begin before the main
+thread has done all else that a step brings."""
+
 
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
+    os.dup2(2, 1)  # some engines print, and standard output is the run's summary
+    sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
     channel = Channel(spec.sockets, spec.process, spec.life)
     channel.connect(LAUNCHER)

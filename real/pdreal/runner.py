@@ -13,6 +13,7 @@ from pdreal.layer_progress import LayerProgress
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
+from pdreal.streams import wait_for_engines
 
 _WARM_UP_TOKENS = 8192
 """At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
@@ -106,6 +107,7 @@ class ModelRunner:
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
         """The next token of each sequence."""
+        wait_for_engines(self.model.device)
         if self._graphs is not None:
             return self._graphs.decode(batch)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)

@@ -54,7 +54,7 @@ class TorchStaging:
 
 
 class KernelStaging:
-    """One launch for all layers, on a stream of the calling thread's own."""
+    """One launch for all layers, on the current stream of the calling thread."""
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
@@ -71,26 +71,18 @@ class KernelStaging:
 
     def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
         """The stream on which the bytes will be in place."""
-        stream = self._stream()
-        with torch.cuda.stream(stream):
-            self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
-        return stream
+        self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
+        return torch.cuda.current_stream(self._pool.device)
 
     def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
         """The stream on which the bytes will be in place."""
-        stream = self._stream()
-        with torch.cuda.stream(stream):
-            tokens = self._tokens(pages)
-            if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):
-                self._kernels.scatter(self._pool, *tokens, cells, writers=len(writers))
-            else:  # some bring the same heads
-                for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
-                    self._kernels.scatter(self._pool, *tokens, cell, heads=heads)
-        return stream
-
-    def _stream(self) -> torch.cuda.Stream:
-        """From torch's pool: threads that work at a time have different ones."""
-        return torch.cuda.Stream(self._pool.device)
+        tokens = self._tokens(pages)
+        if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):
+            self._kernels.scatter(self._pool, *tokens, cells, writers=len(writers))
+        else:  # some bring the same heads
+            for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
+                self._kernels.scatter(self._pool, *tokens, cell, heads=heads)
+        return torch.cuda.current_stream(self._pool.device)
 
     def _tokens(self, pages: Sequence[int]) -> tuple[torch.Tensor, int]:
         table = torch.tensor(pages, dtype=torch.int32, device=self._pool.device)

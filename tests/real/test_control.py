@@ -134,6 +134,15 @@ def test_the_next_turn_repeats_what_the_model_said():
     assert tokens.ids(Spans.of(7, 2).then(output)).ids()[2:] == [5, 6, 7]
 
 
+def test_of_an_answer_cut_short_only_what_was_said_is_repeated():
+    tokens, untold = Tokens(512), Tokens(512)
+    tokens.learn(Spans(((8, 10, 4), (9, 0, 3))), [1, 2, 3, 4, 5])
+    part = Spans(((8, 12, 4), (9, 0, 2)))
+    expected = untold.ids(part).ids()
+    expected[:2], expected[4] = [3, 4], 5
+    assert tokens.ids(part).ids() == expected
+
+
 def test_a_request_streams_and_says_why_it_failed():
     got = []
 

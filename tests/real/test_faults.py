@@ -80,3 +80,27 @@ def test_damaged_kv_is_found(tmp_path):
     """Somebody else writes into decode's cache."""
     failure = clusters.run_scribbling(clusters.scenario(workload__num_requests=200))
     assert "is damaged: heads" in failure
+
+
+def test_clients_of_an_aggregated_cluster_give_up(tmp_path):
+    """At any moment of a request's life."""
+    server = {"gpu": "h100", "pool_tokens": 2048, "max_running_requests": 8, "chunked_prefill_tokens": 64}
+    scenario = clusters.scenario(
+        prefill=None,
+        decode=None,
+        aggregated=server,
+        faults=[{"abort_fraction": 0.5, "within": "500 ms"}],
+        workload__num_requests=60,
+        workload__output_tokens=60,
+        client__concurrency=12,
+    )
+    real, resolved = clusters.run(scenario, logs=tmp_path)
+    assert real.failure is None
+    assert not real.leaks
+    by_outcome = {outcome: set() for outcome in ("finished", "failed")}
+    for request in read_records(tmp_path).requests:
+        by_outcome[request.outcome].add(request.request_id)
+    assert min(map(len, by_outcome.values())) > 5
+    assert any(real.outputs[request_id] for request_id in by_outcome["failed"]), "some give up in the middle"
+    assert not clusters.wrong_outputs(resolved, {i: real.outputs[i] for i in by_outcome["finished"]})
+    assert replay(read_journal(tmp_path), state_machines(resolved)) > 60

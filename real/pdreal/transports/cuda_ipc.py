@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pdreal.streams import copy_stream
 from pdreal.transports.cuda_runtime import CudaError, CudaRuntime
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
@@ -59,12 +60,9 @@ class CudaIpcTransport:
         torch.cuda.set_device(self._device)
         targets = Regions((address, num_bytes, address) for address, num_bytes, *_ in self._regions)
         try:
-            return _Mapped(self._runtime, self._opened, regions, targets, self._stream())
+            return _Mapped(self._runtime, self._opened, regions, targets, copy_stream(self._device))
         except CudaError as wrong:
             raise TransferError(f"CUDA IPC: {wrong}") from None
-
-    def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)
 
     def close(self) -> None:
         self._server.close()

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from pdreal.streams import synchronize_engines
 from pdreal.transports.libraries import load_engine
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
 
@@ -67,6 +68,7 @@ class MooncakeTransport:
         else:
             batch = local.tolist(), remote.tolist(), lengths.tolist()
             written = self._engine.batch_transfer_sync_write(address, *batch) == 0
+        synchronize_engines(self._device)
         if not written:
             raise TransferError(f"Mooncake could not write {lengths.sum()} bytes to {address}")
 

@@ -1,0 +1,32 @@
+"""CUDA streams of a rank's threads, which are non-blocking as all of torch's: none works on the default stream.
+
+Engines copy on the default stream, or on streams that wait for it: behind a forward there, a transfer would take as
+long as the forward. What one thread leaves to another must be waited for: the host synchronises with the stream first.
+"""
+
+import torch
+
+_BEFORE_FORWARDS = -1
+"""A priority. Each has streams of its own, which torch deals in turn: copies never get the one that computes."""
+
+
+def compute_stream(device: torch.device) -> torch.cuda.Stream:
+    """For all that the rank of a GPU computes, in whichever thread."""
+    return torch.cuda.Stream(device)
+
+
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """For one thread that copies on a GPU."""
+    return torch.cuda.Stream(device, priority=_BEFORE_FORWARDS)
+
+
+def wait_for_engines(device: torch.device) -> None:
+    """The current stream goes on behind what engines copy here: they may answer a moment before a copy's end."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
+
+
+def synchronize_engines(device: torch.device) -> None:
+    """The host waits for what engines copy from here: they need not wait for copies between GPUs."""
+    if device.type == "cuda":
+        torch.cuda.default_stream(device).synchronize()
