@@ -76,8 +76,8 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name])
-            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
+            rows.name: _link(made.fits[rows.name], host.sending_ns(made.measurements, made.fits[rows.name]))
+            | _times(host.handover_ns(made.measurements, made.host_ns, rows.name))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
         },
@@ -90,12 +90,13 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         "decode": _decode(made.fits["decode"]),
         "host": _times(host.loop_ns(made.host_ns)),
         "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "graphs": _graphs(made.fits["decode"]),
         "measured": _ranges(made.fits),
     }
     sections: dict[str, dict[str, Any]] = {
         "cost": cost,
         "network": network,
-        "front_end": _times(host.front_end_ns(made.host_ns)),
+        "front_end": _front_end(made),
     }
     return {
         "name": name,
@@ -157,7 +158,17 @@ def _decode(of: Fitted) -> dict[str, Any]:
             "decode": _entries(of),
             "decode_per_context_token": _time(of.values["per_context_token"]),
         }
-    return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in of.values.items()}}
+    values = {name: value for name, value in of.values.items() if name != "per_empty_row_token"}
+    return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in values.items()}}
+
+
+def _graphs(of: Fitted) -> dict[str, Any]:
+    """Larger batches than those that were measured are not run without graphs, but in larger ones."""
+    sizes = np.unique(of.rows.columns["graph"])
+    if not sizes.all():  # a row does not tell its own
+        return {}
+    share = of.values.get("per_empty_row_token", 0.0) / of.values["per_context_token"]
+    return {"sizes": [int(size) for size in sizes], "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(of: Fitted) -> dict[int, str]:
@@ -165,12 +176,19 @@ def _entries(of: Fitted) -> dict[int, str]:
     return {round(k): _time(float(ns)) for k, ns in zip(of.form.knots, np.cumsum(climbs), strict=True)}
 
 
-def _link(of: Fitted) -> dict[str, str]:
+def _front_end(made: Calibration) -> dict[str, Any]:
+    """The harness's clients are in the launcher's thread, where the ends of answers were timed."""
+    told = host.front_end_ns(made.measurements, made.host_ns)
+    return {**_times(told), **({"holds_client": True} if "ending" in told else {})}
+
+
+def _link(of: Fitted, sending_ns: float) -> dict[str, str]:
+    """sending_ns: of each batch, beside the engine."""
     per_byte = of.values["per_byte"]
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {
         **bandwidth,
-        "transfer_latency": _time(round(of.values["batch"])),
+        "transfer_latency": _time(round(of.values["batch"] + sending_ns)),
         "descriptor_latency": _time(round(of.values["per_descriptor"])),
     }
 

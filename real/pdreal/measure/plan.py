@@ -21,6 +21,8 @@ class Plan:
     """For each row, but no less than three repeats."""
 
 
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+"""Those of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
@@ -29,11 +31,14 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
-    decode=tuple(DecodeCase(*case) for case in product((1, 2, 4, 8, 16, 25, 32, 64), (256, 1024, 4096, 16384))),
+    decode=(
+        *(DecodeCase(batch, context) for batch in _BATCHES for context in (300, 1100, 4200)),
+        *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
+    ),
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
-    descriptors=(1, 16, 256, 4096),
-    served_batches=(1, 4, 16, 32, 64),
+    descriptors=(1, 16, 256, 4096, 16384, 65536),
+    served_batches=(1, 4, 12, 16, 24, 48, 64),
     seconds=0.2,
 )
 QUICK = Plan(

@@ -1,19 +1,24 @@
 """What the harness adds to forwards and transfers: a prefill and a decode process at work, seen by their logbooks."""
 
 import asyncio
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import torch
 
 from pdreal import transfer_bench
 from pdreal.bootstrap import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
+from pdreal.measure.forwards import graph_of
 from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.sampling import Sampling
+from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.scenario.loading import parse_scenario
 
@@ -21,8 +26,12 @@ _SINGLE_REQUESTS = 12
 """One after another; the first is for warming up."""
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
-_BATCH_TOKENS = 128
-_BATCH_OUTPUTS = 160
+_WAVE_REQUESTS = 8
+_WAVE_TOKENS = (128, 2048)
+_WAVE_OUTPUTS = 4
+"""Submitted together, twice: the launcher takes them one after another, and their transfers follow each other."""
+_BATCH_TOKENS = 1000
+_BATCH_OUTPUTS = 320
 """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
@@ -45,17 +54,21 @@ def serving_rows(
             left_out(f"serving by {transport}: {missing}")
             continue
         alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
+        waves = records.requests[_SINGLE_REQUESTS:][: 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
         if not has_rows:
             yield from _stage_rows(alone)
-            yield from _loop_rows(records.steps, batch_sizes)
+            yield from _submit_rows(waves)
+            yield from _end_rows(records)
+            yield from _loop_rows(records.steps, batch_sizes, torch.device(options.device))
             has_rows = True
-        yield _handover_row(alone, records.transfers, transport)
+        yield from _sending_rows(waves, records.transfers, transport)
+        yield row_of("handover", _between_us(alone, "transfer_end_ns", "streamed_ns"), transport=transport)
 
 
 def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
     """On GPUs of whatever kind: the catalog's is named, but not asked."""
     pool_pages = -(-(_BATCH_TOKENS + _BATCH_OUTPUTS + page_size) // page_size) * largest_batch
-    pool_tokens = max(pool_pages * page_size, 8 * _SINGLE_TOKENS)
+    pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
     server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
     return {
         "model": model,
@@ -74,13 +87,15 @@ def _serve(scenario: dict[str, object], options: Options, batch_sizes: Sequence[
 
 
 async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[int], logs: Path) -> None:
-    """Requests that come alone first, with the lowest ids; then batches."""
+    """Requests that come alone first, with the lowest ids; then waves, then batches."""
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
     await launcher.start()
     try:
         for _ in range(_SINGLE_REQUESTS):
             await _serve_together(launcher, 1, _SINGLE_TOKENS, _SINGLE_OUTPUTS)
+        for num_tokens in 2 * _WAVE_TOKENS:
+            await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
         for batch_size in batch_sizes:
             await _serve_together(launcher, batch_size, _BATCH_TOKENS, _BATCH_OUTPUTS)
     finally:
@@ -88,7 +103,7 @@ async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[
 
 
 async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
-    prompt = [i * 7 % _VOCABULARY for i in range(num_tokens)]
+    prompt = TokenIds([i * 7 % _VOCABULARY for i in range(num_tokens)])
     sampling = Sampling(num_outputs, ignore_eos=True)
     for request in [launcher.submit(prompt, sampling) for _ in range(num_requests)]:
         async for _ in request:
@@ -104,18 +119,45 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
         ("result", "prefill_end_ns", "transfer_start_ns"),
         ("answer", "streamed_ns", "first_token_ns"),
     ):
-        yield row_of("host", _between_us(alone, begin, end), what=what)
+        yield row_of("host", _between_us(alone, begin, end), what=what, new_tokens=_SINGLE_TOKENS)
 
 
-def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
-    """Pages of a pool that is empty lie in a row: its requests have equally many descriptors."""
-    return row_of(
-        "handover",
-        _between_us(alone, "transfer_start_ns", "streamed_ns"),
-        transport=transport,
-        payload_bytes=alone[0].transfer_bytes,
-        num_descriptors=sum(row.num_descriptors for row in transfers if row.request_id == alone[0].request_id),
-    )
+def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
+    """From one request to the next of those that are submitted together."""
+    for num_tokens in _WAVE_TOKENS:
+        arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
+        chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
+        yield row_of("host", _spacings_us(chunks), what="submit", new_tokens=num_tokens)
+
+
+def _end_rows(records: RunRecords) -> Iterator[Row]:
+    """From one end to the next of requests whose last token is of one decode step."""
+    step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
+    ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
+    together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
+    if spacings := _spacings_us(together):
+        yield row_of("host", spacings, what="end")
+
+
+def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
+    """Sorted: from one to the next within each group of times."""
+    return sorted((later - earlier) / 1e3 for group in groups for earlier, later in pairwise(group))
+
+
+def _sending_rows(
+    waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str
+) -> Iterator[Row]:
+    """From the moment a worker takes a transfer until it takes the next: a row of each size that waves have."""
+    of_waves = {request.request_id for request in waves}
+    times_us: dict[tuple[int, int], list[float]] = {}
+    for row in transfers:
+        if row.request_id in of_waves:
+            shape = row.num_bytes, row.num_descriptors
+            times_us.setdefault(shape, []).append((row.end_ns - row.start_ns) / 1e3)
+    for (num_bytes, num_descriptors), found in times_us.items():
+        yield row_of(
+            "sending", sorted(found), transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
+        )
 
 
 def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
@@ -123,7 +165,7 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 
-def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Iterator[Row]:
+def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device) -> Iterator[Row]:
     """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
@@ -139,6 +181,7 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Itera
             time_us=(run[-1].start_ns - run[0].start_ns) / num_periods / 1e3,
             repeats=num_periods,
             batch=batch_size,
+            graph=graph_of(batch_size, device),
             context_tokens=sum(step.num_context_tokens for step in run[:-1]) // num_periods,
         )
 
