@@ -134,7 +134,7 @@ def _knots(values: Floats) -> tuple[float, ...]:
 
 def _graph(columns: Columns) -> Floats:
     """The batch that a step computes, empty rows of its graph included."""
-    return np.maximum(columns["batch"], columns["graph"])
+    return np.maximum(columns["batch"], columns.get("graph", 0))
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:

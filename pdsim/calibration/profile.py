@@ -119,12 +119,18 @@ def _fit(rows: Rows, table_above: float) -> Fitted:
         return fit(forms.staging_form(), rows)
     affine, table = _PHASES[rows.kind]
     lines = fit(affine(rows), rows)
-    if lines.error <= table_above:
+    if lines.error <= table_above and not _graph_sizes(rows):
         return lines
     try:
         return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.error)
     except ValueError:  # too few shapes for a table
         return lines
+
+
+def _graph_sizes(rows: Rows) -> list[int]:
+    """Each is a program of its own. None if a row does not tell its graph."""
+    sizes = np.unique(rows.columns.get("graph", 0))
+    return sizes.astype(int).tolist() if sizes.all() else []
 
 
 def _overlap(transport: str) -> float:
@@ -164,11 +170,10 @@ def _decode(of: Fitted) -> dict[str, Any]:
 
 def _graphs(of: Fitted) -> dict[str, Any]:
     """Larger batches than those that were measured are not run without graphs, but in larger ones."""
-    sizes = np.unique(of.rows.columns["graph"])
-    if not sizes.all():  # a row does not tell its own
+    if not (sizes := _graph_sizes(of.rows)):
         return {}
     share = of.values.get("per_empty_row_token", 0.0) / of.values["per_context_token"]
-    return {"sizes": [int(size) for size in sizes], "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+    return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(of: Fitted) -> dict[int, str]:
