@@ -182,9 +182,9 @@ def _entries(of: Fitted) -> dict[int, str]:
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """The harness's clients are in the launcher's thread, where the ends of answers were timed."""
+    """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
     told = host.front_end_ns(made.measurements, made.host_ns)
-    return {**_times(told), **({"holds_client": True} if "ending" in told else {})}
+    return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
 def _link(of: Fitted, sending_ns: float) -> dict[str, str]:

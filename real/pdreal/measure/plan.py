@@ -17,6 +17,10 @@ class Plan:
     descriptors: tuple[int, ...]
     served_batches: tuple[int, ...]
     """Requests that are decoded together, from prefill to their last token."""
+    served_tokens: int
+    """Of each of their prompts."""
+    served_outputs: int
+    """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -37,8 +41,10 @@ FULL = Plan(
     ),
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
-    descriptors=(1, 16, 256, 4096, 16384, 65536),
+    descriptors=(1, 16, 256, 4096, 32768),
     served_batches=(1, 4, 12, 16, 24, 48, 64),
+    served_tokens=1000,
+    served_outputs=320,
     seconds=0.2,
 )
 QUICK = Plan(
@@ -48,5 +54,7 @@ QUICK = Plan(
     transferred_bytes=(64 * _KIB, _MIB),
     descriptors=(1, 16),
     served_batches=(1, 8),
+    served_tokens=128,
+    served_outputs=160,
     seconds=0.02,
 )

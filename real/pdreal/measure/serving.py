@@ -14,6 +14,7 @@ from pdreal.bootstrap import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
+from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
@@ -30,9 +31,6 @@ _WAVE_REQUESTS = 8
 _WAVE_TOKENS = (128, 2048)
 _WAVE_OUTPUTS = 4
 """Submitted together, twice: the launcher takes them one after another, and their transfers follow each other."""
-_BATCH_TOKENS = 1000
-_BATCH_OUTPUTS = 320
-"""More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
 _VOCABULARY = 512
@@ -40,16 +38,16 @@ _VOCABULARY = 512
 
 
 def serving_rows(
-    model: str, options: Options, page_size: int, batch_sizes: Sequence[int], left_out: Callable[[str], None]
+    model: str, options: Options, page_size: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
     """With the first engine of the device that is there, and the handovers of the others; what is missing is told."""
-    largest_batch, has_rows = max(batch_sizes), False
+    has_rows = False
     for transport in transfer_bench.ENGINES[options.device]:
         if transport == transfer_bench.COPY:
             continue
-        scenario = _scenario(model, page_size, transport, largest_batch)
+        scenario = _scenario(model, page_size, transport, plan)
         try:
-            records = _serve(scenario, options, () if has_rows else batch_sizes)
+            records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
             left_out(f"serving by {transport}: {missing}")
             continue
@@ -59,15 +57,16 @@ def serving_rows(
             yield from _stage_rows(alone)
             yield from _submit_rows(waves)
             yield from _end_rows(records)
-            yield from _loop_rows(records.steps, batch_sizes, torch.device(options.device))
+            yield from _loop_rows(records.steps, plan.served_batches, torch.device(options.device))
             has_rows = True
         yield from _sending_rows(waves, records.transfers, transport)
         yield row_of("handover", _between_us(alone, "transfer_end_ns", "streamed_ns"), transport=transport)
 
 
-def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
+def _scenario(model: str, page_size: int, transport: str, plan: Plan) -> dict[str, object]:
     """On GPUs of whatever kind: the catalog's is named, but not asked."""
-    pool_pages = -(-(_BATCH_TOKENS + _BATCH_OUTPUTS + page_size) // page_size) * largest_batch
+    largest_batch = max(plan.served_batches)
+    pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
     server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
     return {
@@ -80,13 +79,13 @@ def _scenario(model: str, page_size: int, transport: str, largest_batch: int) ->
     }
 
 
-def _serve(scenario: dict[str, object], options: Options, batch_sizes: Sequence[int]) -> RunRecords:
+def _serve(scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]) -> RunRecords:
     with TemporaryDirectory() as folder:
-        asyncio.run(_run(scenario, options, batch_sizes, Path(folder)))
+        asyncio.run(_run(scenario, options, plan, batch_sizes, Path(folder)))
         return read_records(Path(folder))
 
 
-async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[int], logs: Path) -> None:
+async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> None:
     """Requests that come alone first, with the lowest ids; then waves, then batches."""
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
@@ -97,7 +96,7 @@ async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[
         for num_tokens in 2 * _WAVE_TOKENS:
             await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
         for batch_size in batch_sizes:
-            await _serve_together(launcher, batch_size, _BATCH_TOKENS, _BATCH_OUTPUTS)
+            await _serve_together(launcher, batch_size, plan.served_tokens, plan.served_outputs)
     finally:
         await launcher.stop()
 
@@ -144,9 +143,7 @@ def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
     return sorted((later - earlier) / 1e3 for group in groups for earlier, later in pairwise(group))
 
 
-def _sending_rows(
-    waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str
-) -> Iterator[Row]:
+def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
     """From the moment a worker takes a transfer until it takes the next: a row of each size that waves have."""
     of_waves = {request.request_id for request in waves}
     times_us: dict[tuple[int, int], list[float]] = {}
