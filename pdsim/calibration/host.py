@@ -60,17 +60,21 @@ def sending_ns(measurements: Measurements, transfer: Fitted) -> float:
     """What a transfer that the harness makes has over the engine's own time, while its worker is busy with it."""
     for rows in measurements.of("sending"):
         if rows.name == transfer.rows.name:
-            left_over_ns = rows.columns["time_ns"] - transfer.times_ns(rows.columns)
-            return max(0.0, float(np.median(left_over_ns)))
+            return max(0.0, _median_over(transfer, rows))
     return 0.0
 
 
-def handover_ns(measurements: Measurements, medians: Mapping[str, float], transport: str) -> Times:
-    """What lies between a transfer's end and a first token, beyond a message."""
+def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
+    """What lies between a transfer's begin and a first token, beyond what holds its worker up and a message."""
     for rows in measurements.of("handover"):
-        if rows.name == transport and "message" in medians:
-            return {"handover": max(0.0, float(np.median(rows.columns["time_ns"])) - medians["message"])}
+        if rows.name == transfer.rows.name and "message" in medians:
+            left_over_ns = _median_over(transfer, rows) - sending_ns(measurements, transfer) - medians["message"]
+            return {"handover": max(0.0, left_over_ns)}
     return {}
+
+
+def _median_over(transfer: Fitted, rows: Rows) -> float:
+    return float(np.median(rows.columns["time_ns"] - transfer.times_ns(rows.columns)))
 
 
 def rest_ns(measurements: Measurements, decode: Fitted) -> Times:

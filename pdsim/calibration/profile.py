@@ -77,7 +77,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     network = {
         "transports": {
             rows.name: _link(made.fits[rows.name], host.sending_ns(made.measurements, made.fits[rows.name]))
-            | _times(host.handover_ns(made.measurements, made.host_ns, rows.name))
+            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
         },

@@ -29,7 +29,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "host": (),
     "loop": ("batch", "context_tokens"),
     "sending": ("payload_bytes", "num_descriptors"),
-    "handover": (),
+    "handover": ("payload_bytes", "num_descriptors"),
 }
 """What a row of each kind must have, besides `time_us`."""
 STAGING = ("gather", "scatter")

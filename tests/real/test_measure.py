@@ -60,9 +60,9 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     expected = [("message", ""), *stages, ("submit", "128"), ("submit", "2048")]
     told = shapes(rows, "host", "what", "new_tokens")
     assert told in (expected, [*expected, ("end", "")])  # if two ended in one step
-    wave_bytes = [("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 2048)]
-    assert shapes(rows, "sending", "transport", "payload_bytes") == wave_bytes
-    assert shapes(rows, "handover", "transport") == [("shared-memory",)]
+    wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 2048)}
+    assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
+    assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)

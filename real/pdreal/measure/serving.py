@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -60,7 +60,7 @@ def serving_rows(
             yield from _loop_rows(records.steps, plan.served_batches, torch.device(options.device))
             has_rows = True
         yield from _sending_rows(waves, records.transfers, transport)
-        yield row_of("handover", _between_us(alone, "transfer_end_ns", "streamed_ns"), transport=transport)
+        yield _handover_row(alone, records.transfers, transport)
 
 
 def _scenario(model: str, page_size: int, transport: str, plan: Plan) -> dict[str, object]:
@@ -144,17 +144,32 @@ def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
-    """From the moment a worker takes a transfer until it takes the next: a row of each size that waves have."""
+    """From one begin to the next of transfers that waited for their worker: a row of each size that waves have."""
     of_waves = {request.request_id for request in waves}
-    times_us: dict[tuple[int, int], list[float]] = {}
-    for row in transfers:
+    by_worker: dict[int, list[TransferRecord]] = {}
+    for row in sorted(transfers, key=lambda row: row.start_ns):
         if row.request_id in of_waves:
+            by_worker.setdefault(row.worker, []).append(row)
+    times_us: dict[tuple[int, int], list[float]] = {}
+    for row, following in chain.from_iterable(map(pairwise, by_worker.values())):
+        if following.queued_ns < row.end_ns:
             shape = row.num_bytes, row.num_descriptors
-            times_us.setdefault(shape, []).append((row.end_ns - row.start_ns) / 1e3)
+            times_us.setdefault(shape, []).append((following.start_ns - row.start_ns) / 1e3)
     for (num_bytes, num_descriptors), found in times_us.items():
         yield row_of(
             "sending", sorted(found), transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
         )
+
+
+def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
+    """Pages of a pool that is empty lie in a row: its requests have equally many descriptors."""
+    return row_of(
+        "handover",
+        _between_us(alone, "transfer_start_ns", "streamed_ns"),
+        transport=transport,
+        payload_bytes=alone[0].transfer_bytes,
+        num_descriptors=sum(row.num_descriptors for row in transfers if row.request_id == alone[0].request_id),
+    )
 
 
 def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
