@@ -102,6 +102,7 @@ class FrontEnd:
             self._finish(request_id, passing)
 
     def _finish(self, request_id: int, passing: _Passing) -> None:
+        assert passing.ended is not None
         del self._passing[request_id]
         end_ns = max(self._timeline.now_ns + self._settings.latency_out, passing.answered_ns or 0)
         self._timeline.after(end_ns - self._timeline.now_ns, self._take_turn, partial(self._close, passing.ended))
