@@ -16,13 +16,16 @@ from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import RestSettings
 
 SCENARIO = Path(__file__).parent / "scenario.yaml"
 NUM_COLD_STEPS = 2
 
 
 def main() -> None:
-    costs = build(load_scenario(SCENARIO, ["cost.profile=profile.yaml"])).costs
+    scenario = load_scenario(SCENARIO, ["cost.profile=profile.yaml"])
+    without_rest = scenario.cost.model_copy(update={"rest": RestSettings()})
+    costs = build(scenario.model_copy(update={"cost": without_rest})).costs
     print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
     print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
@@ -39,7 +42,7 @@ def main() -> None:
 
 
 def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:
-    """Of one step, or of one of those that a row stands for."""
+    """Of one step without the rest behind it, or of one of those that a row stands for."""
     if row.kind == "decode":
         line = costs["decode-0"].decode_line(row.num_requests)
         return (line.base + line.per_context_token * row.num_context_tokens) / (1 << FRACTION_BITS)

@@ -78,22 +78,21 @@ def prefill_form(rows: Rows) -> Form:
 
 
 def decode_form(rows: Rows) -> Form:
-    del rows
-    terms = {"base": _one, "per_request": _column("batch"), "per_context_token": _column("context_tokens")}
+    terms = {"base": _one, "per_request": _graph, "per_context_token": _column("context_tokens"), **_empty_rows(rows)}
     return Form("affine", terms, ("batch", "context_tokens"))
 
 
 def prefill_table(rows: Rows) -> Form:
     """Of table.py: a step for each knot, instead of base and time per token."""
     knots = _knots(rows.columns["new_tokens"])
-    terms = {"first": _one, **_steps("new_tokens", knots), "per_pair": _pairs}
+    terms = {"first": _one, **_steps(_column("new_tokens"), knots), "per_pair": _pairs}
     return Form("table", terms, ("new_tokens", "context_tokens", "prompts"), {"least": _one}, knots=knots)
 
 
 def decode_table(rows: Rows) -> Form:
-    knots = _knots(rows.columns["batch"])
-    terms = {"first": _one, **_steps("batch", knots), "per_context_token": _column("context_tokens")}
-    return Form("table", terms, ("batch", "context_tokens"), knots=knots)
+    knots = _knots(_graph(rows.columns))
+    terms = {"first": _one, **_steps(_graph, knots), "per_context_token": _column("context_tokens")}
+    return Form("table", {**terms, **_empty_rows(rows)}, ("batch", "context_tokens"), knots=knots)
 
 
 def transfer_form(overlap: float) -> Form:
@@ -133,8 +132,22 @@ def _knots(values: Floats) -> tuple[float, ...]:
     return tuple(float(value) for value in known)
 
 
-def _steps(column: str, knots: Sequence[float]) -> dict[str, Term]:
+def _graph(columns: Columns) -> Floats:
+    """The batch that a step computes, empty rows of its graph included."""
+    return np.maximum(columns["batch"], columns.get("graph", 0))
+
+
+def _empty_rows(rows: Rows) -> dict[str, Term]:
+    """The KV that they would read if they were like the others."""
+
+    def tokens(columns: Columns) -> Floats:
+        return np.asarray(columns["context_tokens"] * (_graph(columns) / columns["batch"] - 1))
+
+    return {"per_empty_row_token": tokens} if tokens(rows.columns).any() else {}
+
+
+def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
     def climbed(columns: Columns, low: float, high: float) -> Floats:
-        return np.clip((columns[column] - low) / (high - low), 0, 1)
+        return np.clip((size(columns) - low) / (high - low), 0, 1)
 
     return {f"to {high:g}": partial(climbed, low=low, high=high) for low, high in pairwise(knots)}

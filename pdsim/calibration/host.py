@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from pdsim.calibration.regression import Fitted, plain_least_squares
-from pdsim.calibration.rows import Measurements
+from pdsim.calibration.rows import Measurements, Rows
 
 LOOP = ("start", "launch", "result", "send")
 """What a loop takes on its CPU, as it is measured."""
-MEASURED_KINDS = ("host", "loop", "handover")
+MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Of which medians are taken, or what fits leave over: none is fitted for itself."""
 
 Times = dict[str, float]
@@ -28,21 +28,53 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
     return told
 
 
-def front_end_ns(medians: Mapping[str, float]) -> Times:
-    """The router takes requests one after another; decode takes each in, with its prompt, before it grants pages."""
+def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
+    """The launcher takes requests one after another; decode takes each in, with its prompt, before it grants pages."""
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
-    admitted_in_ns = max(0.0, medians["admit"] - medians["message"])
-    return {"service": medians["route"], "latency_in": admitted_in_ns, "latency_out": medians["answer"]}
+    way_in_ns = medians["route"] + medians["admit"] - medians["message"]
+    told = {"service": medians["route"]}
+    alone_ns = medians["route"]
+    for rows in measurements.of("host"):
+        if rows.name == "submit":
+            told, alone_ns = _service_ns(rows, _tokens_alone(measurements))
+    if "end" in medians:
+        told["ending"] = medians["end"]
+    return told | {"latency_in": max(0.0, way_in_ns - alone_ns), "latency_out": medians["answer"]}
+
+
+def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
+    """Of each request and of each of its tokens; and of one of so many."""
+    tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
+    terms = np.column_stack([np.ones_like(tokens), tokens])
+    service_ns, per_token_ns = map(float, plain_least_squares(terms / times_ns[:, None], np.ones_like(tokens)))
+    return {"service": service_ns, "service_per_token": per_token_ns}, service_ns + per_token_ns * num_tokens
+
+
+def _tokens_alone(measurements: Measurements) -> float:
+    """Of the requests whose stages were timed."""
+    return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
+
+
+def sending_ns(measurements: Measurements, transfer: Fitted) -> float:
+    """What a transfer that the harness makes has over the engine's own time, while its worker is busy with it."""
+    for rows in measurements.of("sending"):
+        if rows.name == transfer.rows.name:
+            return max(0.0, _median_over(transfer, rows))
+    return 0.0
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
-    """What lies between a transfer's begin and a first token, beyond the transfer and a message."""
+    """What lies between a transfer's begin and a first token, beyond what holds its worker up and a message."""
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
-            left_over_ns = float(np.median(rows.columns["time_ns"] - transfer.times_ns(rows.columns)))
-            return {"handover": max(0.0, left_over_ns - medians["message"])}
+            left_over_ns = _median_over(transfer, rows) - sending_ns(measurements, transfer) - medians["message"]
+            return {"handover": max(0.0, left_over_ns)}
     return {}
+
+
+def _median_over(transfer: Fitted, rows: Rows) -> float:
+    return float(np.median(rows.columns["time_ns"] - transfer.times_ns(rows.columns)))
 
 
 def rest_ns(measurements: Measurements, decode: Fitted) -> Times:

@@ -76,7 +76,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name])
+            rows.name: _link(made.fits[rows.name], host.sending_ns(made.measurements, made.fits[rows.name]))
             | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
@@ -90,12 +90,13 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         "decode": _decode(made.fits["decode"]),
         "host": _times(host.loop_ns(made.host_ns)),
         "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "graphs": _graphs(made.fits["decode"]),
         "measured": _ranges(made.fits),
     }
     sections: dict[str, dict[str, Any]] = {
         "cost": cost,
         "network": network,
-        "front_end": _times(host.front_end_ns(made.host_ns)),
+        "front_end": _front_end(made),
     }
     return {
         "name": name,
@@ -118,12 +119,18 @@ def _fit(rows: Rows, table_above: float) -> Fitted:
         return fit(forms.staging_form(), rows)
     affine, table = _PHASES[rows.kind]
     lines = fit(affine(rows), rows)
-    if lines.error <= table_above:
+    if lines.error <= table_above and not _graph_sizes(rows):
         return lines
     try:
         return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.error)
     except ValueError:  # too few shapes for a table
         return lines
+
+
+def _graph_sizes(rows: Rows) -> list[int]:
+    """Each is a program of its own. None if a row does not tell its graph."""
+    sizes = np.unique(rows.columns.get("graph", 0))
+    return sizes.astype(int).tolist() if sizes.all() else []
 
 
 def _overlap(transport: str) -> float:
@@ -157,7 +164,16 @@ def _decode(of: Fitted) -> dict[str, Any]:
             "decode": _entries(of),
             "decode_per_context_token": _time(of.values["per_context_token"]),
         }
-    return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in of.values.items()}}
+    values = {name: value for name, value in of.values.items() if name != "per_empty_row_token"}
+    return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in values.items()}}
+
+
+def _graphs(of: Fitted) -> dict[str, Any]:
+    """Larger batches than those that were measured are not run without graphs, but in larger ones."""
+    if not (sizes := _graph_sizes(of.rows)):
+        return {}
+    share = of.values.get("per_empty_row_token", 0.0) / of.values["per_context_token"]
+    return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(of: Fitted) -> dict[int, str]:
@@ -165,12 +181,19 @@ def _entries(of: Fitted) -> dict[int, str]:
     return {round(k): _time(float(ns)) for k, ns in zip(of.form.knots, np.cumsum(climbs), strict=True)}
 
 
-def _link(of: Fitted) -> dict[str, str]:
+def _front_end(made: Calibration) -> dict[str, Any]:
+    """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
+    told = host.front_end_ns(made.measurements, made.host_ns)
+    return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
+
+
+def _link(of: Fitted, sending_ns: float) -> dict[str, str]:
+    """sending_ns: of each batch, beside the engine."""
     per_byte = of.values["per_byte"]
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {
         **bandwidth,
-        "transfer_latency": _time(round(of.values["batch"])),
+        "transfer_latency": _time(round(of.values["batch"] + sending_ns)),
         "descriptor_latency": _time(round(of.values["per_descriptor"])),
     }
 

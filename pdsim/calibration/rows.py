@@ -28,13 +28,19 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "transfer": ("payload_bytes", "num_descriptors"),
     "host": (),
     "loop": ("batch", "context_tokens"),
+    "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
 }
 """What a row of each kind must have, besides `time_us`."""
 STAGING = ("gather", "scatter")
-OPTIONAL: dict[str, dict[str, float]] = {"prefill": {"prompts": 1.0}} | {kind: {"submit_us": 0.0} for kind in STAGING}
+OPTIONAL: dict[str, dict[str, float]] = {
+    "prefill": {"prompts": 1.0},
+    "decode": {"graph": 0.0},
+    "loop": {"graph": 0.0},
+    "host": {"new_tokens": 0.0},
+} | {kind: {"submit_us": 0.0} for kind in STAGING}
 """What it may have, and what stands for an empty field."""
-NAMES = {"transfer": "transport", "handover": "transport", "host": "what"}
+NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
 """Which column tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")
 REQUIRED_PROVENANCE = ("command", "date")

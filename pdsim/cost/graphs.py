@@ -24,10 +24,14 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
 class GraphReplay:
     """A model whose decode steps run in captured sizes; larger batches have their kernels launched one by one."""
 
-    def __init__(self, model: CostModel, sizes: Sequence[int], launch_ns: float) -> None:
-        """launch_ns: of all kernels of an eager step, which takes no less."""
+    def __init__(self, model: CostModel, sizes: Sequence[int], launch_ns: float, empty_row_kv: float = 0) -> None:
+        """launch_ns: of all kernels of an eager step, which takes no less.
+
+        empty_row_kv: what each empty row takes, as a share of what a row takes to read its KV.
+        """
         self._model = model
         self._sizes = sizes
+        self._empty_row_kv = empty_row_kv
         self._eager = DecodeLine.of_ns(launch_ns, 0, 0)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
@@ -36,6 +40,9 @@ class GraphReplay:
     def decode_line(self, num_requests: int) -> DecodeLine:
         index = bisect_left(self._sizes, num_requests)
         if index < len(self._sizes):
-            return self._model.decode_line(self._sizes[index])
+            size = self._sizes[index]
+            line = self._model.decode_line(size)
+            stretch = 1 + self._empty_row_kv * (size / num_requests - 1)
+            return line._replace(per_context_token=round(stretch * line.per_context_token))
         line = self._model.decode_line(num_requests)
         return line._replace(base=max(line.base, self._eager.base))

@@ -29,7 +29,8 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
     if graphs is not None:
         largest = graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
-        model = GraphReplay(model, sorted(graphs.sizes or default), graphs.eager_layer * layout.model.num_layers)
+        launch_ns = graphs.eager_layer * layout.model.num_layers
+        model = GraphReplay(model, sorted(graphs.sizes or default), launch_ns, graphs.empty_row_kv)
     rest = scenario.cost.rest
     return Resting(model, rest.step, rest.request) if rest.step or rest.request else model
 

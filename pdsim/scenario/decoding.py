@@ -67,7 +67,7 @@ class BackupSettings(Section):
 
 
 class GraphSettings(Section):
-    """Decode steps run in the batch sizes that CUDA graphs were captured for. Not for fitted profiles: they have it."""
+    """Decode steps run in the batch sizes that CUDA graphs were captured for. Fitted profiles have their own."""
 
     max_batch: int | None = Field(default=None, ge=1)
     """Larger batches run without graphs (--cuda-graph-max-bs); None: by the GPU's memory."""
@@ -75,6 +75,9 @@ class GraphSettings(Section):
     """That are captured (--cuda-graph-bs); None: SGLang's."""
     eager_layer: Duration = 310_000
     """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    empty_row_kv: float = Field(default=0, ge=0)
+    """What each empty row of a graph takes, as a share of what a row takes to read its KV: parts of the context are
+    dealt out as if all rows had one."""
 
     @model_validator(mode="after")
     def _has_positive_sizes(self) -> "GraphSettings":

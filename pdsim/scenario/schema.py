@@ -216,6 +216,10 @@ class FrontEndSettings(Section):
     latency_in_per_token: FineDuration = 0
     latency_out: Duration = 0
     """From decode to the client, of the first token and of the last."""
+    ending: Duration = 0
+    """Of each answer's end, one after another, if the client is in the same thread."""
+    holds_client: bool = False
+    """The client is in the thread that serves: what it sends and sees waits until the request before is served."""
     waits_for_prefill: bool = False
     """The decode stream is forwarded only after the prefill instance has answered (SGLang's Rust gateway)."""
     stall: Duration = 0

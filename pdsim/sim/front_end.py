@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pdsim.scenario.schema import FrontEndSettings
 from pdsim.sim.timeline import Timeline
@@ -29,19 +30,33 @@ class FrontEnd:
         timeline: Timeline,
         settings: FrontEndSettings,
         *,
+        on_arrival: Callable[[RequestSpec], None],
         route: Callable[[RequestSpec], None],
         on_first_token: Callable[[int], None],
     ) -> None:
+        """on_arrival: called as a client gets to send a request, at once if the front end does not hold it."""
         self._timeline = timeline
         self._settings = settings
+        self._on_arrival = on_arrival
         self._route = route
         self._on_first_token = on_first_token
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
         """When the connections that idle had their last answer; a benchmark's warm-up leaves one."""
         self._passing: dict[int, _Passing] = {}
+        self._turns: deque[Callable[[], None]] = deque()
+        """What the client does in the thread that serves, in order; the first is under way, or waits for the thread."""
+        self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
+        """The next request of a client that has just seen an end is sent in the same turn."""
+        if self._in_turn:
+            self._send(spec)
+        else:
+            self._take_turn(partial(self._send, spec))
+
+    def _send(self, spec: RequestSpec) -> None:
+        self._on_arrival(spec)
         of, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
         stalls = of.stall > 0 and used_ns is not None and now_ns - used_ns < of.stall_within
@@ -82,15 +97,41 @@ class FrontEnd:
             return
         delay_ns = self._settings.latency_out + (self._settings.stall if passing.stalls else 0)
         passing.answered_ns = self._timeline.now_ns + delay_ns
-        self._timeline.after(delay_ns, self._on_first_token, request_id)
+        self._timeline.after(delay_ns, self._take_turn, partial(self._on_first_token, request_id))
         if passing.ended is not None:
             self._finish(request_id, passing)
 
     def _finish(self, request_id: int, passing: _Passing) -> None:
+        assert passing.ended is not None
         del self._passing[request_id]
         end_ns = max(self._timeline.now_ns + self._settings.latency_out, passing.answered_ns or 0)
-        self._timeline.after(end_ns - self._timeline.now_ns, self._close, passing.ended)
+        self._timeline.after(end_ns - self._timeline.now_ns, self._take_turn, partial(self._close, passing.ended))
 
     def _close(self, ended: Callable[[], None]) -> None:
-        self._idle.append(self._timeline.now_ns)
+        now_ns = self._timeline.now_ns
+        self._idle.append(now_ns)
+        if self._settings.holds_client:
+            self._free_ns = max(self._free_ns, now_ns) + self._settings.ending
         ended()
+
+    # The client's turns.
+
+    def _take_turn(self, turn: Callable[[], None]) -> None:
+        """At once, unless the thread that serves is the client's, too, and busy."""
+        if not self._settings.holds_client:
+            turn()
+            return
+        self._turns.append(turn)
+        if len(self._turns) == 1:
+            self._wait_for_thread()
+
+    def _wait_for_thread(self) -> None:
+        self._timeline.after(max(0, self._free_ns - self._timeline.now_ns), self._take_first_turn)
+
+    def _take_first_turn(self, _: None) -> None:
+        self._in_turn = True
+        self._turns[0]()
+        self._in_turn = False
+        self._turns.popleft()
+        if self._turns:
+            self._wait_for_thread()

@@ -129,7 +129,11 @@ class Simulation:
         self._front_end = None
         if not cluster.front_end.is_none:
             self._front_end = FrontEnd(
-                self._timeline, cluster.front_end, route=self._route, on_first_token=self._first_token
+                self._timeline,
+                cluster.front_end,
+                on_arrival=self._arrive,
+                route=self._route,
+                on_first_token=self._first_token,
             )
         self._client = ClientDriver(
             self._timeline,
@@ -225,14 +229,17 @@ class Simulation:
     # Clients and messages.
 
     def _send_request(self, spec: RequestSpec) -> None:
+        if self._front_end is None:
+            self._arrive(spec)
+            self._route(spec)
+        else:
+            self._front_end.send(spec)
+
+    def _arrive(self, spec: RequestSpec) -> None:
         self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
         if self._faults is not None:
             self._live.add(spec.request_id)
             self._faults.on_sent(spec.request_id)
-        if self._front_end is None:
-            self._route(spec)
-        else:
-            self._front_end.send(spec)
 
     def _route(self, spec: RequestSpec) -> None:
         now_ns = self._timeline.now_ns

@@ -22,6 +22,8 @@ TINY = Plan(
     transferred_bytes=(4096,),
     descriptors=(1, 4),
     served_batches=(2,),
+    served_tokens=32,
+    served_outputs=24,
     seconds=0.0,
 )
 
@@ -54,8 +56,12 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert shapes(rows, "scatter", "payload_bytes") == [(str(page_bytes),), (str(3 * page_bytes),)]
     sent = [("shared-memory", "4096", "1"), ("shared-memory", "4096", "4")]
     assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
-    stages = ("message", "route", "admit", "grant", "result", "answer")
-    assert shapes(rows, "host", "what") == [(what,) for what in stages]
+    stages = [(what, "512") for what in ("route", "admit", "grant", "result", "answer")]
+    expected = [("message", ""), *stages, ("submit", "128"), ("submit", "2048")]
+    told = shapes(rows, "host", "what", "new_tokens")
+    assert told in (expected, [*expected, ("end", "")])  # if two ended in one step
+    wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 2048)}
+    assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)

@@ -1,5 +1,10 @@
 """What lies between client and an aggregated instance."""
 
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.support import MILLISECOND, request, run, small_aggregated
 
 
@@ -20,3 +25,30 @@ def test_an_answer_of_one_token_ends_with_it():
     (r,) = run(small_aggregated(request(0, 10, 1), front_end={"latency_out": "3 ms"})).records.requests
     assert r.outcome == "finished"
     assert r.end_ns == r.first_token_ns == (1 + 10 + 3) * MILLISECOND
+
+
+HELD = {"service": "4 ms", "ending": "2 ms", "holds_client": True}
+CLOSED = {"use": "closed_loop", "concurrency": 2}
+
+
+def test_a_client_in_the_thread_that_serves_sends_when_it_is_free():
+    """Both prompts are computed by one forward that begins behind the second, and both answers end with one step."""
+    requests = [request(i, 10, 5) for i in range(4)]
+    rows = run(small_aggregated(*requests, client=CLOSED, front_end=HELD)).records.requests
+    assert [row.arrival_ns for row in rows[:2]] == [0, 4 * MILLISECOND]
+    assert [row.routed_ns for row in rows[:2]] == [4 * MILLISECOND, 8 * MILLISECOND]
+    assert rows[2].arrival_ns == rows[0].end_ns
+    assert rows[3].arrival_ns == rows[1].end_ns
+    assert rows[2].routed_ns - rows[2].arrival_ns == 6 * MILLISECOND
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 6))
+def test_one_thread_serves_one_after_another(outputs: list[int], concurrency: int):
+    """Requests are routed no closer than their service, and each arrives as the thread turns to it."""
+    requests = [request(i, 8, output) for i, output in enumerate(outputs)]
+    client = CLOSED | {"concurrency": concurrency}
+    rows = run(small_aggregated(*requests, client=client, front_end=HELD | {"ending": "0 ms"})).records.requests
+    assert all(row.outcome == "finished" for row in rows)
+    routed = sorted(row.routed_ns for row in rows)
+    assert all(later - earlier >= 4 * MILLISECOND for earlier, later in pairwise(routed))
+    assert all(row.routed_ns - row.arrival_ns == 4 * MILLISECOND for row in rows)

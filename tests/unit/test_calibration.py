@@ -10,9 +10,10 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from pdsim.calibration import forms
+from pdsim.calibration.host import front_end_ns
 from pdsim.calibration.profile import calibrate, profile_of
 from pdsim.calibration.regression import fit
-from pdsim.calibration.rows import Rows, read_rows, write_rows
+from pdsim.calibration.rows import Measurements, Rows, read_rows, write_rows
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples
 
@@ -199,7 +200,11 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
             "num_descriptors": n,
             "time_us": 20 + 2 * n + size / 6e3 + us,
         }
-        for kind, sizes, us in (("transfer", (2**16, 2**20, 2**26), 0), ("handover", (2**24,), 750))
+        for kind, sizes, us in (
+            ("transfer", (2**16, 2**20, 2**26), 0),
+            ("sending", (2**24, 2**27), 900),
+            ("handover", (2**24,), 1650),
+        )
         for size in sizes
         for n in (1, 16, 64)
     ]
@@ -209,9 +214,44 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     assert told["front_end"] == {"service": "500 us", "latency_in": "1 ms", "latency_out": "180 us"}
     in_us = {name: float(time.removesuffix(" us")) for name, time in told["cost"]["rest"].items()}
     assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
-    assert float(told["network"]["transports"]["x"]["handover"].removesuffix(" us")) == pytest.approx(
-        750 - 70, rel=0.02
+    link = told["network"]["transports"]["x"]
+    assert float(link["handover"].removesuffix(" us")) == pytest.approx(1650 - 900 - 70, rel=0.02)
+    assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(20 + 900, rel=0.02)
+
+
+def test_requests_that_are_submitted_together_tell_what_the_launcher_takes_for_each():
+    """One of 500 tokens alone takes 500 + 1070 - 70 us until decode has taken it in: 300 of these are in the line."""
+    host_us = {"message": 70.0, "route": 500.0, "admit": 1070.0, "answer": 180.0, "end": 90.0}
+    rows = [
+        Rows("host", what, {"time_ns": np.array([us * 1e3]), "new_tokens": np.array([500.0])})
+        for what, us in host_us.items()
+    ]
+    spacings = {"time_ns": np.array([220e3, 600e3]), "new_tokens": np.array([100.0, 2000.0])}
+    measurements = Measurements((*rows, Rows("host", "submit", spacings)), ())
+    told = front_end_ns(measurements, {what: us * 1e3 for what, us in host_us.items()})
+    assert told == pytest.approx(
+        {"service": 200e3, "service_per_token": 200, "ending": 90e3, "latency_in": 1200e3, "latency_out": 180e3}
     )
+
+
+def test_a_graph_is_a_program_of_its_own_and_empty_rows_cost_a_share_of_their_kv(tmp_path):
+    graph_us = {1: 5000, 2: 5050, 4: 5060, 8: 5200, 16: 5210}
+
+    def time_us(batch, context):
+        graph = next(size for size in graph_us if size >= batch)
+        return graph_us[graph] + 0.03 * (context + 0.4 * context * (graph / batch - 1))
+
+    decode = [
+        {"kind": "decode", "batch": b, "graph": next(size for size in graph_us if size >= b), "context_tokens": n * b}
+        | {"time_us": time_us(b, n * b)}
+        for b in (1, 2, 3, 4, 6, 8, 12, 16)
+        for n in (300, 1100, 4200, 16200)
+    ]
+    cost = profile_of(calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), decode)), "x", "y")["cost"]
+    assert cost["graphs"]["sizes"] == list(graph_us)
+    assert cost["graphs"]["empty_row_kv"] == pytest.approx(0.4, abs=0.02)
+    assert cost["decode"]["decode"].keys() == graph_us.keys()
+    assert float(cost["decode"]["decode"][8].removesuffix(" ms")) == pytest.approx(5.2, rel=0.002)
 
 
 def test_parquet_reads_as_csv_does(tmp_path):

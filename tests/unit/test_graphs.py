@@ -1,5 +1,6 @@
 """Captured batch sizes, and what decode steps take that run in them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,13 @@ def test_a_step_takes_what_the_next_captured_size_takes(batch: int, largest: int
     else:
         line = MODEL.decode_line(batch)
         assert replay.decode_line(batch) == line._replace(base=max(line.base, launch))
+
+
+def test_empty_rows_take_their_share_of_the_kv_that_the_others_read():
+    """6 requests in a graph of 8: a third of a row is empty for each, and takes 0.6 of its KV."""
+    line = GraphReplay(MODEL, [4, 8], launch_ns=0, empty_row_kv=0.6).decode_line(6)
+    assert line.base == MODEL.decode_line(8).base
+    assert line.per_context_token == pytest.approx(1.2 * MODEL.decode_line(8).per_context_token, rel=1e-5)
 
 
 def test_drafted_tokens_pass_the_matrices_as_requests_do():

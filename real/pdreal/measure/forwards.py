@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.decode_graphs import batch_sizes
 from pdreal.measure.rows import Row, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
@@ -96,6 +97,7 @@ class ForwardBench:
             "decode",
             self._times_us(lambda: self._runner.decode(batch)),
             batch=batch_size,
+            graph=graph_of(batch_size, self._runner.model.device),
             context_tokens=batch_size * num_context_tokens,
         )
 
@@ -139,6 +141,11 @@ def forward_rows(
     bench = ForwardBench(runner, seconds)
     for case in possible:
         yield bench.measure(case)
+
+
+def graph_of(batch_size: int, device: torch.device) -> int | None:
+    """The size of the CUDA graph that holds a batch."""
+    return batch_sizes(batch_size)[-1] if device.type == "cuda" else None
 
 
 def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages: int) -> str | None:

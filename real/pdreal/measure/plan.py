@@ -17,10 +17,16 @@ class Plan:
     descriptors: tuple[int, ...]
     served_batches: tuple[int, ...]
     """Requests that are decoded together, from prefill to their last token."""
+    served_tokens: int
+    """Of each of their prompts."""
+    served_outputs: int
+    """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
     seconds: float
     """For each row, but no less than three repeats."""
 
 
+_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+"""Those of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
@@ -29,11 +35,16 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
-    decode=tuple(DecodeCase(*case) for case in product((1, 2, 4, 8, 16, 25, 32, 64), (256, 1024, 4096, 16384))),
+    decode=(
+        *(DecodeCase(batch, context) for batch in _BATCHES for context in (300, 1100, 4200)),
+        *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
+    ),
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
-    descriptors=(1, 16, 256, 4096),
-    served_batches=(1, 4, 16, 32, 64),
+    descriptors=(1, 16, 256, 4096, 32768),
+    served_batches=(1, 8, 16, 24, 64),
+    served_tokens=1000,
+    served_outputs=320,
     seconds=0.2,
 )
 QUICK = Plan(
@@ -43,5 +54,7 @@ QUICK = Plan(
     transferred_bytes=(64 * _KIB, _MIB),
     descriptors=(1, 16),
     served_batches=(1, 8),
+    served_tokens=128,
+    served_outputs=160,
     seconds=0.02,
 )

@@ -17,7 +17,7 @@ from pdreal.machine import driver_version, installed, machine_name
 
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RowKind = Kind | Literal["loop", "handover"]
+RowKind = Kind | Literal["loop", "sending", "handover"]
 """Host work that depends on sizes has kinds of its own."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
@@ -36,6 +36,8 @@ class Row:
     new_tokens: int | None = None
     """Of all prompts of a forward together."""
     batch: int | None = None
+    graph: int | None = None
+    """The CUDA graph that holds the batch."""
     context_tokens: int | None = None
     """Of all prompts, or of all requests of a decode step, together."""
     payload_bytes: int | None = None

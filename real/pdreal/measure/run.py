@@ -67,7 +67,7 @@ class Measurement:
         if "host" in self.kinds:
             yield message_row()
             options = Options(device="cuda" if self.device.type == "cuda" else "cpu", dtype=self.dtype_name)
-            yield from serving_rows(self.model.name, options, self.page_size, self.plan.served_batches, left_out)
+            yield from serving_rows(self.model.name, options, self.page_size, self.plan, left_out)
 
 
 def _release_memory(device: torch.device) -> None:

@@ -1,19 +1,25 @@
 """What the harness adds to forwards and transfers: a prefill and a decode process at work, seen by their logbooks."""
 
 import asyncio
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import torch
 
 from pdreal import transfer_bench
 from pdreal.bootstrap import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
+from pdreal.measure.forwards import graph_of
+from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.sampling import Sampling
+from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.scenario.loading import parse_scenario
 
@@ -21,9 +27,10 @@ _SINGLE_REQUESTS = 12
 """One after another; the first is for warming up."""
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
-_BATCH_TOKENS = 128
-_BATCH_OUTPUTS = 160
-"""More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+_WAVE_REQUESTS = 8
+_WAVE_TOKENS = (128, 2048)
+_WAVE_OUTPUTS = 4
+"""Submitted together, twice: the launcher takes them one after another, and their transfers follow each other."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
 _VOCABULARY = 512
@@ -31,31 +38,36 @@ _VOCABULARY = 512
 
 
 def serving_rows(
-    model: str, options: Options, page_size: int, batch_sizes: Sequence[int], left_out: Callable[[str], None]
+    model: str, options: Options, page_size: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
     """With the first engine of the device that is there, and the handovers of the others; what is missing is told."""
-    largest_batch, has_rows = max(batch_sizes), False
+    has_rows = False
     for transport in transfer_bench.ENGINES[options.device]:
         if transport == transfer_bench.COPY:
             continue
-        scenario = _scenario(model, page_size, transport, largest_batch)
+        scenario = _scenario(model, page_size, transport, plan)
         try:
-            records = _serve(scenario, options, () if has_rows else batch_sizes)
+            records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
             left_out(f"serving by {transport}: {missing}")
             continue
         alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
+        waves = records.requests[_SINGLE_REQUESTS:][: 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
         if not has_rows:
             yield from _stage_rows(alone)
-            yield from _loop_rows(records.steps, batch_sizes)
+            yield from _submit_rows(waves)
+            yield from _end_rows(records)
+            yield from _loop_rows(records.steps, plan.served_batches, torch.device(options.device))
             has_rows = True
+        yield from _sending_rows(waves, records.transfers, transport)
         yield _handover_row(alone, records.transfers, transport)
 
 
-def _scenario(model: str, page_size: int, transport: str, largest_batch: int) -> dict[str, object]:
+def _scenario(model: str, page_size: int, transport: str, plan: Plan) -> dict[str, object]:
     """On GPUs of whatever kind: the catalog's is named, but not asked."""
-    pool_pages = -(-(_BATCH_TOKENS + _BATCH_OUTPUTS + page_size) // page_size) * largest_batch
-    pool_tokens = max(pool_pages * page_size, 8 * _SINGLE_TOKENS)
+    largest_batch = max(plan.served_batches)
+    pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
+    pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
     server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
     return {
         "model": model,
@@ -67,28 +79,30 @@ def _scenario(model: str, page_size: int, transport: str, largest_batch: int) ->
     }
 
 
-def _serve(scenario: dict[str, object], options: Options, batch_sizes: Sequence[int]) -> RunRecords:
+def _serve(scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]) -> RunRecords:
     with TemporaryDirectory() as folder:
-        asyncio.run(_run(scenario, options, batch_sizes, Path(folder)))
+        asyncio.run(_run(scenario, options, plan, batch_sizes, Path(folder)))
         return read_records(Path(folder))
 
 
-async def _run(data: dict[str, object], options: Options, batch_sizes: Sequence[int], logs: Path) -> None:
-    """Requests that come alone first, with the lowest ids; then batches."""
+async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> None:
+    """Requests that come alone first, with the lowest ids; then waves, then batches."""
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
     await launcher.start()
     try:
         for _ in range(_SINGLE_REQUESTS):
             await _serve_together(launcher, 1, _SINGLE_TOKENS, _SINGLE_OUTPUTS)
+        for num_tokens in 2 * _WAVE_TOKENS:
+            await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
         for batch_size in batch_sizes:
-            await _serve_together(launcher, batch_size, _BATCH_TOKENS, _BATCH_OUTPUTS)
+            await _serve_together(launcher, batch_size, plan.served_tokens, plan.served_outputs)
     finally:
         await launcher.stop()
 
 
 async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
-    prompt = [i * 7 % _VOCABULARY for i in range(num_tokens)]
+    prompt = TokenIds([i * 7 % _VOCABULARY for i in range(num_tokens)])
     sampling = Sampling(num_outputs, ignore_eos=True)
     for request in [launcher.submit(prompt, sampling) for _ in range(num_requests)]:
         async for _ in request:
@@ -104,7 +118,47 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
         ("result", "prefill_end_ns", "transfer_start_ns"),
         ("answer", "streamed_ns", "first_token_ns"),
     ):
-        yield row_of("host", _between_us(alone, begin, end), what=what)
+        yield row_of("host", _between_us(alone, begin, end), what=what, new_tokens=_SINGLE_TOKENS)
+
+
+def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
+    """From one request to the next of those that are submitted together."""
+    for num_tokens in _WAVE_TOKENS:
+        arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
+        chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
+        yield row_of("host", _spacings_us(chunks), what="submit", new_tokens=num_tokens)
+
+
+def _end_rows(records: RunRecords) -> Iterator[Row]:
+    """From one end to the next of requests whose last token is of one decode step."""
+    step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
+    ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
+    together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
+    if spacings := _spacings_us(together):
+        yield row_of("host", spacings, what="end")
+
+
+def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
+    """Sorted: from one to the next within each group of times."""
+    return sorted((later - earlier) / 1e3 for group in groups for earlier, later in pairwise(group))
+
+
+def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
+    """From one begin to the next of transfers that waited for their worker: a row of each size that waves have."""
+    of_waves = {request.request_id for request in waves}
+    by_worker: dict[int, list[TransferRecord]] = {}
+    for row in sorted(transfers, key=lambda row: row.start_ns):
+        if row.request_id in of_waves:
+            by_worker.setdefault(row.worker, []).append(row)
+    times_us: dict[tuple[int, int], list[float]] = {}
+    for row, following in chain.from_iterable(map(pairwise, by_worker.values())):
+        if following.queued_ns < row.end_ns:
+            shape = row.num_bytes, row.num_descriptors
+            times_us.setdefault(shape, []).append((following.start_ns - row.start_ns) / 1e3)
+    for (num_bytes, num_descriptors), found in times_us.items():
+        yield row_of(
+            "sending", sorted(found), transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
+        )
 
 
 def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
@@ -123,7 +177,7 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 
-def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Iterator[Row]:
+def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device) -> Iterator[Row]:
     """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
@@ -139,6 +193,7 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int]) -> Itera
             time_us=(run[-1].start_ns - run[0].start_ns) / num_periods / 1e3,
             repeats=num_periods,
             batch=batch_size,
+            graph=graph_of(batch_size, device),
             context_tokens=sum(step.num_context_tokens for step in run[:-1]) // num_periods,
         )
 
