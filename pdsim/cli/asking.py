@@ -13,7 +13,7 @@ def ask(
     name: Annotated[str | None, Parameter(help="The question; without one, all are listed.")] = None,
     /,
     *,
-    asked: Annotated[Asked, Parameter(name="*")] = Asked(),  # noqa: B008  it is frozen
+    asked: Annotated[Asked, Parameter(name="*", help="The load, the GPUs, what is good enough.")] = Asked(),  # noqa: B008  it is frozen
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = 3,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,

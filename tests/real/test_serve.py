@@ -9,6 +9,7 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
+from pdreal.serve import http
 from pdreal.serve.http import serving
 from pdreal.serve.tokenizer import Tokenizer
 
@@ -240,7 +241,7 @@ def test_unknown_routes_and_methods(method, path, status, message):
 
 
 def test_a_body_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr("pdreal.serve.http.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
 
     async def scenario(client, cluster, service):
         async with client.post("/v1/completions", json={"prompt": "a" * 1000}) as response:
