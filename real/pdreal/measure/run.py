@@ -19,9 +19,13 @@ from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.options import Device, Options, RealDtype
+from pdreal.rank_spec import threads_of_rank
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError
+
+_RANKS = 2
+"""One prefill and one decode instance: forwards and copies have the threads that they have there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,7 @@ class Measurement:
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         """As they are measured. What this machine cannot run is told."""
+        torch.set_num_threads(threads_of_rank(_RANKS))
         cases: list[Case] = []
         if "prefill" in self.kinds:
             cases += self.plan.prefill
