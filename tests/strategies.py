@@ -220,3 +220,14 @@ def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> S
     return scenario.model_copy(
         update={"faults": wrong, "health": health, "front_end": FrontEndSettings.model_validate(front_end)}
     )
+
+
+def any_scenarios():
+    """Of every kind there is here."""
+    return st.one_of(
+        scenarios(),
+        optimistic_scenarios(),
+        aggregated_scenarios(),
+        speculative_scenarios(),
+        fault_schedules(st.one_of(scenarios(), aggregated_scenarios())),
+    )

@@ -1,29 +1,14 @@
 """The parts of a request's latency: they cover it all, and name what made it long."""
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pdsim.metrics.critical_path import PARTS, CriticalPaths, mean_parts_ms
-from tests.strategies import (
-    aggregated_scenarios,
-    fault_schedules,
-    optimistic_scenarios,
-    scenarios,
-    speculative_scenarios,
-)
+from tests.strategies import any_scenarios
 from tests.support import MILLISECOND, request, run, small
-
-ANY = st.one_of(
-    scenarios(),
-    optimistic_scenarios(),
-    aggregated_scenarios(),
-    speculative_scenarios(),
-    fault_schedules(st.one_of(scenarios(), aggregated_scenarios())),
-)
 
 
 @settings(max_examples=60)
-@given(ANY)
+@given(any_scenarios())
 def test_the_parts_of_a_request_are_its_latency(scenario):
     records = run(scenario, levels=True).records
     paths = CriticalPaths(records)
