@@ -23,7 +23,7 @@ def test_every_command_works_and_finds_the_profile_of_the_study(capsys, tmp_path
     monkeypatch.syspath_prepend(str(ROOT / "experiments" / "sglang-h200"))
     (tmp_path / "pair.yaml").write_text(next(block.text for block in blocks(PAGE, "yaml") if block.name == "pair.yaml"))
     (tmp_path / "pair.jsonl").write_text(json.dumps(SGLANG))
-    (shown,) = blocks(PAGE, "sh")
+    shown, *_ = blocks(PAGE, "sh")
     for line in shown.text.splitlines():
         program, *words = shlex.split(line, comments=True)
         if program == "python":
