@@ -5,9 +5,11 @@ A table stands between a marker and `<!-- end -->`:
 <!-- table: CASE -->                                      every metric of every arm
 <!-- table: CASE METRIC METRIC ... -->                    errors alone, a row for each arm
 <!-- change: CASE METRIC,METRIC FROM:TO FROM:TO ... -->   from one arm to another, measured and simulated
+<!-- matrix: MATRIX -->                                   errors of every metric over all variants
+<!-- matrix: MATRIX METRIC METRIC ... -->                 a row for each variant
 
-Names of cases, as arguments, leave the tables of all other cases as they are. tests/test_docs.py compares the tables
-with the code.
+Names of cases and matrices, as arguments, leave the tables of all others as they are. tests/test_docs.py compares the
+tables with the code.
 """
 
 # ruff: noqa: INP001  a script
@@ -23,13 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdsim.calibration.case import load_case
+from pdsim.calibration.matrix import is_matrix
 from pdsim.cli import main as pdsim
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md")))
 
 Report = Mapping[str, Any]
-"""An arm as the command prints it, and what the case asks of it."""
+"""An arm as the command prints it, and what the case asks of it; or a whole matrix."""
 
 
 class Table(NamedTuple):
@@ -45,7 +48,7 @@ class Table(NamedTuple):
         return " ".join((self.kind, self.case, *self.options))
 
 
-MARKED = re.compile(r"<!-- (table|change): (\S+)((?: \S+)*?) -->\n(.*?)<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (table|change|matrix): (\S+)((?: \S+)*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def tables(page: Path) -> Iterator[Table]:
@@ -54,17 +57,23 @@ def tables(page: Path) -> Iterator[Table]:
 
 
 def validate(case: str) -> dict[str, Report]:
-    """By arm."""
+    """By arm; of a matrix, by its name."""
     out = StringIO()
     with redirect_stdout(out), suppress(SystemExit):
         pdsim(["validate", str(ROOT / "experiments" / case), "--json"])
+    if is_matrix(case, ROOT / "experiments"):
+        return {case: json.loads(out.getvalue())}
     within = {arm.name: arm.within for arm in load_case(ROOT / "experiments" / case).arms}
     return {arm["arm"]: {**arm, "within": within[arm["arm"]]} for arm in json.loads(out.getvalue())}
 
 
 def render(table: Table, report: Mapping[str, Report]) -> str:
     makers: dict[str, Callable[[tuple[str, ...], Mapping[str, Report]], list[list[str]]]]
-    makers = {"table": errors if table.options else metrics, "change": changes}
+    makers = {
+        "table": errors if table.options else metrics,
+        "change": changes,
+        "matrix": variants if table.options else spreads,
+    }
     head, *rows = makers[table.kind](table.options, report)
     lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
@@ -101,6 +110,27 @@ def changes(options: tuple[str, ...], report: Mapping[str, Report]) -> list[list
             ratios.append(after[side] / before[side] - 1)
             cells += [f"{number(before[side])} → {number(after[side])}", percent(ratios[-1])]
         rows.append([*cells, f"{100 * (ratios[1] - ratios[0]):+.1f} points".replace("-", MINUS)])
+    return rows
+
+
+def spreads(_: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:
+    """The median is of absolute errors; bold where that, or a variant, is beyond what is asked for."""
+    (matrix,) = report.values()
+    rows = [["metric", "median error", "largest", "in variant", "variants beyond", "asked for"]]
+    for name, spread in matrix["metrics"].items():
+        beyond = str(spread["num_missed"] or "")
+        cells = [f"{100 * spread['median']:.1f} %", percent(spread["worst"]), f"`{spread['where']}`", beyond]
+        rows.append([f"`{name}`", *cells, "met" if spread["is_met"] else "**missed**"])
+    return rows
+
+
+def variants(names: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:
+    (matrix,) = report.values()
+    rows = [["variant", "requests", *(cell for name in names for cell in (f"`{name}`", "simulated", "error"))]]
+    for variant in matrix["variants"]:
+        found = [variant["metrics"][name] for name in names]
+        cells = [(number(one["measured"]), number(one["simulated"]), percent(one["error"])) for one in found]
+        rows.append([f"`{variant['variant']}`", str(variant["num_requests"]), *(cell for row in cells for cell in row)])
     return rows
 
 

@@ -20,7 +20,11 @@ RUNS = ("c1", "c16") if FAST else ("c1", "c8", "c16", "c32", "c64", "in4k_c8")
 # %%
 real = {name: StoredRun(REAL / "data" / name) for name in RUNS}
 PROFILE = (REAL / "profile.yaml").resolve()
-KNOWN = [f"cost={{profile: {PROFILE}}}", f"network.profile={PROFILE}"]
+KNOWN = [
+    f"cost={{profile: {PROFILE}}}",
+    f"network={{transport: mooncake-nvlink, profile: {PROFILE}}}",
+    f"front_end={{profile: {PROFILE}}}",
+]
 simulated = {name: simulate(load_scenario(run.folder / "scenario.yaml", KNOWN)) for name, run in real.items()}
 
 
@@ -61,9 +65,9 @@ plt.show()
 
 # %% [markdown]
 # **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. Median TTFT is where
-# two runs part, up to a factor of three: clients come back as answers end, and whether they come back one by one or
-# many together is decided by small differences. So trust steps, compare configurations by TTFT, and read its absolute
-# value with [what is known of the errors](../docs/fidelity.md).
+# two runs part, up to a factor of two: clients come back as answers end, and how many of them meet in one prefill is
+# decided by single milliseconds that they take for a prompt. So trust steps, and read TTFT with
+# [what is known of the errors](../docs/fidelity.md).
 
 # %%
 error = table["simulated"] / table["real"] - 1

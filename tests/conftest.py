@@ -13,3 +13,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="store what golden scenarios give now")
+
+
+def pytest_collection_modifyitems(config, items):
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)

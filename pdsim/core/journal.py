@@ -138,7 +138,8 @@ def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
 
 
 # The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Ids
-# of tokens are the hexadecimal digits of 32-bit integers: prompts cross several times, and lists take far longer.
+# of tokens are the hexadecimal digits of 32-bit integers: prompts cross several times, and lists take far longer. Runs
+# that were recorded with lists are read, too.
 
 _TYPES: dict[str, Any] = {
     name: kind
@@ -173,7 +174,7 @@ def from_json(value: Any) -> Any:
         if name == "Spans":
             return Spans(tuple(span) for span in content)
         if name == "TokenIds":
-            return TokenIds(data=bytes.fromhex(content))
+            return TokenIds(data=bytes.fromhex(content)) if isinstance(content, str) else TokenIds(content)
         return _TYPES[name](*from_json(content))
     return value
 

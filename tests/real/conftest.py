@@ -15,14 +15,10 @@ if find_spec("torch"):
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.real)
-    if "nightly" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True, scope="session")

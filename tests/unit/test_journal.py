@@ -42,3 +42,10 @@ def test_messages_that_are_equal_as_tuples_keep_their_names():
 def test_token_ids_and_odd_values():
     entry = Entry("é", "on_message", (Arrival(1, TokenIds(range(20)), 2), True, None, 1.5, ["x"]), ())
     assert json.loads(to_line(entry)) == json.loads(json.dumps(to_json(tuple(entry))))
+
+
+def test_a_recording_with_lists_of_token_ids_is_read():
+    """As runs in experiments have them."""
+    entry = Entry("decode-0", "on_message", (Arrival(1, TokenIds([7, 70_000]), 2),), ())
+    line = '["decode-0","on_message",[{"Arrival":[1,{"TokenIds":[7,70000]},2]}],[]]\n'
+    assert list(from_lines([line])) == [entry]
