@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdsim.calibration import forms, host
+from pdsim.calibration.clock import Clock, clock_of
 from pdsim.calibration.forms import Form
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
@@ -23,6 +24,8 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (forms.prefill_form, forms.prefill_table),
     "decode": (forms.decode_form, forms.decode_table),
 }
+_NOT_FITTED = (*host.MEASURED_KINDS, "clock")
+"""As the others are."""
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
 _RANGES = {
@@ -40,6 +43,8 @@ class Calibration:
     """By kind, or by transport."""
     host_ns: dict[str, float]
     """Medians."""
+    clock: Clock | None
+    """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
     gpu: str | None
     """In the catalog: staging is told as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
@@ -55,13 +60,16 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(
             f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
         )
+    clock = clock_of(measurements)
     fits: dict[str, Fitted] = {}
     notes = []
     for rows in measurements.rows:
-        if rows.kind in host.MEASURED_KINDS:
+        if rows.kind in _NOT_FITTED:
             continue
         try:
-            fits[rows.name or rows.kind] = _fit(rows, table_above)
+            fits[rows.name or rows.kind] = _fit(
+                clock.rested(rows) if clock and rows.kind == "prefill" else rows, table_above
+            )
         except ValueError as too_few:
             notes.append(f"{rows.name or rows.kind} is left out: {too_few}")
     if not fits.keys() >= {"prefill", "decode"}:
@@ -69,7 +77,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
-    return Calibration(measurements, fits, host.medians_ns(measurements), gpu, tuple(notes))
+    return Calibration(measurements, fits, host.medians_ns(measurements), clock, gpu, tuple(notes))
 
 
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
@@ -86,7 +94,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
     cost = {
-        "prefill": _prefill(made.fits["prefill"]),
+        "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
         "host": _times(host.loop_ns(made.host_ns)),
         "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
@@ -155,6 +163,12 @@ def _prefill(of: Fitted) -> dict[str, Any]:
             "prefill_least": _time(of.values["least"]),
         }
     return {"use": "affine", **{f"prefill_{name}": _time(value) for name, value in of.values.items()}}
+
+
+def _slowdown(clock: Clock | None) -> dict[str, Any]:
+    if clock is None or not clock.slowdown:
+        return {}
+    return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
 
 
 def _decode(of: Fitted) -> dict[str, Any]:

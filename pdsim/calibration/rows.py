@@ -27,6 +27,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "scatter": ("payload_bytes",),
     "transfer": ("payload_bytes", "num_descriptors"),
     "host": (),
+    "clock": ("new_tokens", "busy_us"),
     "loop": ("batch", "context_tokens"),
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdsim.core.messages import PrefillStep
+from pdsim.cost.gpu_clock import GpuClock
 from pdsim.cost.model import CostModel, DecodeLine
 from pdsim.cost.work import attended_pairs
 from pdsim.system.memory import Layout
@@ -23,6 +24,9 @@ class Table:
     """Per pair of a new token and a token before it."""
     prefill_least_ns: float = 0
     """However little its work: the launch of its kernels."""
+    prefill_slowdown: float = 0
+    """Of a GPU that has been computing without pause (gpu_clock.py)."""
+    prefill_slowdown_memory_ns: float = 100_000_000
     decode_ns: Mapping[int, float] | None = None
     """By requests."""
     decode_per_context_token_ns: float = 0
@@ -45,12 +49,14 @@ class TableModel:
         self._settings = settings
         self._prefill = Entries(settings.prefill_ns or {})
         self._decode = Entries(settings.decode_ns or {})
+        self._clock = GpuClock(settings.prefill_slowdown, settings.prefill_slowdown_memory_ns)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         pairs = sum(attended_pairs(chunk) for chunk in step.chunks)
         of = self._settings
-        return max(1, round(max(of.prefill_least_ns, self._prefill.at(num_tokens) + of.prefill_per_pair_ns * pairs)))
+        rested_ns = self._prefill.at(num_tokens) + of.prefill_per_pair_ns * pairs
+        return max(1, round(max(of.prefill_least_ns, self._clock.stretch(start_ns, rested_ns))))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         return DecodeLine.of_ns(max(1, self._decode.at(num_requests)), self._settings.decode_per_context_token_ns, 0)

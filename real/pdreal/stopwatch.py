@@ -1,21 +1,26 @@
 """How long a piece of work takes, as often as the time allows."""
 
 from collections.abc import Callable
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 _LEAST = 3
 _MOST = 50
 
 
-def repeat_us(work: Callable[[], Any], seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Sorted. Three times at least, and until `seconds` are over or it was done 50 times."""
+def repeat_us(work: Callable[[], Any], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0) -> list[float]:
+    """Sorted. Three times at least, and until `seconds` are over or it was done 50 times; a pause before each."""
     for _ in range(warm_ups):
         work()
     times_us: list[float] = []
     end_ns = perf_counter_ns() + seconds * 1e9
     while len(times_us) < _LEAST or (len(times_us) < _MOST and perf_counter_ns() < end_ns):
-        begin_ns = perf_counter_ns()
-        work()
-        times_us.append((perf_counter_ns() - begin_ns) / 1e3)
+        sleep(pause_seconds)
+        times_us.append(once_us(work))
     return sorted(times_us)
+
+
+def once_us(work: Callable[[], Any]) -> float:
+    begin_ns = perf_counter_ns()
+    work()
+    return (perf_counter_ns() - begin_ns) / 1e3

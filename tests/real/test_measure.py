@@ -1,6 +1,7 @@
 """`pdreal measure`: every kind of row at tiny size, and what is said of what cannot be measured."""
 
 import csv
+from itertools import accumulate
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 import torch
 from pdreal.cli import main
 from pdreal.measure import copies, forwards, plan
-from pdreal.measure.forwards import DecodeCase, PrefillCase, forward_rows
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
 
@@ -17,6 +18,7 @@ from tests.real.models import CPU, tiny_model
 
 TINY = Plan(
     prefill=(PrefillCase(1, 8), PrefillCase(2, 8, 16)),
+    sustained=(),
     decode=(DecodeCase(1, 16), DecodeCase(4, 16)),
     copied_pages=(1, 3),
     transferred_bytes=(4096,),
@@ -66,6 +68,14 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
+
+
+def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
+    monkeypatch.setattr(forwards, "_BURST_SECONDS", 0.02)
+    model = tiny_model()
+    rows = list(forward_rows(model, 16, [SustainedCase(PrefillCase(2, 8))], 0.0, print))
+    assert [row.busy_us for row in rows] == pytest.approx([0, *accumulate(row.time_us for row in rows[:-1])])
+    assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
 
 
 def test_an_interrupted_command_keeps_what_it_has(tiny, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pdsim.calibration.host import front_end_ns
 from pdsim.calibration.profile import calibrate, profile_of
 from pdsim.calibration.regression import fit
 from pdsim.calibration.rows import Measurements, Rows, read_rows, write_rows
+from pdsim.cost.gpu_clock import GpuClock
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples
 
@@ -91,6 +92,30 @@ def test_short_chunks_behind_a_context_take_as_long_as_their_launch(tmp_path):
     found |= {"least": 8e6, "least_per_prompt": 1.5e6, "least_per_continued_prompt": 2.5e6}
     assert {name: fitted.values[name] for name in found} == pytest.approx(found, rel=0.05)
     assert fitted.error < 0.02
+
+
+def test_a_clock_that_falls_is_found_and_taken_out_of_the_rows(tmp_path):
+    """Bursts, and forwards after a pause, of the simulator's own clock."""
+
+    def burst(num_tokens):
+        clock, busy_ns = GpuClock(0.12, 80e6), 0
+        while busy_ns < 8e8:
+            time_ns = clock.stretch(busy_ns, 22_000 * num_tokens)
+            sizes = {"new_tokens": num_tokens, "context_tokens": 0}
+            yield {"kind": "clock", **sizes, "busy_us": busy_ns / 1e3, "time_us": time_ns / 1e3}
+            busy_ns += round(time_ns)
+
+    def slowed_us(n, c):
+        return GpuClock(0.12, 80e6).stretch(0, 1e3 * affine_prefill_us(n, c)) / 1e3
+
+    prefill = [{**row, "busy_us": 0} for row in prefill_rows(slowed_us)]
+    bursts = [*burst(1024), *burst(4096)]
+    made = calibrate(measured(tmp_path, prefill, bursts, decode_rows(affine_decode_us)))
+    assert (made.clock.slowdown, made.clock.memory_ns) == pytest.approx((0.12, 80e6), rel=0.02)
+    found = {"per_token": 19_450, "per_pair": 0.85, "least": 11.8e6}
+    assert {name: made.fits["prefill"].values[name] for name in found} == pytest.approx(found, rel=0.03)
+    profile = profile_of(made, "x", "y")["cost"]["prefill"]
+    assert profile["prefill_slowdown"] == pytest.approx(0.12, rel=0.02)
 
 
 def test_the_interval_holds_the_truth_and_rows_that_stood_still_do_not_pull(tmp_path):

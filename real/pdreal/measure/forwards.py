@@ -3,7 +3,9 @@
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
+from time import sleep
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +16,13 @@ from pdreal.measure.rows import Row, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
 from pdreal.runner import ModelRunner
-from pdreal.stopwatch import repeat_us
+from pdreal.stopwatch import once_us, repeat_us
 
 _WARM_UPS = 2
+_PAUSE_SECONDS = 0.3
+"""In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/gpu_clock.py)."""
+_BURSTS = 3
+_BURST_SECONDS = 0.8
 _SHARE_OF_MEMORY = 0.75
 """Of what is free beside the weights; the rest is for activations and CUDA graphs."""
 
@@ -52,7 +58,21 @@ class DecodeCase(NamedTuple):
         return self.batch_size
 
 
-Case = PrefillCase | DecodeCase
+class SustainedCase(NamedTuple):
+    """A prefill forward again and again without pause, until the GPU's clock falls no further."""
+
+    forward: PrefillCase
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.forward.num_kv_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        return self.forward.num_sequences
+
+
+Case = PrefillCase | DecodeCase | SustainedCase
 
 
 class ForwardBench:
@@ -71,23 +91,42 @@ class ForwardBench:
         with torch.inference_mode():
             runner.kv.memory.normal_()
 
-    def measure(self, case: Case) -> Row:
-        return self.prefill(case) if isinstance(case, PrefillCase) else self.decode(case)
+    def measure(self, case: Case) -> Iterator[Row]:
+        if isinstance(case, SustainedCase):
+            yield from self.sustained(case.forward)
+        else:
+            yield self.prefill(case) if isinstance(case, PrefillCase) else self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
+        """Of a GPU that has rested."""
+        pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
+        return row_of("prefill", self._times_us(self._prefilling(case), pause_seconds), **_sizes(case))
+
+    def sustained(self, case: PrefillCase) -> Iterator[Row]:
+        """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""
+        forward = self._prefilling(case)
+        forward()
+        bursts = [self._burst_us(forward) for _ in range(_BURSTS)]
+        busy_us = 0.0
+        for times_us in zip(*bursts, strict=False):
+            row = row_of("clock", sorted(times_us), busy_us=busy_us, **_sizes(case))
+            yield row
+            busy_us += row.time_us
+
+    def _burst_us(self, forward: Callable[[], Sequence[int]]) -> list[float]:
+        sleep(_PAUSE_SECONDS)
+        times_us: list[float] = []
+        while sum(times_us) < 1e6 * _BURST_SECONDS:
+            times_us.append(once_us(forward))
+        return times_us
+
+    def _prefilling(self, case: PrefillCase) -> Callable[[], Sequence[int]]:
         num_prompts, num_tokens, num_context_tokens = case
         inputs = [
             PrefillInput(i, self._tokens(num_tokens), num_context_tokens, self._page_table(i, case.num_kv_tokens))
             for i in range(num_prompts)
         ]
-        batch = PrefillBatch(tuple(inputs))
-        return row_of(
-            "prefill",
-            self._times_us(lambda: self._runner.prefill(batch)),
-            prompts=num_prompts,
-            new_tokens=num_prompts * num_tokens,
-            context_tokens=num_prompts * num_context_tokens,
-        )
+        return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
 
     def decode(self, case: DecodeCase) -> Row:
         batch_size, num_context_tokens = case
@@ -101,8 +140,8 @@ class ForwardBench:
             context_tokens=batch_size * num_context_tokens,
         )
 
-    def _times_us(self, forward: Callable[[], Sequence[int]]) -> list[float]:
-        times_us = repeat_us(forward, self._seconds, warm_ups=_WARM_UPS)
+    def _times_us(self, forward: Callable[[], Sequence[int]], pause_seconds: float = 0) -> list[float]:
+        times_us = repeat_us(forward, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
         if self._look is not None:
             self._look(forward)
         return times_us
@@ -140,7 +179,16 @@ def forward_rows(
     )
     bench = ForwardBench(runner, seconds)
     for case in possible:
-        yield bench.measure(case)
+        yield from bench.measure(case)
+
+
+def _sizes(case: PrefillCase) -> dict[str, float]:
+    """Of all prompts together."""
+    return {
+        "prompts": case.num_prompts,
+        "new_tokens": case.num_prompts * case.num_tokens,
+        "context_tokens": case.num_prompts * case.num_context_tokens,
+    }
 
 
 def graph_of(batch_size: int, device: torch.device) -> int | None:

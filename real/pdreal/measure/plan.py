@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
-from pdreal.measure.forwards import DecodeCase, PrefillCase
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase
 
 _KIB, _MIB = 2**10, 2**20
 
@@ -11,6 +11,7 @@ _KIB, _MIB = 2**10, 2**20
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     prefill: tuple[PrefillCase, ...]
+    sustained: tuple[SustainedCase, ...]
     decode: tuple[DecodeCase, ...]
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
@@ -35,6 +36,7 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
+    sustained=(SustainedCase(PrefillCase(1, 1024)), SustainedCase(PrefillCase(4, 1024))),
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
@@ -49,6 +51,7 @@ FULL = Plan(
 )
 QUICK = Plan(
     prefill=tuple(PrefillCase(*case) for case in ((1, 128), (1, 512), (1, 1024), (1, 512, 1024), (4, 128))),
+    sustained=(SustainedCase(PrefillCase(1, 512)),),
     decode=tuple(DecodeCase(*case) for case in product((1, 4, 16), (256, 1024))),
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),

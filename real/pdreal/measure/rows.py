@@ -17,8 +17,8 @@ from pdreal.machine import driver_version, installed, machine_name
 
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RowKind = Kind | Literal["loop", "sending", "handover"]
-"""Host work that depends on sizes has kinds of its own."""
+RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
+"""Prefill on a GPU that is busy, and host work that depends on sizes, have kinds of their own."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
@@ -40,6 +40,8 @@ class Row:
     """The CUDA graph that holds the batch."""
     context_tokens: int | None = None
     """Of all prompts, or of all requests of a decode step, together."""
+    busy_us: float | None = None
+    """How long the GPU had been computing without pause."""
     payload_bytes: int | None = None
     submit_us: float | None = None
     """Median, until the host has launched it."""

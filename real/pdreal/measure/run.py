@@ -48,6 +48,8 @@ class Measurement:
         cases: list[Case] = []
         if "prefill" in self.kinds:
             cases += self.plan.prefill
+            if self.device.type == "cuda":
+                cases += self.plan.sustained
         if "decode" in self.kinds:
             cases += self.plan.decode
         if cases:
