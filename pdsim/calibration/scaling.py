@@ -3,11 +3,13 @@
 | coefficient | bound by |
 |---|---|
 | prefill, per token | compute, in matrix products |
-| prefill, per pair | compute, in attention |
-| decode, per KV token | memory bandwidth, in attention |
+| prefill, per pair, and more of it per continued pair | compute, in attention |
+| prefill, per context token, which is gathered; decode, per KV token | memory bandwidth, in attention |
 | decode, base | reading the weights, as far as their bytes explain it; the rest is launches |
 | decode, per request in a batch too large for memory to bind it | compute: prefill's time per token |
-| other bases, per prompt, per request, least, host | launches and the host: not scaled |
+| other bases, per prompt, per request, least, host, rest, front end | launches and the host: not scaled |
+
+Graphs keep their sizes, and what an empty row takes, which is a share of a row's KV.
 
 Transports are left out: the catalog's, or a measurement, say what the other machine's links do.
 """
@@ -32,6 +34,15 @@ from pdsim.system.gpu import GpuSpec
 from pdsim.system.model import Dtype, ModelSpec
 
 ENDS = ("low", "best", "high")
+_PREFILL: Mapping[str, Operator] = {
+    "prefill_per_token_ns": "matrix",
+    "prefill_per_pair_ns": "attention",
+    "prefill_per_continued_pair_ns": "attention",
+    "prefill_per_context_token_ns": "kv",
+}
+"""What each coefficient of an affine prefill goes with; the others stay."""
+_KEPT = ("host", "rest", "graphs", "measured")
+"""Of a profile's cost, beside the two roles."""
 _DIGITS = 4
 
 
@@ -97,9 +108,8 @@ class Scaling:
 def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine | Table, float]:
     """And its matrix products of one token."""
     if isinstance(of, Affine):
-        token_ns = of.prefill_per_token_ns * ratio["matrix"]
-        pair_ns = of.prefill_per_pair_ns * ratio["attention"]
-        return replace(of, prefill_per_token_ns=token_ns, prefill_per_pair_ns=pair_ns), token_ns
+        scaled = replace(of, **{name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()})
+        return scaled, scaled.prefill_per_token_ns
     if isinstance(of, Table) and of.prefill_ns and len(of.prefill_ns) > 1:
         sizes = sorted(of.prefill_ns)
         least_ns = of.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
@@ -121,10 +131,11 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
         "name": name,
         "cost": {
             **best,
-            **{key: profile["cost"][key] for key in ("host", "measured") if key in profile["cost"]},
+            **{key: profile["cost"][key] for key in _KEPT if key in profile["cost"]},
             **({"interval": {"low": low, "high": high}} if low != high else {}),
         },
         **({"network": network} if network else {}),
+        **({"front_end": profile["front_end"]} if "front_end" in profile else {}),
         "provenance": {
             "scaled": {
                 "profile": profile.get("name", path.stem),

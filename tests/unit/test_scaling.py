@@ -11,6 +11,7 @@ from pdsim.calibration.operators import OPERATORS, time_ratios
 from pdsim.calibration.scaling import Scaling, scale
 from pdsim.cost.affine import Affine, AffineModel
 from pdsim.scenario.loading import load_cost
+from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.system.catalog import load_gpu, load_model
 from tests.cli.test_commands import exit_code, output, output_json
@@ -157,6 +158,42 @@ def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
     assert exit_code("scale", MEASURED, "--from", "h200", "--to", "rtx-4090", "-o", tmp_path / "out.yaml") == 0
     assert "no times on both h200 and rtx-4090" in capsys.readouterr().err
     assert "interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
+
+
+def test_sections_that_are_not_scaled_are_kept(tmp_path):
+    """Every section that a profile may have: one that the schema gains has to be thought of here."""
+    kept = {
+        "host": {"launch": "5 ms"},
+        "rest": {"step": "2 ms"},
+        "graphs": {"sizes": [1, 8], "empty_row_kv": 0.5},
+        "measured": {"decode_batch": [1, 128]},
+    }
+    front_end = {"service": "1 ms"}
+    affine = {"use": "affine", "prefill_per_token": "20 us", "decode_base": "5 ms"}
+    profile = {"cost": {"prefill": affine, "decode": affine, **kept}, "front_end": front_end, "provenance": {}}
+    write_yaml(profile, tmp_path / "profile.yaml")
+    made = scale(tmp_path / "profile.yaml", scaling("h20"), "h20", "pdsim scale")
+    assert made["cost"].keys() == CostChoice.model_fields.keys()
+    assert {section: made["cost"][section] for section in kept} == kept
+    assert made["front_end"] == front_end
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "operator"),
+    [
+        ("prefill_per_token_ns", "matrix"),
+        ("prefill_per_pair_ns", "attention"),
+        ("prefill_per_continued_pair_ns", "attention"),
+        ("prefill_per_context_token_ns", "kv"),
+        ("prefill_base_ns", None),
+        ("prefill_least_per_continued_prompt_ns", None),
+    ],
+)
+def test_each_coefficient_of_prefill_goes_with_its_operator(coefficient, operator):
+    of, target = Affine(**{coefficient: 1e6}), scaling("h20")
+    scaled = CostChoice(**target.cost(CostChoice(prefill=of, decode=Affine()), "best")).prefill
+    ratio = target.ratios[operator].best if operator else 1
+    assert getattr(scaled, coefficient) == pytest.approx(1e6 * ratio, rel=1e-3)
 
 
 def test_a_table_is_scaled_beyond_its_launches(tmp_path):
