@@ -186,7 +186,8 @@ def _graphs(of: Fitted) -> dict[str, Any]:
     """Larger batches than those that were measured are not run without graphs, but in larger ones."""
     if not (sizes := _graph_sizes(of.rows)):
         return {}
-    share = of.values.get("per_empty_row_token", 0.0) / of.values["per_context_token"]
+    per_token = of.values["per_context_token"]
+    share = of.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
     return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 

@@ -279,6 +279,18 @@ def test_a_graph_is_a_program_of_its_own_and_empty_rows_cost_a_share_of_their_kv
     assert float(cost["decode"]["decode"][8].removesuffix(" ms")) == pytest.approx(5.2, rel=0.002)
 
 
+@pytest.mark.parametrize("us_per_token", [-0.01, -0.001])
+def test_where_context_takes_no_time_empty_rows_have_no_share_of_it(us_per_token, tmp_path):
+    decode = [
+        {"kind": "decode", "batch": b, "graph": 8, "context_tokens": n * b, "time_us": 5000 + us_per_token * n * b}
+        for b in (2, 3, 4, 6, 8)
+        for n in (300, 1100, 4200, 16200)
+    ]
+    cost = profile_of(calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), decode)), "x", "y")["cost"]
+    assert cost["decode"]["decode_per_context_token"] == "0 ns"
+    assert cost["graphs"]["empty_row_kv"] == 0
+
+
 def test_parquet_reads_as_csv_does(tmp_path):
     write_rows(tmp_path / "rows.csv", decode_rows(affine_decode_us), PROVENANCE)
     parquet.write_table(arrow_csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
