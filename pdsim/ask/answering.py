@@ -141,7 +141,7 @@ def _load(study: Study) -> str:
     count = int(study[first].replications[0].row["completed"])
     inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
     runs = len(study[first].replications)
-    cluster = f"{scenario.model.name} on {study.base.num_gpus} {gpus} with {sizes}"
+    cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{count:,} requests of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
     slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {percent(asked.attainment)} of them"
     return f"{cluster}; {load}; SLO: {slo}; {runs} run{'s' if runs > 1 else ''} of each."

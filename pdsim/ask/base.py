@@ -36,11 +36,6 @@ class Base:
     """Its requests are a record, with their times: other seeds say nothing new."""
 
     @property
-    def num_gpus(self) -> int:
-        prefill, decode = self.scenario.pair
-        return prefill.instances * prefill.tp + decode.instances * decode.tp
-
-    @property
     def is_generated(self) -> bool:
         """Lengths are the workload's settings."""
         return isinstance(self.scenario.workload, RandomLengths | PrefixPool)

@@ -53,7 +53,7 @@ def _highest(study: Study) -> float:
 
 
 def verdict(study: Study) -> Verdict:
-    highest, num_gpus = _highest(study), study.base.num_gpus
+    highest, num_gpus = _highest(study), study.base.scenario.num_gpus
     if not highest:
         lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
         share = percent(study[lowest].attainment(SLO).mean)
@@ -71,7 +71,7 @@ def _needed(study: Study, highest: float) -> list[str]:
     if rate is None:
         return []
     copies = ceil(rate / highest)
-    count = copies * study.base.num_gpus
+    count = copies * study.base.scenario.num_gpus
     return [f"For {rate:g}/s: {count} GPUs, {copies} times these, with requests spread evenly over them."]
 
 

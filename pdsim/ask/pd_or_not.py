@@ -18,7 +18,7 @@ def aggregated(base: Base) -> Changes:
     settings = {
         "gpu": decode.gpu,
         "tp": decode.tp,
-        "instances": base.num_gpus // decode.tp,
+        "instances": base.scenario.num_gpus // decode.tp,
         "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
         "max_prefill_tokens": prefill.max_prefill_tokens,
     }

@@ -10,14 +10,15 @@ from pdsim.scenario.yaml_file import ConfigError
 def splits(base: Base) -> list[Arm]:
     """All that use every GPU. Raises ConfigError if there is none."""
     prefill, decode = base.scenario.pair
+    num_gpus = base.scenario.num_gpus
     made = []
-    for instances in range(1, base.num_gpus // prefill.tp + 1):
-        others, rest = divmod(base.num_gpus - instances * prefill.tp, decode.tp)
+    for instances in range(1, num_gpus // prefill.tp + 1):
+        others, rest = divmod(num_gpus - instances * prefill.tp, decode.tp)
         if others >= 1 and not rest:
             changes = {"prefill.instances": instances, "decode.instances": others}
             made.append(Arm(f"{instances}P{others}D", changes))
     if not made:
-        raise ConfigError(f"{base.path}: no prefill and decode instances together have {base.num_gpus} GPUs")
+        raise ConfigError(f"{base.path}: no prefill and decode instances together have {num_gpus} GPUs")
     return made
 
 

@@ -143,11 +143,11 @@ def _inferencex(run: Run) -> dict[str, Any]:
 def _inferencex_cluster(of: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Rates are of all GPUs; of a pair, output is of its decode GPUs and input of its prefill GPUs."""
     if scenario.aggregated is not None:
-        gpus = _num_gpus(scenario.aggregated)
+        gpus = scenario.aggregated.num_gpus
         head = {"hw": scenario.aggregated.gpu, "disagg": False, "tp": gpus, "dp_attention": scenario.aggregated.dp > 1}
         return {**head, **_per_gpu(of, gpus, gpus, gpus)}
     prefill, decode = scenario.pair
-    sizes = _num_gpus(prefill), _num_gpus(decode)
+    sizes = prefill.num_gpus, decode.num_gpus
     return {
         "hw": decode.gpu,
         "disagg": True,
@@ -165,10 +165,6 @@ def _inferencex_cluster(of: Mapping[str, Any], scenario: Scenario) -> dict[str, 
 def _role(name: str, role: ServerSettings) -> dict[str, Any]:
     has = {"tp": role.tp, "pp": 1, "dp_attention": role.dp > 1, "num_workers": role.instances}
     return {f"{name}_{field}": value for field, value in has.items()}
-
-
-def _num_gpus(servers: ServerSettings) -> int:
-    return servers.instances * servers.tp
 
 
 def _per_gpu(of: Mapping[str, Any], all_gpus: int, prefill_gpus: int, decode_gpus: int) -> dict[str, float]:

@@ -12,7 +12,6 @@ from pdsim.report.sweep_page import sweep_page
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.sweeps.compute import num_gpus
 from pdsim.sweeps.folder import is_sweep_folder, read_sweep
 
 
@@ -59,5 +58,5 @@ def _reported(
 def _num_gpus(path: Path, changes: Sequence[str]) -> int | None:
     if path.is_dir():
         kept = path / SCENARIO
-        return num_gpus(load_scenario(kept)) if kept.is_file() else None
-    return None if path.suffix in (".json", ".jsonl") else num_gpus(load_scenario(path, changes))
+        return load_scenario(kept).num_gpus if kept.is_file() else None
+    return None if path.suffix in (".json", ".jsonl") else load_scenario(path, changes).num_gpus

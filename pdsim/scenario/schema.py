@@ -62,6 +62,11 @@ class ServerSettings(Section):
     eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
 
+    @property
+    def num_gpus(self) -> int:
+        """Of all servers together."""
+        return self.instances * self.tp
+
 
 class ComputingSettings(ServerSettings):
     """What servers that compute prompts have."""
@@ -364,6 +369,11 @@ class Scenario(Section):
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
+
+    @property
+    def num_gpus(self) -> int:
+        roles = (self.prefill, self.decode, self.aggregated)
+        return sum(servers.num_gpus for servers in roles if servers is not None)
 
     @property
     def speculative(self) -> SpeculativeSettings | None:

@@ -69,7 +69,7 @@ def launch(scenario: Scenario, model: str = "$MODEL") -> Launch:
 def _add_servers(made: Launch, scenario: Scenario, of: ServerSettings, role: str, model: str) -> list[str]:
     """Their URLs."""
     urls = []
-    first_gpu = scenario.pair.prefill.instances * scenario.pair.prefill.tp if role == "decode" else 0
+    first_gpu = scenario.pair.prefill.num_gpus if role == "decode" else 0
     settings = _server_flags(made, scenario, of)
     for index in range(of.instances):
         port = FIRST_PORT + len(made.commands)

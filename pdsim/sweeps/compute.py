@@ -10,7 +10,6 @@ from pdsim.garbage import garbage_kept
 from pdsim.metrics.saturation import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.schema import Scenario
 from pdsim.sim.simulation import RunResult, Simulation
 from pdsim.sweeps.identity import workload_of
 from pdsim.sweeps.plan import Task
@@ -79,13 +78,8 @@ def _row(result: RunResult) -> dict[str, Any]:
         "status": "ok",
         "message": "",
         "saturated": isinstance(result.scenario.client, OpenLoop) and is_saturated(requests),
-        "gpus": num_gpus(result.scenario),
+        "gpus": result.scenario.num_gpus,
         "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],
         "e2e_ns": [r.end_ns - r.arrival_ns for r in done if r.end_ns is not None],
         "output_tokens": [r.num_output_tokens for r in done],
     }
-
-
-def num_gpus(scenario: Scenario) -> int:
-    servers = (scenario.prefill, scenario.decode, scenario.aggregated)
-    return sum(server.instances * server.tp for server in servers if server is not None)
