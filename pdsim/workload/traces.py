@@ -86,7 +86,7 @@ class MooncakeTrace:
             return blocks.spec(number, line, line.time_ns("timestamp", 1e6) / self.speedup)
         has_delay = line.get("delay") is not None
         timed = line.get("timestamp") is not None or not has_delay
-        arrival_ns = line.time_ns("timestamp", 1e6) / self.speedup if timed else before.arrival_ns
+        arrival_ns = round(line.time_ns("timestamp", 1e6) / self.speedup) if timed else before.arrival_ns
         if arrival_ns < before.arrival_ns:
             raise line.error("timestamp", line.value("timestamp"), "one not before that of the session's turn before")
         spec = blocks.spec(number, line, arrival_ns)

@@ -207,6 +207,14 @@ def test_an_empty_trace_is_an_error(tmp_path):
         MooncakeTrace(path=path).requests(Streams(0))
 
 
+def test_turns_of_a_mooncake_session_may_have_one_timestamp(tmp_path):
+    """Whatever fraction of a nanosecond it comes to."""
+    rows = [{**mooncake(0.125403, 10, [0]), "session_id": "a"}] * 2
+    before, after = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
+    assert before.arrival_ns == after.arrival_ns == 125_403
+    assert (after.after, after.think_ns) == (before.request_id, 0)
+
+
 def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
     rows = [
         {**mooncake(10, 600, [0, 1]), "session_id": "a"},
