@@ -48,23 +48,31 @@ class _Blocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MooncakeTrace:
+class _Trace:
+    path: Path
+    num_requests: int | None = None
+    """The first so many; None reads all."""
+    speedup: float = 1.0
+    """2 replays the arrivals in half the time; delays stay."""
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+        above_zero(self, speedup=self.speedup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MooncakeTrace(_Trace):
     """One JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
 
     Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
     says, or else as their timestamps are apart.
     """
 
-    path: Path
-    num_requests: int | None = None
-    """The first so many; None reads all."""
     block_tokens: int = 512
-    speedup: float = 1.0
-    """2 replays the arrivals in half the time; delays stay."""
 
     def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests, block_tokens=self.block_tokens)
-        above_zero(self, speedup=self.speedup)
+        super().__post_init__()
+        positive(self, block_tokens=self.block_tokens)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -95,19 +103,11 @@ class MooncakeTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BailianTrace:
+class BailianTrace(_Trace):
     """Qwen's traces of Bailian: as Mooncake's, but timestamp in s and blocks of 16 tokens.
 
     Every request arrives at its own time: a chat's turns do not wait for the answer to the one before.
     """
-
-    path: Path
-    num_requests: int | None = None
-    speedup: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
-        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -118,16 +118,8 @@ class BailianTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AzureTrace:
+class AzureTrace(_Trace):
     """Azure's traces of 2023, 2024 and 2025: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
-
-    path: Path
-    num_requests: int | None = None
-    speedup: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
-        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -156,19 +148,11 @@ class AzureTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BurstGptTrace:
+class BurstGptTrace(_Trace):
     """BurstGPT: Timestamp (s), Request tokens, Response tokens. Failures, which have no response, are left out.
 
     Prompts share nothing; what belongs to one conversation arrives at its own times.
     """
-
-    path: Path
-    num_requests: int | None = None
-    speedup: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
-        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
@@ -183,19 +167,11 @@ class BurstGptTrace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestTable:
+class RequestTable(_Trace):
     """CSV or JSONL, plain or gzip: arrival_s, in_tokens, out_tokens and, for shared prefixes, prefix_id, prefix_tokens.
 
     The first prefix_tokens of prompts with one prefix_id are the same. Further columns are ignored.
     """
-
-    path: Path
-    num_requests: int | None = None
-    speedup: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
-        above_zero(self, speedup=self.speedup)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
