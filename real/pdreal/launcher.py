@@ -55,6 +55,7 @@ class Launcher:
         self._scenario = scenario
         self._options = options
         self._keeps_logs = folder is not None
+        self._logbook: Logbook | None = None
         self._on_end = on_end or (lambda _: None)
         self._sockets = Path(mkdtemp(prefix="pdreal-"))
         self._folder = folder or self._sockets
@@ -81,7 +82,8 @@ class Launcher:
         """Returns when every instance is ready. Raises LaunchError."""
         loop = asyncio.get_running_loop()
         self._timeline = Timeline(monotonic_ns(), loop)
-        self._logbook = Logbook(self._folder, LAUNCHER, 0) if self._keeps_logs else None
+        if self._keeps_logs:
+            self._logbook = Logbook(self._folder, LAUNCHER, 0)
         self._router: Any = self._recorded(build_router(self._scenario))
         health = self._scenario.health
         self._monitor: Any = None if health is None else self._recorded(build_monitor(self._scenario, health))
@@ -196,8 +198,9 @@ class Launcher:
             case Hello() | Connected():
                 self._bootstrap.on_notice(message)
             case Pong():
-                self._answers[message.instance_id] = True
-                self._levels[message.instance_id] = Levels(*message.levels)
+                if message.instance_id in self._up:  # not of one that has died since
+                    self._answers[message.instance_id] = True
+                    self._levels[message.instance_id] = Levels(*message.levels)
             case Settled():
                 if waiting := self._settled.pop(message.instance_id, None):
                     waiting.set_result(message.leak)

@@ -18,6 +18,7 @@ from pdreal.clients import Clients
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.requests import Request
 from pdreal.run import RealRun
 from pdreal.run import run as run_real
 from pdreal.tokens import Tokens
@@ -61,6 +62,39 @@ def run(scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True) 
     options = Options(check_kv=check_kv)
     resolved, requests = real_scenario(scenario, options)
     return asyncio.run(run_real(resolved, requests, options, logs=logs)), resolved
+
+
+def run_restarting(scenario: Scenario, instance_id: str, num_last: int, *, logs: Path) -> tuple[RealRun, Scenario]:
+    """To the end; the last requests are sent when all others have ended and the instance that was killed answers."""
+    options = Options(check_kv=True)
+    resolved, requests = real_scenario(scenario, options)
+    unharmed = resolved.model_copy(update={"faults": ()})
+
+    async def play() -> RealRun:
+        first = Clients(resolved, requests[:-num_last], options, progress=lambda _: None)
+        last = Clients(unharmed, requests[-num_last:], options, progress=lambda _: None)
+        late = {spec.request_id for spec in requests[-num_last:]}
+
+        def on_end(request: Request) -> None:
+            (last if request.request_id in late else first).on_end(request)
+
+        launcher = Launcher(resolved, options, folder=logs, on_end=on_end)
+        await launcher.start()
+        await _until(instance_id, True, launcher)
+        serving = asyncio.create_task(first.serve(launcher))
+        await _until(instance_id, False, launcher)
+        await _until(instance_id, True, launcher)
+        await serving
+        await last.serve(launcher)
+        return RealRun(first.outputs | last.outputs, await launcher.stop(), launcher.failure)
+
+    return asyncio.run(play()), resolved
+
+
+async def _until(instance_id: str, answers: bool, launcher: Launcher) -> None:
+    async with asyncio.timeout(60):
+        while (instance_id in launcher.load()) is not answers:  # noqa: ASYNC110  the launcher tells nobody
+            await asyncio.sleep(0.02)
 
 
 def run_killing(scenario: Scenario, instance_id: str, rank: int, *, logs: Path) -> tuple[RealRun, Scenario]:

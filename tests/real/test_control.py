@@ -1,6 +1,7 @@
 """The control channel, the logbooks and the tokens of a workload, without a model."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -8,15 +9,19 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, process_of
 from pdreal.envelope import Envelope, decode, encode
+from pdreal.launcher import Launcher
 from pdreal.logbook import Logbook, read_journal, read_records
-from pdreal.notices import KINDS, Ping, Streamed
+from pdreal.notices import KINDS, Ping, Pong, Streamed
+from pdreal.options import Options
 from pdreal.requests import Request, RequestFailed
 from pdreal.sampling import Sampling
 from pdreal.tokens import Tokens
 
+from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry
 from pdsim.core.messages import Finished, KvGranted, NewRequest, Woken
 from pdsim.core.sequence import Spans, TokenIds
+from pdsim.scenario.loading import load_scenario
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,14 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
     got, late = asyncio.run(play())
     assert got == [(number, number if number % 2 else None) for number in range(100)]
     assert late == [(101, None)]
+
+
+def test_the_last_answer_of_the_dead_is_not_their_load(tmp_path, monkeypatch):
+    """It may be read after their end was seen."""
+    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
+    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
+    launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
+    assert not launcher.load()
 
 
 def test_logbooks_become_one_journal(tmp_path):
