@@ -1,0 +1,167 @@
+"""Commands of measurements: a profile fitted to them, one derived for another GPU, and the errors against them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import Json, print_json
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def calibrate(
+    *rows: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
+    name: Annotated[str | None, Parameter(help="Of the profile, instead of its file's.")] = None,
+    gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
+    plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
+    table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
+    json_: Json = False,
+) -> None:
+    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to.
+
+    Parameters
+    ----------
+    rows
+        Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+
+    """
+    import shlex
+
+    from pdsim.calibration.case import percent
+    from pdsim.calibration.profile import calibrate as fit_rows
+    from pdsim.calibration.profile import profile_of
+    from pdsim.calibration.rows import read_rows
+    from pdsim.cli.progress import saying
+    from pdsim.cli.tables import print_calibration
+    from pdsim.scenario.yaml_file import write_yaml
+
+    if not rows:
+        raise ConfigError("calibrate needs files of rows")
+    measurements, bound = read_rows(rows), percent(table_above, "--table-above")
+    with saying("fitting ...", quiet=json_):
+        made = fit_rows(measurements, gpu=gpu, table_above=bound)
+    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows)])
+    profile = profile_of(made, name or out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(profile, out)
+    if plots is not None:
+        from pdsim.calibration.plots import write_residuals
+
+        write_residuals(made, plots)
+    for note in made.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        print_json(profile)
+    else:
+        print_calibration(made)
+        print(f"profile: {out}")
+
+
+def scale(
+    profile: Path,
+    *,
+    source: Annotated[str, Parameter(name="--from", help="The GPU that was measured.")],
+    target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the derived profile here.")],
+    model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
+    tp: Annotated[int, Parameter(help="Tensor-parallel size of what was measured.")] = 1,
+    weight_dtype: Annotated[
+        Literal["bf16", "fp8", "fp4"] | None, Parameter(help="Of the derived profile, if not as measured.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval.
+
+    Parameters
+    ----------
+    profile
+        A measured profile (YAML).
+
+    """
+    from pdsim.calibration.scaling import Scaling, model_of
+    from pdsim.calibration.scaling import scale as scaled
+    from pdsim.cli.tables import print_scaling
+    from pdsim.scenario.profile import read_profile
+    from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+
+    model = model or model_of(read_profile(profile))
+    if model is None:
+        raise ConfigError(f"profile {profile} does not say its model: name it with --model")
+    if tp < 1:
+        raise ConfigError(f"--tp: expected at least 1, found {tp}")
+    try:
+        gpus = load_gpu(source), load_gpu(target)
+        scaling = Scaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
+    except UnknownNameError as wrong:
+        raise ConfigError(str(wrong)) from None
+    command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
+    if weight_dtype is not None:
+        command += f" --weight-dtype {weight_dtype}"
+    derived = scaled(profile, scaling, out.stem, command)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(derived, out)
+    for note in scaling.notes:
+        print(f"pdsim: {note}", file=sys.stderr)
+    if json_:
+        print_json(derived)
+    else:
+        print_scaling(scaling, derived["cost"])
+        print(f"profile: {out}")
+
+
+def validate(
+    *cases: str,
+    experiments: Annotated[Path, Parameter(help="Where cases are looked for.")] = Path("experiments"),
+    profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
+    runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
+    real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
+    plots: Annotated[Path | None, Parameter(help="Of a matrix: write a figure, simulated against measured.")] = None,
+    json_: Json = False,
+) -> None:
+    """Simulate what was measured and print the errors: published numbers, or a matrix of scenarios run for real.
+
+    Of a matrix, variants that were not run yet are run first, by pdreal.
+
+    Parameters
+    ----------
+    cases
+        Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder with
+        a matrix.yaml, or such a file.
+
+    """
+    from pdsim.calibration.matrix import is_matrix
+
+    matrices = [name for name in cases if is_matrix(name, experiments)]
+    if matrices:
+        from pdsim.cli.matrix import validate_matrix
+
+        if len(cases) > 1:
+            raise ConfigError(f"{matrices[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
+        where: dict[str, Any] = {"profile": profile, "runs": runs, "plots": plots}
+        validate_matrix(matrices[0], experiments, **where, real_only=real_only, quiet=json_)
+        return
+    if profile or runs or real_only or plots:
+        raise ConfigError("--profile, --runs, --real-only and --plots are of a matrix, and none is named")
+    from pdsim.calibration.case import find_cases
+    from pdsim.calibration.compare import compare_case
+    from pdsim.cli.progress import progress_over
+    from pdsim.cli.tables import print_errors
+    from pdsim.sim.simulation import simulate
+
+    found = find_cases(cases, experiments)
+    total = sum(len(case.arms) * len(case.seeds) for case in found)
+    with progress_over("validating", total, quiet=json_) as advance:
+
+        def summary(scenario: Any) -> dict[str, Any]:
+            result = simulate(scenario).summary()
+            advance()
+            return result
+
+        errors = [arm for case in found for arm in compare_case(case, summary)]
+    if json_:
+        print_json([arm.to_json() for arm in errors])
+    else:
+        print_errors(errors)

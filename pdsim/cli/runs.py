@@ -1,0 +1,246 @@
+"""Commands of runs: make them, set them side by side, say where their time went, check and pass them on."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import (
+    Json,
+    Out,
+    Seed,
+    Set,
+    Tornado,
+    changes_of,
+    fail_if_incomplete,
+    print_json,
+    warn_outside_measured,
+)
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+    """Simulate a scenario and print its summary.
+
+    Parameters
+    ----------
+    scenario
+        A scenario file (YAML).
+
+    """
+    from pdsim.cli.runner import run_scenario
+
+    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_)
+    if json_:
+        print_json(finished.summary)
+    else:
+        from pdsim.cli.tables import print_intervals, print_stages, print_summaries
+
+        print_summaries({finished.name: finished.summary})
+        print_intervals({finished.name: finished.summary})
+        print_stages({finished.name: finished.records})
+        if out is not None:
+            print(f"run folder: {out}")
+    warn_outside_measured(finished)
+    fail_if_incomplete(finished)
+
+
+def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+    """Show runs side by side, each with its difference from the first.
+
+    Parameters
+    ----------
+    runs
+        Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
+        vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
+    out
+        Write a folder for each simulated run, and compare.png, here.
+
+    """
+    from pdsim.cli.runner import obtain_runs, write_comparison
+
+    if len(runs) < 2:  # noqa: PLR2004
+        raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
+    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_)
+    if json_:
+        print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
+    else:
+        from pdsim.cli.tables import print_intervals, print_limits, print_stages, print_summaries, print_usage
+
+        observed = [run for run in finished if run.is_observed]
+        records = {run.name: run.records for run in observed}
+        print_summaries({run.name: run.summary for run in finished})
+        print_intervals({run.name: run.summary for run in finished})
+        if observed:
+            print_stages(records)
+            print_usage(records)
+            print_limits({run.name: run.limit() for run in observed})
+    if out is not None:
+        write_comparison(out / "compare.png", finished, quiet=json_)
+        if not json_:
+            print(f"run folders and compare.png: {out}")
+    for one in finished:
+        warn_outside_measured(one)
+        fail_if_incomplete(one)
+
+
+def explain(
+    run: Path,
+    *,
+    request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
+    tornado: Tornado = False,
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Say where the time of a run went, and what limits it.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a scenario file, which is simulated first.
+
+    """
+    from dataclasses import asdict
+
+    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.cli.tables import print_limits, print_path, print_request, print_sensitivities, print_stages, print_usage
+    from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
+    from pdsim.metrics.explain import stage_ms, stage_times
+    from pdsim.metrics.usage import instance_usage
+
+    (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
+    if request is not None:
+        record = next((r for r in finished.records.requests if r.request_id == request), None)
+        if record is None:
+            last = max((r.request_id for r in finished.records.requests), default=-1)
+            raise ConfigError(f"--request {request}: the run has requests 0 to {last}")
+        is_done = record.outcome == "finished"
+        path_ns = CriticalPaths(finished.records).of(record) if is_done else {}
+        parts_ms = {part: duration_ns / 1e6 for part, duration_ns in path_ns.items()}
+        if json_:
+            print_json({**asdict(record), "stages_ms": stage_ms(record), "path_ms": parts_ms})
+        else:
+            print_request(record)
+            print_path("its critical path", parts_ms)
+        return
+    found = obtain_sensitivities(run, changes_of(set_, seed), quiet=json_) if tornado else []
+    path_ms = mean_parts_ms(finished.records)
+    if json_:
+        stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
+        instances = [asdict(use) for use in instance_usage(finished.records)]
+        made = {"limit": finished.limit_json(), "stages": stages, "path_ms": path_ms, "instances": instances}
+        print_json(made | ({"sensitivities": [asdict(one) for one in found]} if tornado else {}))
+    else:
+        print_stages({finished.name: finished.records})
+        print_path("what requests wait for, in the mean", path_ms)
+        print_usage({finished.name: finished.records})
+        if tornado:
+            print_sensitivities(found)
+        print_limits({finished.name: finished.limit()})
+
+
+def report(
+    *paths: Path,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the page here.")] = Path("report.html"),
+    measured: Annotated[
+        list[Path] | None,
+        Parameter(
+            negative=(), help="What a load generator measured of a run, in the order of the runs. Again for each."
+        ),
+    ] = None,
+    tornado: Tornado = False,
+    set_: Set = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Write a page with figures and tables of a run, of several, or of a sweep: one HTML file that needs no other.
+
+    Parameters
+    ----------
+    paths
+        The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
+
+    """
+    from pdsim.cli.reporting import make_page
+    from pdsim.report.page import render
+
+    if not paths:
+        raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
+    page = make_page(paths, measured or (), changes_of(set_, seed), with_tornado=tornado, quiet=json_)
+    html = render(page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(html, encoding="utf-8")
+    if json_:
+        print_json({"report": str(out), "bytes": len(html.encode()), "answer": page.answer})
+    else:
+        print(f"{page.answer}\nreport: {out}")
+
+
+def replay(run: Path, *, json_: Json = False) -> None:
+    """Make the recorded calls of a run on fresh instances, and require the same decisions.
+
+    Parameters
+    ----------
+    run
+        A run folder with a journal, simulated or real.
+
+    """
+    from pdsim.core.journal import ReplayError
+    from pdsim.core.journal import replay as replay_journal
+    from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
+    from pdsim.scenario.build import resolve, restarted, state_machines
+    from pdsim.scenario.loading import load_scenario
+
+    read_summary(run)
+    scenario = resolve(load_scenario(run / SCENARIO))
+    try:
+        count = replay_journal(read_journal(run), state_machines(scenario), partial(restarted, scenario))
+    except ReplayError as difference:
+        if json_:
+            print_json({"run": str(run), "identical": False, "difference": str(difference)})
+        else:
+            print(f"{run}: {difference}", file=sys.stderr)
+        raise SystemExit(1) from None
+    if json_:
+        print_json({"run": str(run), "identical": True, "calls": count})
+    else:
+        print(f"{run}: {count} calls replayed, all decisions identical")
+
+
+def export(
+    run: Path,
+    *,
+    to: Annotated[Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake"], Parameter(help="Whose format.")],
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
+    block_tokens: Annotated[int, Parameter(help="mooncake: prompt tokens of one hash id.")] = 512,
+    set_: Set = None,
+    seed: Seed = None,
+) -> None:
+    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
+
+    Parameters
+    ----------
+    run
+        A run folder, or a scenario file, which is simulated first.
+
+    """
+    from pdsim.calibration.exported import Run, write_result
+    from pdsim.cli.runner import obtain_runs, scenario_of
+    from pdsim.scenario.build import requests_of
+    from pdsim.workload.mooncake_file import write_mooncake
+
+    if block_tokens < 1:
+        raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
+    changes = changes_of(set_, seed)
+    scenario = scenario_of(run, changes)
+    (finished,) = obtain_runs((run,), changes, None, quiet=False)
+    if to == "mooncake":
+        sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
+        write_mooncake(out, requests_of(scenario), sent_ns, block_tokens=block_tokens)
+    else:
+        write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
+    print(f"{to}: {out}")
+    fail_if_incomplete(finished)

@@ -1,0 +1,45 @@
+"""pdsim sweep: many points of a scenario."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import Json, Set, print_json
+
+
+def sweep(
+    sweep: Path,
+    *,
+    out: Annotated[Path | None, Parameter(help="The folder of the sweep; else runs/NAME.")] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
+    engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Simulate many points of a scenario, and print the best. What the folder has is not computed again.
+
+    Parameters
+    ----------
+    sweep
+        A sweep file (YAML).
+
+    """
+    from pdsim.cli.progress import progress_over
+    from pdsim.sweeps.running import sweep as run_sweep
+
+    try:
+        with progress_over("sweeping", None, quiet=json_) as advance:
+            result = run_sweep(sweep, out=out, changes=set_ or (), jobs=jobs, engine=engine, progress=advance)
+    except KeyboardInterrupt:
+        print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
+        raise SystemExit(130) from None
+    if json_:
+        print_json(result.to_json())
+    else:
+        from pdsim.cli.sweep_table import print_sweep
+
+        print_sweep(result)
+    if all(point.error for point in result.points):
+        raise SystemExit(1)
