@@ -61,3 +61,7 @@ def anchors(page: Path) -> set[str]:
     """As GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def plain(cell: str) -> str:
+    return cell.replace("`", "")

@@ -5,17 +5,13 @@ import json
 import re
 import shlex
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from itertools import pairwise
-from typing import get_args
 
 import pytest
 from matplotlib.figure import Figure
 from pdreal.cli import app as pdreal_app
 from pyarrow import parquet
-from pydantic_core import PydanticUndefined
 
 import pdsim
 from docs.commands import page as commands_page
@@ -27,20 +23,10 @@ from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import TABLES, read_summary
-from pdsim.policy import protocols
-from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
-from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
 from pdsim.scenario.yaml_file import parse_yaml, read_yaml
-from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
-from pdsim.system.catalog import load_transport, names
-from pdsim.workload.arrivals import Arrivals
-from pdsim.workload.lengths import Lengths
-from tests.markdown import ROOT, anchors, blocks, commands, pages, prose, sections, table
+from pdsim.sweeps.sweep_file import SweepFile
+from tests.markdown import ROOT, anchors, blocks, commands, pages, plain, prose, sections, table
 
 DOCS = ROOT / "docs"
 FIRST = next(block for block in blocks(ROOT / "README.md", "yaml") if block.name == "first.yaml")
@@ -222,8 +208,6 @@ def test_every_parameter_of_every_command_has_help(app):
 
 # docs/sweeps.md.
 
-SWEEPS = sections(DOCS / "sweeps.md")
-
 
 @pytest.fixture
 def sweeps(folder):
@@ -264,20 +248,6 @@ def test_python_of_sweeps_runs_and_duckdb_reads_the_shards(sweeps, capsys):
     assert usable
 
 
-@pytest.mark.parametrize(
-    ("heading", "section"),
-    [("The file", SweepFile), ("random and sobol", Sample), ("slos", SloSettings), ("search", SearchSettings)],
-)
-def test_every_field_of_a_sweep_file_is_documented_with_its_default(heading, section):
-    rows = [row for row in table(SWEEPS[heading]) if len(row) == 4]
-    documented = {plain(row[0]): plain(row[2]) for row in rows}
-    assert documented == {field.alias or name: field_default(field) for name, field in section.model_fields.items()}
-
-
-def test_the_schema_of_sweep_files_is_current():
-    assert json.loads((ROOT / "pdsim.sweep.schema.json").read_text()) == sweep_schema()
-
-
 # docs/ask.md.
 
 
@@ -301,126 +271,6 @@ def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
     captured = capsys.readouterr()
     assert captured.err == "", line
     assert captured.out, line
-
-
-# docs/scenario.md.
-
-SCENARIO = sections(DOCS / "scenario.md")
-
-BY_FIELD = {"Top level": Scenario} | {
-    name: hint
-    for name, field in Scenario.model_fields.items()
-    for hint in (field.annotation, *get_args(field.annotation))
-    if isinstance(hint, type) and issubclass(hint, Section)
-}
-BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
-BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
-
-BY_USE = {
-    "Prefill": protocols.PrefillPolicy,
-    "Transfer": protocols.TransferPolicy,
-    "Admission on decode": protocols.AdmissionPolicy,
-    "Preemption on decode": protocols.PreemptionPolicy,
-    "Eviction": protocols.EvictionPolicy,
-    "Routing": protocols.RoutingPolicy,
-    "Arrivals": Arrivals,
-    "Lengths": Lengths,
-}
-"""Headings of tables with a column `use`. Every other component has a heading of its own."""
-
-BY_NAME = {
-    name: path for seam, table in BUILT_IN.items() if seam not in BY_USE.values() for name, path in table.items()
-}
-
-
-def plain(cell: str) -> str:
-    return cell.replace("`", "")
-
-
-def shown(value) -> str:
-    if is_dataclass(value):
-        value = describe_component(value)
-        value = value if isinstance(value, str) else value["use"]
-    return value or '""' if isinstance(value, str) else json.dumps(value)
-
-
-def settings(path: str) -> dict[str, str]:
-    """Settings of a component and their defaults."""
-    module, _, name = path.partition(":")
-    found = {}
-    for field in fields(getattr(import_module(module), name)):
-        if field.init:
-            key, dimension = _in_file(field.name)
-            needed = field.default is MISSING and field.default_factory is MISSING
-            found[key] = "required" if needed else shown(_describe(field.default, dimension))
-    return found
-
-
-def field_default(field) -> str:
-    if field.default is PydanticUndefined:
-        return "required"
-    if isinstance(field.default, Section):
-        return ""
-    quantity = next((m for m in field.metadata if isinstance(m, Quantity)), None)
-    return shown(quantity.dimension.show(field.default) if quantity and field.default is not None else field.default)
-
-
-@pytest.mark.parametrize("heading", BY_FIELD)
-def test_every_field_of_a_section_is_documented_with_its_default(heading):
-    documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[heading])}
-    assert documented == {name: field_default(field) for name, field in BY_FIELD[heading].model_fields.items()}
-
-
-@pytest.mark.parametrize("heading", BY_USE)
-def test_every_component_of_a_table_is_documented_with_its_defaults(heading):
-    documented: dict[str, dict[str, str]] = {}
-    name = ""
-    for use, setting, default, _ in table(SCENARIO[heading]):
-        name = plain(use) or name
-        documented.setdefault(name, {}).update({plain(setting): plain(default)} if setting else {})
-    assert documented == {name: settings(path) for name, path in BUILT_IN[BY_USE[heading]].items()}
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_every_other_component_is_documented_with_its_defaults(name):
-    documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[name])}
-    assert documented == settings(BY_NAME[name])
-
-
-def test_every_property_of_the_json_schema_is_named():
-    schema = json.loads((ROOT / "pdsim.schema.json").read_text())
-    named = set(re.findall(r"`(\w+)`", (DOCS / "scenario.md").read_text()))
-    for part in [schema, *schema["$defs"].values()]:
-        assert part.get("properties", {}).keys() <= named
-
-
-def test_every_unit_is_named():
-    text = (DOCS / "scenario.md").read_text()
-    for dimension in (DURATION, RATE, SIZE):
-        assert all(f"`{unit}`" in text for unit in dimension.units)
-
-
-def test_every_transport_is_documented_with_its_constants():
-    def duration(ns):
-        return f"{ns / 1e6:g} ms" if ns >= 1e6 else f"{ns / 1e3:g} us"
-
-    documented = [tuple(map(plain, row[:-1])) for row in table(SCENARIO["Transports"])]
-    assert documented == [
-        (
-            name,
-            engine.link,
-            f"{engine.efficiency:g}",
-            "" if engine.max_bandwidth is None else f"{engine.max_bandwidth / 1e9:g} GB/s",
-            duration(engine.batch_ns),
-            duration(engine.descriptor_ns),
-            f"{engine.overlap:g}",
-            f"{engine.num_queues}, by {engine.queue_by}",
-            "yes" if engine.coalesces else "no",
-            "yes" if engine.serial else "no",
-        )
-        for name, engine in ((name, load_transport(name)) for name in names("transports"))
-    ]
 
 
 # docs/metrics.md and docs/invariants.md.
