@@ -39,11 +39,14 @@ class Real:
     device: str = "cpu"
     dtype: str = "float32"
     weights: str = "seed:0"
+    threads: int | None = None
+    """Of each rank; None lets pdreal divide the cores."""
     timeout_s: float = 120.0
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--device", self.device, "--dtype", self.dtype, "--weights", self.weights)
+        threads = () if self.threads is None else ("--threads", str(self.threads))
+        return ("--device", self.device, "--dtype", self.dtype, "--weights", self.weights, *threads)
 
 
 @dataclass(frozen=True)
@@ -133,18 +136,26 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 
 def _real(data: Any, where: str) -> Real:
-    _require_fields(data, ("device", "dtype", "weights", "timeout"), where)
+    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
     for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(_KV_DTYPES))):
         if name in data and data[name] not in known:
             found = data[name]
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
     given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
+    if "threads" in data:
+        given["threads"] = _at_least_one(data["threads"], f"{where}: threads")
     if "timeout" in data:
         try:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
         except ValueError as wrong:
             raise ConfigError(f"{where}: timeout: {wrong}") from None
     return Real(**given)
+
+
+def _at_least_one(value: Any, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{where}: expected an integer of at least 1, found {value!r}")
+    return value
 
 
 def _asked(data: Any, where: str) -> Asked:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from pdreal.options import Device, Options, RealDtype
 from pdsim import __version__
@@ -24,6 +24,13 @@ app = App(
 OnDevice = Annotated[Device, Parameter(help="Where models run.")]
 Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
 Weights = Annotated[str, Parameter(help="seed:N for random ones, or the folder of a checkpoint.")]
+Threads = Annotated[
+    int | None,
+    Parameter(
+        validator=validators.Number(gte=1),
+        help="Of each rank, on the CPU. By default the cores are divided among ranks.",
+    ),
+]
 CheckKv = Annotated[bool, Parameter(negative=(), help="Compare the KV of every request on both sides as it arrives.")]
 
 
@@ -37,6 +44,7 @@ def run(
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
+    threads: Threads = None,
     check_kv: CheckKv = False,
     json_: Json = False,
 ) -> None:
@@ -50,7 +58,7 @@ def run(
     """
     from pdreal.run import run_scenario
 
-    options = Options(device=device, dtype=dtype, weights=weights, check_kv=check_kv)
+    options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:
         print_json(finished.summary)
@@ -81,6 +89,7 @@ def serve(
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
+    threads: Threads = None,
     check_kv: CheckKv = False,
 ) -> None:
     """Serve a scenario's cluster over HTTP, to OpenAI's clients and SGLang's, until interrupted.
@@ -101,7 +110,7 @@ def serve(
     from pdreal.serve.server import Address, serve
     from pdsim.scenario.loading import load_scenario
 
-    options = Options(device=device, dtype=dtype, weights=weights, check_kv=check_kv)
+    options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
     name = model_name or served.model.name
 
@@ -121,6 +130,7 @@ def measure(
     out: Path,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
+    threads: Threads = None,
     page_size: int = 64,
     only: str | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
@@ -147,7 +157,8 @@ def measure(
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    chosen = measurement(model, device, dtype, page_size, only, QUICK if quick else FULL)
+    options = Options(device=device, dtype=dtype, threads=threads)
+    chosen = measurement(model, options, page_size, only, QUICK if quick else FULL)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

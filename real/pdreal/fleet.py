@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pdreal.options import Options
-from pdreal.rank_spec import RankSpec, process_name, threads_of_rank
+from pdreal.rank_spec import RankSpec, process_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
@@ -123,7 +123,7 @@ class Fleet:
             logs=self._logs,
             epoch_ns=self._epoch_ns,
             device_index=before + rank,
-            num_threads=threads_of_rank(sum(tps)),
+            num_threads=self._options.threads_of_rank(sum(tps)),
         )
 
 

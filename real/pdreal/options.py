@@ -1,5 +1,6 @@
 """How a scenario is run for real: what the flags of pdreal say, and scenarios do not."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,12 @@ class Options:
     """Of weights and KV."""
     weights: str = "seed:0"
     """Random by that seed, or the folder of a checkpoint."""
+    threads: int | None = None
+    """Of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
     check_kv: bool = False
     """Compare the KV of every request on both sides as it arrives."""
     model_answers_at_once: bool = False
     """With tokens that mean nothing: what is measured then is the harness."""
+
+    def threads_of_rank(self, num_ranks: int) -> int:
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)

@@ -1,6 +1,5 @@
 """All that a rank's process is told as it is started."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +45,3 @@ class RankSpec:
     @property
     def followers(self) -> list[str]:
         return [process_name(self.instance_id, rank) for rank in range(1, self.settings.tp)]
-
-
-def threads_of_rank(num_ranks: int) -> int:
-    """The cores of this process, divided among the ranks of a cluster."""
-    return max(1, len(os.sched_getaffinity(0)) // num_ranks)

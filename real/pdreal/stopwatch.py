@@ -5,16 +5,19 @@ from time import perf_counter_ns, sleep
 from typing import Any
 
 _LEAST = 3
+_LEAST_RESTED = 5
+"""After a pause the host is slow to begin as well, now and then."""
 _MOST = 50
 
 
 def repeat_us(work: Callable[[], Any], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0) -> list[float]:
-    """Sorted. Three times at least, and until `seconds` are over or it was done 50 times; a pause before each."""
+    """Sorted. Three times at least, or five with a pause before each; until `seconds` are over or it was done 50 times."""
     for _ in range(warm_ups):
         work()
     times_us: list[float] = []
     end_ns = perf_counter_ns() + seconds * 1e9
-    while len(times_us) < _LEAST or (len(times_us) < _MOST and perf_counter_ns() < end_ns):
+    least = _LEAST_RESTED if pause_seconds else _LEAST
+    while len(times_us) < least or (len(times_us) < _MOST and perf_counter_ns() < end_ns):
         sleep(pause_seconds)
         times_us.append(once_us(work))
     return sorted(times_us)

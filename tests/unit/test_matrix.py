@@ -200,6 +200,7 @@ def test_a_matrix_is_read(matrix, tmp_path):
         ("device: cpu", "device: gpu", "no device 'gpu'"),
         ("dtype: float32", "dtype: bf16", "no dtype 'bf16'"),
         ("90 s", "ninety", "timeout"),
+        ("device: cpu", "device: cpu, threads: 0", "threads: expected an integer of at least 1, found 0"),
         ("10 %", "10", "expected a percentage"),
         ("c4: []", "c4: radix", "c4: expected a list of path=value"),
         ("c4: []", "a/b: []", "cannot name a folder"),

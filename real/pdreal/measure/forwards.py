@@ -19,7 +19,7 @@ from pdreal.runner import ModelRunner
 from pdreal.stopwatch import once_us, repeat_us
 
 _WARM_UPS = 2
-_PAUSE_SECONDS = 0.3
+_PAUSE_SECONDS = 0.2
 """In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/gpu_clock.py)."""
 _BURSTS = 3
 _BURST_SECONDS = 0.8

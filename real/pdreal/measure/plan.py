@@ -45,7 +45,7 @@ FULL = Plan(
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
     descriptors=(1, 16, 256, 4096, 32768),
     served_batches=(1, 8, 16, 24, 64),
-    served_tokens=1000,
+    served_tokens=256,
     served_outputs=320,
     seconds=0.2,
 )

@@ -18,8 +18,7 @@ from pdreal.measure.transfers import transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
-from pdreal.options import Device, Options, RealDtype
-from pdreal.rank_spec import threads_of_rank
+from pdreal.options import Options
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError
@@ -31,20 +30,23 @@ _RANKS = 2
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     model: ModelConfig
-    device: torch.device
-    dtype_name: RealDtype
+    options: Options
     page_size: int
     kinds: tuple[Kind, ...]
     plan: Plan
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        dtype: torch.dtype = getattr(torch, self.options.dtype)
         return dtype
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         """As they are measured. What this machine cannot run is told."""
-        torch.set_num_threads(threads_of_rank(_RANKS))
+        torch.set_num_threads(self.options.threads_of_rank(_RANKS))
         cases: list[Case] = []
         if "prefill" in self.kinds:
             cases += self.plan.prefill
@@ -73,8 +75,7 @@ class Measurement:
             yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out)
         if "host" in self.kinds:
             yield message_row()
-            options = Options(device="cuda" if self.device.type == "cuda" else "cpu", dtype=self.dtype_name)
-            yield from serving_rows(self.model.name, options, self.page_size, self.plan, left_out)
+            yield from serving_rows(self.model.name, self.options, self.page_size, self.plan, left_out)
 
 
 def _release_memory(device: torch.device) -> None:
@@ -83,11 +84,9 @@ def _release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def measurement(
-    model: str, device: Device, dtype: RealDtype, page_size: int, only: str | None, plan: Plan
-) -> Measurement:
+def measurement(model: str, options: Options, page_size: int, only: str | None, plan: Plan) -> Measurement:
     """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
-    if device == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
     if page_size < 1:
         raise ConfigError(f"--page-size: expected at least 1 token, found {page_size}")
@@ -97,8 +96,7 @@ def measurement(
         raise ConfigError(f"--model: {wrong}") from None
     return Measurement(
         model=config,
-        device=torch.device(device, 0) if device == "cuda" else torch.device(device),
-        dtype_name=dtype,
+        options=options,
         page_size=page_size,
         kinds=_kinds(only),
         plan=plan,
@@ -118,7 +116,7 @@ def _kinds(only: str | None) -> tuple[Kind, ...]:
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
     """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
     of = measurement
-    provenance = Provenance.here(of.model.name, of.device, of.dtype_name, of.page_size)
+    provenance = Provenance.here(of.model.name, of.device, of.options.dtype, of.page_size)
     try:
         file = RowFile(out, provenance)
     except OSError as error:

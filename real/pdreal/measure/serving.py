@@ -18,6 +18,7 @@ from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.requests import Request
 from pdreal.sampling import Sampling
 from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
@@ -104,9 +105,12 @@ async def _run(data: dict[str, object], options: Options, plan: Plan, batch_size
 async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
     prompt = TokenIds([i * 7 % _VOCABULARY for i in range(num_tokens)])
     sampling = Sampling(num_outputs, ignore_eos=True)
-    for request in [launcher.submit(prompt, sampling) for _ in range(num_requests)]:
-        async for _ in request:
-            pass
+    await asyncio.gather(*[_read(launcher.submit(prompt, sampling)) for _ in range(num_requests)])
+
+
+async def _read(answer: Request) -> None:
+    async for _ in answer:
+        pass
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
