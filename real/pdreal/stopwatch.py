@@ -11,7 +11,7 @@ _MOST = 50
 
 
 def repeat_us(work: Callable[[], Any], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0) -> list[float]:
-    """Sorted. Three times at least, or five with a pause before each; until `seconds` are over or it was done 50 times."""
+    """Sorted. Three times at least, five with a pause before each; until `seconds` are over or it was done 50 times."""
     for _ in range(warm_ups):
         work()
     times_us: list[float] = []
