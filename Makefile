@@ -25,9 +25,12 @@ demo: .venv/demo ## compare decode radix cache off and on under a public trace
 
 setup: .venv/dev ## make .venv with all tools
 
-test: .venv/dev ## run all tests
+# Tests of real mode start processes of their own. Worksteal keeps neighbours together, which share what they set up.
+WORKERS ?= 2
+
+test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q --numprocesses $(WORKERS) --dist worksteal
 
 GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_transports.py
 

@@ -10,6 +10,8 @@ find = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("fast", settings.get_profile("default"), phases=find, report_multiple_bugs=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+os.environ.pop("COLUMNS", None)  # tables as wide as they like: workers of pytest-xdist, and some terminals, export it
+
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="store what golden scenarios give now")
