@@ -62,7 +62,7 @@ schema-current: .venv/dev
 
 docs: .venv/dev ## check that links in the documentation lead somewhere
 	$(SAY) links "*.md"
-	@$(BIN)/pytest -q tests/test_docs.py
+	@$(BIN)/pytest -q tests/test_docs.py tests/studies/test_marked_tables.py
 
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden
