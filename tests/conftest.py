@@ -1,5 +1,6 @@
 """Hypothesis without deadlines: machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, Phase, settings
@@ -22,3 +23,9 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish():
+    """Modules stay: no search for garbage, and each point of a sweep makes one, goes through them again."""
+    gc.collect()
+    gc.freeze()
