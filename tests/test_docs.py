@@ -1,4 +1,4 @@
-"""The documentation against the code: links, commands, examples, tables of fields, numbers."""
+"""The documentation against the code: links, commands, examples, tables of fields."""
 
 import inspect
 import json
