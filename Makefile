@@ -25,9 +25,12 @@ demo: .venv/demo ## compare decode radix cache off and on under a public trace
 
 setup: .venv/dev ## make .venv with all tools
 
-test: .venv/dev ## run all tests
+# Tests of real mode start processes of their own. Worksteal keeps neighbours together, which share what they set up.
+WORKERS ?= 2
+
+test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q --numprocesses $(WORKERS) --dist worksteal
 
 GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_transports.py
 
@@ -59,7 +62,7 @@ schema-current: .venv/dev
 
 docs: .venv/dev ## check that links in the documentation lead somewhere
 	$(SAY) links "*.md"
-	@$(BIN)/pytest -q tests/test_docs.py tests/test_settings_tables.py
+	@$(BIN)/pytest -q tests/test_docs.py tests/test_settings_tables.py tests/studies/test_marked_tables.py
 
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden

@@ -8,8 +8,8 @@ A table stands between a marker and `<!-- end -->`:
 <!-- matrix: MATRIX -->                                   errors of every metric over all variants
 <!-- matrix: MATRIX METRIC METRIC ... -->                 a row for each variant
 
-Names of cases and matrices, as arguments, leave the tables of all others as they are. tests/test_docs.py compares the
-tables with the code.
+Names of cases and matrices, as arguments, leave the tables of all others as they are. tests/studies compares
+the tables with the code.
 """
 
 # ruff: noqa: INP001  a script

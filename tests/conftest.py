@@ -1,5 +1,6 @@
 """Hypothesis without deadlines: machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, Phase, settings
@@ -9,6 +10,8 @@ settings.register_profile("default", deadline=None, suppress_health_check=quiet,
 find = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("fast", settings.get_profile("default"), phases=find, report_multiple_bugs=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+os.environ.pop("COLUMNS", None)  # tables as wide as they like: workers of pytest-xdist, and some terminals, export it
 
 
 def pytest_addoption(parser):
@@ -20,3 +23,9 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish():
+    """Modules stay: no search for garbage, and each point of a sweep makes one, goes through them again."""
+    gc.collect()
+    gc.freeze()

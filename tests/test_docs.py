@@ -1,11 +1,9 @@
-"""The documentation against the code: links, commands, examples, tables of fields, numbers."""
+"""The documentation against the code: links, commands, examples, tables of fields."""
 
 import inspect
-import json
 import re
 import shlex
 from contextlib import suppress
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -15,7 +13,6 @@ from pyarrow import parquet
 
 import pdsim
 from docs.commands import page as commands_page
-from docs.tables import PAGES, Table, render, tables, validate
 from pdsim import load_scenario
 from pdsim.calibration.matrix import matrix_of
 from pdsim.cli import main
@@ -24,7 +21,7 @@ from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import TABLES, read_summary
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.yaml_file import parse_yaml, read_yaml
+from pdsim.scenario.yaml_file import parse_yaml
 from pdsim.sweeps.sweep_file import SweepFile
 from tests.markdown import ROOT, anchors, blocks, commands, pages, plain, prose, sections, table
 
@@ -100,7 +97,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_first_steps_can_be_taken(folder, capsys):
-    lines = [line for line in commands(ROOT / "README.md") if "validate" not in line]  # tests/test_cases.py does that
+    lines = [line for line in commands(ROOT / "README.md") if "validate" not in line]  # tests/studies do that
     assert len(lines) > 6
     for line in lines:
         with suppress(SystemExit):
@@ -303,77 +300,3 @@ def test_every_invariant_is_documented():
     code = (ROOT / "pdsim" / "core" / "invariants.py").read_text()
     documented = {row[0] for row in table(prose(DOCS / "invariants.md")) if re.fullmatch(r"[A-Z]+-\d+", row[0])}
     assert documented == set(re.findall(r'"([A-Z]+-\d+)"', code))
-
-
-# Numbers.
-
-MARKED = [(page, marked) for page in PAGES for marked in tables(page)]
-CASES = [(page, marked) for page, marked in MARKED if marked.kind != "matrix"]
-MATRICES = [(page, marked) for page, marked in MARKED if marked.kind == "matrix"]
-NUMBER = re.compile(r"[+\N{MINUS SIGN}]?\d[\d,]*\.?\d*")
-
-report = cache(validate)
-
-
-def without_numbers(cell: str) -> str:
-    return NUMBER.sub("#", cell)
-
-
-def numbers(cell: str) -> list[float]:
-    return [float(found.replace("\N{MINUS SIGN}", "-").replace(",", "")) for found in NUMBER.findall(cell)]
-
-
-def test_every_marked_table_is_found():
-    for page in PAGES:
-        text = page.read_text()
-        assert (
-            len(re.findall(r"<!-- (?:table|change|matrix): ", text))
-            == text.count("<!-- end -->")
-            == len(list(tables(page)))
-        )
-
-
-def require_current(stands: list[list[str]], made: list[list[str]]) -> None:
-    """Last digits may differ, as means do between versions of Python."""
-    assert [[without_numbers(cell) for cell in row] for row in stands] == [
-        [without_numbers(cell) for cell in row] for row in made
-    ]
-    for row, new in zip(stands, made, strict=True):
-        for cell, current in zip(row, new, strict=True):
-            near = {"abs": 0.11} if "%" in cell or "points" in cell else {"rel": 2e-3}
-            assert numbers(cell) == pytest.approx(numbers(current), **near), row
-
-
-def require_all_current(marked: Table) -> None:
-    """Else: python docs/tables.py."""
-    made = render(marked, report(marked.case))
-    assert marked.text.splitlines()[:2] == made.splitlines()[:2]
-    require_current(table(marked.text), table(made))
-
-
-def ids(marked_tables):
-    return [f"{name_of(page)}: {marked.name}" for page, marked in marked_tables]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("page", "marked"), CASES, ids=ids(CASES))
-def test_a_marked_table_is_current(page, marked: Table):
-    require_all_current(marked)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("page", "marked"), MATRICES, ids=ids(MATRICES))
-def test_a_marked_table_of_a_matrix_is_current(page, marked: Table):
-    require_all_current(marked)
-
-
-@pytest.mark.parametrize(("name", "variant"), [("validation-h200", "in16k_c4"), ("validation-h200-aggregated", "c8")])
-def test_a_row_of_a_matrix_is_current(name, variant, tmp_path):
-    """One of each, where the other test takes half a minute for all."""
-    folder = ROOT / "experiments" / name
-    matrix = read_yaml(folder / "matrix.yaml")
-    matrix |= {kind: str(folder / matrix[kind]) for kind in ("scenario", "profile", "runs")}
-    (tmp_path / "matrix.yaml").write_text(json.dumps(matrix | {"variants": {variant: matrix["variants"][variant]}}))
-    marked = next(marked for _, marked in MATRICES if marked.case == name and marked.options)
-    stands = [row for row in table(marked.text) if row[0] == f"`{variant}`"]
-    require_current(stands, table(render(marked, validate(str(tmp_path)))))

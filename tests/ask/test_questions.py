@@ -85,7 +85,6 @@ def test_a_prefill_buffer_that_is_too_small_is_found(ask, tokens, is_trap):
     assert trapped == pytest.approx(sliced) if is_trap else trapped < sliced / 10
 
 
-@pytest.mark.nightly
 def test_rings_that_hold_no_cell_are_named(ask):
     """Cells of 229 to 459 MB: a ring of 256 MiB holds some of them, and lets the others fail."""
     made = ask("staging-ring", "workload.input_tokens={use: uniform, low: 2000, high: 4000}")
@@ -93,7 +92,6 @@ def test_rings_that_hold_no_cell_are_named(ask):
     assert any("fail with a ring of 128 MiB or a ring of 256 MiB" in note for note in made.notes)
 
 
-@pytest.mark.nightly
 def test_a_transport_matters_by_what_there_is_to_move(ask):
     much = ask(
         "transport", "cost.prefill.prefill_per_token=1 us", "workload.output_tokens=2", "workload.input_tokens=4000"
@@ -108,7 +106,6 @@ def knee(made) -> float:
     return float(note.split()[1])
 
 
-@pytest.mark.nightly
 def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
     pool = "num_prefixes: 2, prefix_tokens: 800, input_tokens: 50, output_tokens: 40"
     changes = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "cost.prefill.prefill_per_token=1 us")
@@ -117,7 +114,6 @@ def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
     assert ask("decode-cache").winner == "off"
 
 
-@pytest.mark.nightly
 def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     def load(count):
         pool = f"num_prefixes: {count}, prefix_tokens: 600, input_tokens: 60, output_tokens: 4"
@@ -131,14 +127,12 @@ def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     assert value(one, "cache_aware", "ttft") > 1.5 * value(one, one.winner, "ttft")
 
 
-@pytest.mark.nightly
 def test_reserved_tokens_cost_where_the_pool_is_short_alone(ask):
     short = ask("admission", "decode.pool_tokens=5000", "client.concurrency=32", "cost.prefill.prefill_per_token=1 us")
     assert value(short, "reserve 2048", "tokens") < value(short, "reserve 128", "tokens") / 2
     assert "hardly matters" in ask("admission").text
 
 
-@pytest.mark.nightly
 def test_layers_hide_a_slow_link_and_nothing_else(ask):
     slow = ask("overlap", "network.bandwidth=1 GB/s", "client.concurrency=1")
     fast = ask("overlap", "network.bandwidth=1000 GB/s", "network.descriptor_latency=0 us", "client.concurrency=1")

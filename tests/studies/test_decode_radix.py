@@ -1,14 +1,11 @@
 """Published measurements against simulation, through the command that prints them."""
 
-import json
-from contextlib import redirect_stdout, suppress
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from pdsim.calibration.case import load_case
-from pdsim.cli import main
+from tests.studies.reports import report
 
 CASE = load_case(Path("experiments/decode-radix-b200"))
 
@@ -35,28 +32,21 @@ def with_reason(arm, metric):
     return pytest.param(arm, metric, marks=pytest.mark.xfail(reason=why, raises=AssertionError) if why else ())
 
 
-@pytest.fixture(scope="module")
-def report():
-    out = StringIO()
-    with redirect_stdout(out), suppress(SystemExit):
-        main(["validate", CASE.name, "--json"])
-    return {arm["arm"]: arm for arm in json.loads(out.getvalue())}
-
-
 @pytest.mark.parametrize(("arm", "metric"), [with_reason(*key) for key in BOUNDS])
-def test_an_error_is_within_its_bound(report, arm, metric):
-    found = report[arm]["metrics"][metric]
+def test_an_error_is_within_its_bound(arm, metric):
+    found = report(CASE.name)[arm]["metrics"][metric]
     assert abs(found["error"]) <= BOUNDS[arm, metric], f"{found['simulated']:g}, measured {found['measured']:g}"
 
 
-def test_the_report_has_every_measured_metric(report):
-    assert [(name, arm["case"], arm["fitted"]) for name, arm in report.items()] == [
+def test_the_report_has_every_measured_metric():
+    found = report(CASE.name)
+    assert [(name, arm["case"], arm["fitted"]) for name, arm in found.items()] == [
         ("baseline", CASE.name, True),
         ("radix", CASE.name, False),
         ("radix-64", CASE.name, False),
     ]
     for arm in CASE.arms:
-        metrics = report[arm.name]["metrics"]
+        metrics = found[arm.name]["metrics"]
         assert {name: metric["measured"] for name, metric in metrics.items()} == arm.measured
         for metric in metrics.values():
             assert metric["error"] == pytest.approx(metric["simulated"] / metric["measured"] - 1)

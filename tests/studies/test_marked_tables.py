@@ -1,0 +1,80 @@
+"""Numbers of the documentation: tables of errors are what `pdsim validate` prints."""
+
+import json
+import re
+
+import pytest
+
+from docs.tables import PAGES, Table, render, tables, validate
+from pdsim.scenario.yaml_file import read_yaml
+from tests.markdown import ROOT, table
+from tests.studies.reports import report
+
+MARKED = [(page, marked) for page in PAGES for marked in tables(page)]
+CASES = [(page, marked) for page, marked in MARKED if marked.kind != "matrix"]
+MATRICES = [(page, marked) for page, marked in MARKED if marked.kind == "matrix"]
+NUMBER = re.compile(r"[+\N{MINUS SIGN}]?\d[\d,]*\.?\d*")
+
+
+def without_numbers(cell: str) -> str:
+    return NUMBER.sub("#", cell)
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(found.replace("\N{MINUS SIGN}", "-").replace(",", "")) for found in NUMBER.findall(cell)]
+
+
+def test_every_marked_table_is_found():
+    for page in PAGES:
+        text = page.read_text()
+        assert (
+            len(re.findall(r"<!-- (?:table|change|matrix): ", text))
+            == text.count("<!-- end -->")
+            == len(list(tables(page)))
+        )
+
+
+def require_current(stands: list[list[str]], made: list[list[str]]) -> None:
+    """Last digits may differ, as means do between versions of Python."""
+    assert [[without_numbers(cell) for cell in row] for row in stands] == [
+        [without_numbers(cell) for cell in row] for row in made
+    ]
+    for row, new in zip(stands, made, strict=True):
+        for cell, current in zip(row, new, strict=True):
+            near = {"abs": 0.11} if "%" in cell or "points" in cell else {"rel": 2e-3}
+            assert numbers(cell) == pytest.approx(numbers(current), **near), row
+
+
+def require_all_current(marked: Table) -> None:
+    """Else: python docs/tables.py."""
+    made = render(marked, report(marked.case))
+    assert marked.text.splitlines()[:2] == made.splitlines()[:2]
+    require_current(table(marked.text), table(made))
+
+
+def ids(marked_tables):
+    return [f"{page.relative_to(ROOT)}: {marked.name}" for page, marked in marked_tables]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "marked"), CASES, ids=ids(CASES))
+def test_a_marked_table_is_current(page, marked: Table):
+    require_all_current(marked)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("page", "marked"), MATRICES, ids=ids(MATRICES))
+def test_a_marked_table_of_a_matrix_is_current(page, marked: Table):
+    require_all_current(marked)
+
+
+@pytest.mark.parametrize(("name", "variant"), [("validation-h200", "in16k_c4"), ("validation-h200-aggregated", "c8")])
+def test_a_row_of_a_matrix_is_current(name, variant, tmp_path):
+    """One of each, where the other test takes half a minute for all."""
+    folder = ROOT / "experiments" / name
+    matrix = read_yaml(folder / "matrix.yaml")
+    matrix |= {kind: str(folder / matrix[kind]) for kind in ("scenario", "profile", "runs")}
+    (tmp_path / "matrix.yaml").write_text(json.dumps(matrix | {"variants": {variant: matrix["variants"][variant]}}))
+    marked = next(marked for _, marked in MATRICES if marked.case == name and marked.options)
+    stands = [row for row in table(marked.text) if row[0] == f"`{variant}`"]
+    require_current(stands, table(render(marked, validate(str(tmp_path)))))
