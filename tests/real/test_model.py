@@ -130,3 +130,9 @@ def test_weights_that_are_none(text, complaint):
 def test_a_model_of_experts_cannot_be_run():
     with pytest.raises(ModelError, match="no section `llama`"):
         from_catalog("deepseek-v3")
+
+
+def test_attention_plans_nothing_for_each_length():
+    """As cuDNN's would; CUDA picks what is enabled here."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
