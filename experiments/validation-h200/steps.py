@@ -25,10 +25,11 @@ NUM_COLD_STEPS = 2
 def main() -> None:
     scenario = load_scenario(SCENARIO, ["cost.profile=profile.yaml"])
     without_rest = scenario.cost.model_copy(update={"rest": RestSettings()})
-    costs = build(scenario.model_copy(update={"cost": without_rest})).costs
+    scenario = scenario.model_copy(update={"cost": without_rest})
     print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
     print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
+        costs = build(scenario).costs  # a GPU that has rested
         steps: dict[str, list[StepRecord]] = defaultdict(list)
         for step in read_records(folder).steps:
             steps[step.kind].append(step)
@@ -48,7 +49,7 @@ def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:
         return (line.base + line.per_context_token * row.num_context_tokens) / (1 << FRACTION_BITS)
     num_tokens, num_context = row.num_tokens // row.num_requests, row.num_context_tokens // row.num_requests
     chunks = tuple(PrefillChunk(i, num_context, num_tokens, is_last=True) for i in range(row.num_requests))
-    return costs["prefill-0"].prefill_ns(PrefillStep(0, chunks), 0)
+    return costs["prefill-0"].prefill_ns(PrefillStep(0, chunks), row.start_ns)
 
 
 if __name__ == "__main__":
