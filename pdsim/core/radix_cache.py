@@ -80,13 +80,11 @@ class RadixCache:
 
     def peek(self, sequence: TokenSequence) -> int:
         """Tokens of the longest cached prefix, without touching the tree."""
-        node, stop = self.root, self._whole(len(sequence))
-        while (child := self._child(node, sequence, stop)) is not None:
-            end = self._end(child, sequence, stop)
-            if end < child.stop:
-                return end
-            node = child
-        return node.stop
+        stop = self._whole(len(sequence))
+        child, end = self._next(self.root, sequence, stop)
+        while child is not None and end == child.stop:
+            child, end = self._next(child, sequence, stop)
+        return end
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
@@ -181,25 +179,30 @@ class RadixCache:
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
         """From node as far as sequence goes on in the tree, and the pages on the way. stop: whole pages of it."""
         pages: list[int] = []
-        while (child := self._child(node, sequence, stop)) is not None:
-            end = self._end(child, sequence, stop)
+        child, end = self._next(node, sequence, stop)
+        while child is not None:
             node = child if end == child.stop else self._split(child, end)
             pages += node.pages
             if node is not child:
                 break
+            child, end = self._next(node, sequence, stop)
         return node, pages
 
-    def _child(self, node: Node, sequence: TokenSequence, stop: int) -> Node | None:
-        """That begins with the next page of sequence."""
-        if node.stop == stop or not node.children:
-            return None
-        return node.children.get(sequence.page_key(node.stop, self.page_size))
+    def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
+        """The child that begins with the next page of sequence, and up to where, in whole pages, the two are the same.
 
-    def _end(self, child: Node, sequence: TokenSequence, stop: int) -> int:
-        """Up to where, in whole pages, the child and sequence are the same."""
-        start = child.start
-        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
-        return end - end % self.page_size if end < stop else stop
+        Without such a child that is where node ends.
+        """
+        start = node.stop
+        if start == stop or not node.children:
+            return None, start
+        child = node.children.get(sequence.page_key(start, self.page_size))
+        if child is None:
+            return None, start
+        end = start + sequence.common_prefix(start, child.sequence, start)
+        if end > child.stop:
+            end = child.stop
+        return child, end - end % self.page_size if end < stop else stop
 
     def _split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
