@@ -32,9 +32,9 @@ class PagePool:
             self._list = sorted([*self._list[self._next :], *self._freed])
             self._freed, self._next, stop = [], 0, num_pages
         self.num_free -= num_pages
-        taken = list(self._list[self._next : stop])
+        taken = self._list[self._next : stop]
         self._next = stop
-        return taken
+        return taken if isinstance(taken, list) else list(taken)
 
     def free(self, pages: Sequence[int]) -> None:
         self._freed += pages
