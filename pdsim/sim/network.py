@@ -72,20 +72,23 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
     open_flows = list(flows)
     if len(open_flows) == 1:
         (flow,) = open_flows
-        flow.rate = min(flow.limit, *(capacity[link] / weight for link, weight in flow.path))
+        flow.rate = flow.limit
+        for link, weight in flow.path:
+            flow.rate = min(flow.rate, capacity[link] / weight)
         return
     free = {link: capacity[link] for flow in open_flows for link, _ in flow.path}
     while open_flows:
         users: dict[str, float] = {}
+        share = inf
         for flow in open_flows:
+            share = min(share, flow.limit)
             for link, weight in flow.path:
                 users[link] = users.get(link, 0.0) + weight
-        share = min(free[link] / n for link, n in users.items())
-        share = min(share, *(flow.limit for flow in open_flows))
-        full = {link for link, n in users.items() if free[link] / n <= share}
+        shares = {link: free[link] / n for link, n in users.items()}
+        share = min(share, *shares.values())
         still_open = []
         for flow in open_flows:
-            if flow.limit <= share or any(link in full for link, _ in flow.path):
+            if flow.limit <= share or any([shares[link] <= share for link, _ in flow.path]):
                 flow.rate = share
                 for link, weight in flow.path:
                     free[link] -= share * weight

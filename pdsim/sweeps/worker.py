@@ -1,5 +1,6 @@
 """One process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
 
+import gc
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ def main() -> None:
     source = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     tasks: SimpleQueue[Task] = SimpleQueue()
     Thread(target=_receive, args=(source, tasks), daemon=True).start()
+    gc.disable()  # it is searched for once, before each task
     while True:
         pickle.dump(compute(tasks.get()), answers)
         answers.flush()
