@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
@@ -11,12 +10,15 @@ _PAGE_SIZE = 64
 """Tokens: how finely prompts are remembered."""
 
 
-class _CountedPages(PagePool):
+class _CountedPages:
     """Pages that hold nothing: they are counted, and not told apart."""
 
-    def allocate(self, num_pages: int) -> list[int]:
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = self.num_free = num_pages
+
+    def allocate(self, num_pages: int) -> Sequence[int]:
         self.num_free -= num_pages
-        return [0] * num_pages
+        return range(num_pages)
 
     def free(self, pages: Sequence[int]) -> None:
         self.num_free += len(pages)

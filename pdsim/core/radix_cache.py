@@ -6,13 +6,18 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
-from pdsim.core.page_pool import PagePool
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
+
+
+class Pool(Protocol):
+    """Whose pages they are."""
+
+    def free(self, pages: Sequence[int]) -> None: ...
 
 
 class Node:
@@ -35,7 +40,14 @@ class Node:
     )
 
     def __init__(
-        self, parent: "Node | None", key: Hashable, sequence: Any, start: int, stop: int, pages: list[int], born: int
+        self,
+        parent: "Node | None",
+        key: Hashable,
+        sequence: Any,
+        start: int,
+        stop: int,
+        pages: Sequence[int],
+        born: int,
     ) -> None:
         self.parent = parent
         self.key = key
@@ -63,7 +75,7 @@ Match = tuple[Node, list[int]]
 class RadixCache:
     """Owns the pages of what it caches and frees them to the pool when they are evicted."""
 
-    def __init__(self, pool: PagePool, page_size: int, eviction: EvictionPolicy) -> None:
+    def __init__(self, pool: Pool, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
@@ -93,7 +105,7 @@ class RadixCache:
         self.touch(node)
         return node, pages
 
-    def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
+    def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
@@ -199,9 +211,7 @@ class RadixCache:
         child = node.children.get(sequence.page_key(start, self.page_size))
         if child is None:
             return None, start
-        end = start + sequence.common_prefix(start, child.sequence, start)
-        if end > child.stop:
-            end = child.stop
+        end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
         return child, end - end % self.page_size if end < stop else stop
 
     def _split(self, node: Node, middle: int) -> Node:
@@ -218,7 +228,7 @@ class RadixCache:
         head.children[node.key] = node
         return head
 
-    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: list[int]) -> Node:
+    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
         leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
         parent.children[key] = leaf

@@ -77,7 +77,7 @@ class Spans:
             if stream != other_stream or start + shift != other_start + other_shift:
                 return n
             mine, theirs = self._ends[i] - start, other._ends[j] - other_start
-            n = mine if mine < theirs else theirs
+            n = min(mine, theirs)
             i += n == mine
             j += n == theirs
         return limit

@@ -70,13 +70,12 @@ class Transfer:
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
     """Max-min fair: fill all flows evenly until a link or a flow is at its limit, fix those, go on with the rest."""
     open_flows = list(flows)
-    if len(open_flows) == 1:
-        (flow,) = open_flows
-        flow.rate = flow.limit
-        for link, weight in flow.path:
-            flow.rate = min(flow.rate, capacity[link] / weight)
+    links = [link for flow in open_flows for link, _ in flow.path]
+    if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
+        for flow in open_flows:
+            flow.rate = min(flow.limit, *[capacity[link] / weight for link, weight in flow.path])
         return
-    free = {link: capacity[link] for flow in open_flows for link, _ in flow.path}
+    free = {link: capacity[link] for link in links}
     while open_flows:
         users: dict[str, float] = {}
         share = inf
@@ -88,7 +87,7 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
         share = min(share, *shares.values())
         still_open = []
         for flow in open_flows:
-            if flow.limit <= share or any([shares[link] <= share for link, _ in flow.path]):
+            if flow.limit <= share or any(shares[link] <= share for link, _ in flow.path):
                 flow.rate = share
                 for link, weight in flow.path:
                     free[link] -= share * weight
