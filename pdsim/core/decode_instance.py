@@ -273,7 +273,8 @@ class DecodeInstance:
     def _admit(self, commands: list[Command]) -> None:
         while request := self.queue.admit_next(self, self._num_slots):
             self.transferring[request.request_id] = request
-            num_shared, pages = request.lease.num_shared, tuple(request.lease.table[request.lease.num_shared :])
+            table, num_shared = request.lease.table, request.lease.num_shared
+            pages = tuple(table[num_shared:] if num_shared else table)
             granted = KvGranted(request.request_id, num_shared * self.page_size, pages)
             commands.append(Send(request.prefill_id, granted))
             if self._times_out:

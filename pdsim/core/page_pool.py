@@ -14,7 +14,7 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_free = num_pages
-        self._list: Sequence[int] = range(1, num_pages + 1)
+        self._list: list[int] | range = range(1, num_pages + 1)
         self._next = 0
         self._freed: list[int] = []
 
@@ -29,12 +29,13 @@ class PagePool:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
         stop = self._next + num_pages
         if stop > len(self._list):
-            self._list = sorted([*self._list[self._next :], *self._freed])
+            self._list = self.free_pages()
+            self._list.sort()
             self._freed, self._next, stop = [], 0, num_pages
         self.num_free -= num_pages
-        taken = list(self._list[self._next : stop])
+        taken = self._list[self._next : stop]
         self._next = stop
-        return taken
+        return taken if isinstance(taken, list) else list(taken)
 
     def free(self, pages: Sequence[int]) -> None:
         self._freed += pages

@@ -6,13 +6,18 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
-from pdsim.core.page_pool import PagePool
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
+
+
+class Pool(Protocol):
+    """Whose pages they are."""
+
+    def free(self, pages: Sequence[int]) -> None: ...
 
 
 class Node:
@@ -35,7 +40,14 @@ class Node:
     )
 
     def __init__(
-        self, parent: "Node | None", key: Hashable, sequence: Any, start: int, stop: int, pages: list[int], born: int
+        self,
+        parent: "Node | None",
+        key: Hashable,
+        sequence: Any,
+        start: int,
+        stop: int,
+        pages: Sequence[int],
+        born: int,
     ) -> None:
         self.parent = parent
         self.key = key
@@ -63,7 +75,7 @@ Match = tuple[Node, list[int]]
 class RadixCache:
     """Owns the pages of what it caches and frees them to the pool when they are evicted."""
 
-    def __init__(self, pool: PagePool, page_size: int, eviction: EvictionPolicy) -> None:
+    def __init__(self, pool: Pool, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
         self.num_evictable_pages = 0
         self.num_protected_pages = 0
@@ -80,13 +92,11 @@ class RadixCache:
 
     def peek(self, sequence: TokenSequence) -> int:
         """Tokens of the longest cached prefix, without touching the tree."""
-        node, stop = self.root, self._whole(len(sequence))
-        while (child := self._child(node, sequence, stop)) is not None:
-            end = self._end(child, sequence, stop)
-            if end < child.stop:
-                return end
-            node = child
-        return node.stop
+        stop = self._whole(len(sequence))
+        child, end = self._next(self.root, sequence, stop)
+        while child is not None and end == child.stop:
+            child, end = self._next(child, sequence, stop)
+        return end
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """The longest cached prefix of at most max_tokens, in whole pages, locked. Splits what matches in part."""
@@ -95,7 +105,7 @@ class RadixCache:
         self.touch(node)
         return node, pages
 
-    def insert(self, sequence: TokenSequence, num_tokens: int, pages: list[int], below: Node) -> Match:
+    def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
         `pages` hold the tokens behind `below`. The tree keeps those that it had not cached; the others, at the front,
@@ -181,25 +191,28 @@ class RadixCache:
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
         """From node as far as sequence goes on in the tree, and the pages on the way. stop: whole pages of it."""
         pages: list[int] = []
-        while (child := self._child(node, sequence, stop)) is not None:
-            end = self._end(child, sequence, stop)
+        child, end = self._next(node, sequence, stop)
+        while child is not None:
             node = child if end == child.stop else self._split(child, end)
             pages += node.pages
             if node is not child:
                 break
+            child, end = self._next(node, sequence, stop)
         return node, pages
 
-    def _child(self, node: Node, sequence: TokenSequence, stop: int) -> Node | None:
-        """That begins with the next page of sequence."""
-        if node.stop == stop or not node.children:
-            return None
-        return node.children.get(sequence.page_key(node.stop, self.page_size))
+    def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
+        """The child that begins with the next page of sequence, and up to where, in whole pages, the two are the same.
 
-    def _end(self, child: Node, sequence: TokenSequence, stop: int) -> int:
-        """Up to where, in whole pages, the child and sequence are the same."""
-        start = child.start
+        Without such a child that is where node ends.
+        """
+        start = node.stop
+        if start == stop or not node.children:
+            return None, start
+        child = node.children.get(sequence.page_key(start, self.page_size))
+        if child is None:
+            return None, start
         end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
-        return end - end % self.page_size if end < stop else stop
+        return child, end - end % self.page_size if end < stop else stop
 
     def _split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
@@ -215,7 +228,7 @@ class RadixCache:
         head.children[node.key] = node
         return head
 
-    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: list[int]) -> Node:
+    def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
         leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
         parent.children[key] = leaf

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
     Arrival,
     Command,
@@ -16,14 +15,9 @@ from pdsim.core.messages import (
     PrefillDone,
     Send,
 )
-from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.core.prompt_memory import PromptMemory
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.views import TokenSequence
-
-_MEMORY_PAGE = 64
-"""Tokens: how finely prompts are remembered."""
 
 
 @dataclass(slots=True)
@@ -55,13 +49,13 @@ class RoleRouter:
         self._snapshot_interval_ns = snapshot_interval_ns
         self._next_snapshot_ns = 0
         self._memory_tokens = memory_tokens
-        self._remembered: dict[str, KvCache] = {}
+        self._remembered: dict[str, PromptMemory] = {}
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
         if not self._remembered:
-            self._remembered = {i: self._new_memory() for i in self._loads}
-        return self._remembered[instance_id].num_cached_tokens(prompt)
+            self._remembered = {i: PromptMemory(self._memory_tokens) for i in self._loads}
+        return self._remembered[instance_id].num_tokens(prompt)
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
         """One that is not down; not the one to avoid, if there is another."""
@@ -74,7 +68,7 @@ class RoleRouter:
             raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
         self._loads[instance_id].add(1, len(prompt))
         if self._remembered:
-            self._remember(prompt, self._remembered[instance_id])
+            self._remembered[instance_id].add(prompt)
         return instance_id
 
     def release(self, instance_id: str, num_tokens: int) -> None:
@@ -93,7 +87,7 @@ class RoleRouter:
         if instance_id in self._loads:
             self._down.add(instance_id)
             if self._remembered:
-                self._remembered[instance_id] = self._new_memory()
+                self._remembered[instance_id] = PromptMemory(self._memory_tokens)
 
     def forget(self) -> list[Command]:
         """What was in the caches; and have them forget it."""
@@ -107,10 +101,6 @@ class RoleRouter:
         healthy = [load for load in self._known if load.instance_id not in self._down]
         return [load for load in healthy if load.instance_id != avoid] or healthy
 
-    def _new_memory(self) -> KvCache:
-        pool = PagePool(self._memory_tokens // _MEMORY_PAGE)
-        return KvCache(pool, _MEMORY_PAGE, RadixCache(pool, _MEMORY_PAGE, LeastRecentlyUsed()))
-
     def _take_snapshot(self, now_ns: int) -> None:
         if self._snapshot_interval_ns:
             self._known = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
@@ -118,13 +108,6 @@ class RoleRouter:
         else:
             for load in self._known:
                 load.taken_at_ns = now_ns
-
-    def _remember(self, prompt: TokenSequence, cache: KvCache) -> None:
-        num_pages = len(prompt) // _MEMORY_PAGE
-        if num_pages <= cache.pool.num_pages:
-            lease = cache.open(prompt, len(prompt))
-            cache.grow(lease, num_pages - lease.num_shared)
-            cache.close(lease, prompt, len(prompt))
 
 
 class Router:

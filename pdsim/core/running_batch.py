@@ -180,7 +180,7 @@ class RunningBatch(Generic[Request]):
         phases = self._by_phase[start:stop]
         if stop > self._page_size:
             phases += self._by_phase[: stop - self._page_size]
-        return list(chain.from_iterable(map(dict.values, phases)))
+        return list(chain.from_iterable(map(dict.values, filter(None, phases))))
 
     def _open_later_pages(self, num_steps: int) -> None:
         leases = self._due(1, min(num_steps, self._page_size))

@@ -20,7 +20,7 @@ class Spans:
     Adjoining spans are joined, hence equal sequences are made of equal spans.
     """
 
-    __slots__ = ("_ends", "_length", "spans")
+    __slots__ = ("_ends", "_length", "_places", "spans")
 
     def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
         joined: list[Span] = []
@@ -38,6 +38,8 @@ class Spans:
                 ends.append(length)
         self.spans = tuple(joined)
         self._ends = ends
+        self._places = [(stream, offset + n - end) for (stream, offset, n), end in zip(joined, ends, strict=True)]
+        """Of each span: token i of the sequence is token i + place[1] of stream place[0]."""
         self._length = length
 
     @classmethod
@@ -59,10 +61,9 @@ class Spans:
 
     def page_key(self, start: int, size: int) -> Hashable:
         i = bisect_right(self._ends, start) if start else 0
-        stream, offset, length = self.spans[i]
-        end = self._ends[i]
-        if start + size <= end:
-            return (stream, offset + length - end + start)
+        if start + size <= self._ends[i]:
+            stream, shift = self._places[i]
+            return (stream, start + shift)
         return tuple(self._slice(start, start + size))
 
     def common_prefix(self, start: int, other: "Spans", other_start: int) -> int:
@@ -71,15 +72,14 @@ class Spans:
         i = bisect_right(self._ends, start) if start else 0
         j = bisect_right(other._ends, other_start) if other_start else 0
         while n < limit:
-            stream, offset, length = self.spans[i]
-            other_stream, other_offset, other_length = other.spans[j]
-            mine_left, theirs_left = self._ends[i] - start - n, other._ends[j] - other_start - n
-            if stream != other_stream or offset + length - mine_left != other_offset + other_length - theirs_left:
+            stream, shift = self._places[i]
+            other_stream, other_shift = other._places[j]
+            if stream != other_stream or start + shift != other_start + other_shift:
                 return n
-            step = min(mine_left, theirs_left)
-            n += step
-            i += step == mine_left
-            j += step == theirs_left
+            mine, theirs = self._ends[i] - start, other._ends[j] - other_start
+            n = min(mine, theirs)
+            i += n == mine
+            j += n == theirs
         return limit
 
     def head(self, num_tokens: int) -> "Spans":

@@ -80,8 +80,8 @@ class RooflineModel:
         self._lines: dict[int, DecodeLine] = {}
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
-        pairs = sum(attended_pairs(chunk) for chunk in step.chunks)
+        num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
+        pairs = sum(map(attended_pairs, step.chunks))
         attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
         work_ns = self._matrices_ns(num_tokens) + attention_ns + self._reductions_ns(num_tokens)
         launch_ns = self._settings.prefill_layer_ns * self._spec.num_layers

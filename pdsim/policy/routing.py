@@ -65,5 +65,5 @@ class CacheAware:
         if most - fewest > self.balance_abs_threshold and most > fewest * self.balance_rel_threshold:
             return least_loaded(view.instances)
         cached = {load.instance_id: view.num_cached_tokens(prompt, load.instance_id) for load in view.instances}
-        best = max(cached, key=lambda instance_id: cached[instance_id])
+        best = max(cached, key=cached.__getitem__)
         return best if cached[best] > self.match_threshold * len(prompt) else least_loaded(view.instances)

@@ -38,6 +38,7 @@ class Transfer:
     __slots__ = (
         "is_over",
         "is_stuck",
+        "least_ns",
         "line_ns",
         "num_bytes",
         "posting_ns",
@@ -52,6 +53,8 @@ class Transfer:
         self.num_bytes = num_bytes
         """That one rank sends, to all its targets together."""
         self.start_ns = start_ns
+        self.least_ns = 0.0
+        """That its bytes can take, for the descriptors posted meanwhile."""
         self.setup_ns = self.line_ns = self.posting_ns = 0
         """What it did before its bytes moved freely."""
         self.since_ns = start_ns
@@ -70,22 +73,24 @@ class Transfer:
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
     """Max-min fair: fill all flows evenly until a link or a flow is at its limit, fix those, go on with the rest."""
     open_flows = list(flows)
-    if len(open_flows) == 1:
-        (flow,) = open_flows
-        flow.rate = min(flow.limit, *(capacity[link] / weight for link, weight in flow.path))
+    links = [link for flow in open_flows for link, _ in flow.path]
+    if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
+        for flow in open_flows:
+            flow.rate = min(flow.limit, *[capacity[link] / weight for link, weight in flow.path])
         return
-    free = {link: capacity[link] for flow in open_flows for link, _ in flow.path}
+    free = {link: capacity[link] for link in links}
     while open_flows:
         users: dict[str, float] = {}
+        share = inf
         for flow in open_flows:
+            share = min(share, flow.limit)
             for link, weight in flow.path:
                 users[link] = users.get(link, 0.0) + weight
-        share = min(free[link] / n for link, n in users.items())
-        share = min(share, *(flow.limit for flow in open_flows))
-        full = {link for link, n in users.items() if free[link] / n <= share}
+        shares = {link: free[link] / n for link, n in users.items()}
+        share = min(share, *shares.values())
         still_open = []
         for flow in open_flows:
-            if flow.limit <= share or any(link in full for link, _ in flow.path):
+            if flow.limit <= share or any(shares[link] <= share for link, _ in flow.path):
                 flow.rate = share
                 for link, weight in flow.path:
                     free[link] -= share * weight
@@ -138,6 +143,7 @@ class Network:
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
         transfer.setup_ns = setup_ns
+        transfer.least_ns = self._transport.least_moving_ns(unit.num_descriptors * num_targets)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
         if self._transport.serial:
@@ -170,8 +176,7 @@ class Network:
             self._finish(transfer)
             return
         unit = transfer.unit
-        least_ns = self._transport.least_moving_ns(unit.num_descriptors * self._wire.num_targets)
-        limit = 1e9 * transfer.num_bytes / least_ns if least_ns else inf
+        limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
         self._progress()
         self._flows.append(Flow(transfer, self._topology.path(unit.source, unit.target), limit))
         self._share()
@@ -189,9 +194,8 @@ class Network:
         if self._under_way:
             self._under_way.remove(transfer)
             transfer.is_over = True
-        least_ns = self._transport.least_moving_ns(transfer.unit.num_descriptors * self._wire.num_targets)
         moving_ns = transfer.took(self._timeline.now_ns)
-        if moving_ns - least_ns <= 1:  # its descriptors set the pace
+        if moving_ns - transfer.least_ns <= 1:  # its descriptors set the pace
             transfer.posting_ns += moving_ns
         if self._transport.serial:
             self._leave_line(transfer)

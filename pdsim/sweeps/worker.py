@@ -1,5 +1,6 @@
 """One process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
 
+import gc
 import os
 import pickle
 import signal
@@ -8,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO
 
-from pdsim.sweeps.compute import compute
+from pdsim.sweeps.compute import Done, compute
 from pdsim.sweeps.plan import Task
 
 
@@ -19,9 +20,17 @@ def main() -> None:
     source = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     tasks: SimpleQueue[Task] = SimpleQueue()
     Thread(target=_receive, args=(source, tasks), daemon=True).start()
+    gc.disable()  # each task begins with a search for what the one before left
+    _answer(compute(tasks.get()), answers)
+    gc.collect()
+    gc.freeze()  # code and workload stay: no search looks at them again
     while True:
-        pickle.dump(compute(tasks.get()), answers)
-        answers.flush()
+        _answer(compute(tasks.get()), answers)
+
+
+def _answer(done: Done, answers: IO[bytes]) -> None:
+    pickle.dump(done, answers)
+    answers.flush()
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:

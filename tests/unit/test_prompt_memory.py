@@ -1,0 +1,36 @@
+"""A router's memory against a prefix cache whose pages are told apart."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.page_pool import PagePool
+from pdsim.core.prompt_memory import PromptMemory
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.sequence import Spans
+from pdsim.policy.eviction import LeastRecentlyUsed
+
+PAGE, NUM_PAGES = 64, 12
+
+prompts = st.lists(
+    st.builds(
+        lambda stream, shared, private: Spans([(stream, 0, shared), (stream + 10, shared, private)]),
+        st.integers(0, 2),
+        st.integers(1, 6 * PAGE),
+        st.integers(0, 10 * PAGE),
+    ),
+    max_size=25,
+)
+
+
+@given(prompts)
+def test_a_memory_knows_what_a_cache_would_hold(sent):
+    memory, pool = PromptMemory(NUM_PAGES * PAGE), PagePool(NUM_PAGES)
+    cache = KvCache(pool, PAGE, RadixCache(pool, PAGE, LeastRecentlyUsed()))
+    for prompt in sent:
+        memory.add(prompt)
+        if len(prompt) // PAGE <= NUM_PAGES:
+            lease = cache.open(prompt, len(prompt))
+            cache.grow(lease, len(prompt) // PAGE - lease.num_shared)
+            cache.close(lease, prompt, len(prompt))
+        assert [memory.num_tokens(p) for p in sent] == [cache.num_cached_tokens(p) for p in sent]
