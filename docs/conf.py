@@ -1,0 +1,21 @@
+"""Settings of Sphinx, which makes a site of the Markdown as it stands: make site."""
+
+# ruff: noqa: INP001  Sphinx reads these names
+
+import shlex
+import sys
+
+project = "pdsim"
+html_title = project
+html_theme = "furo"
+html_copy_source = False
+root_doc = "README"
+include_patterns = ["*.md", "docs/**.md", "experiments/**.md", "kernels/*.md", "real/**.md"]
+extensions = ["myst_parser", "sphinxcontrib.mermaid", "docs.navigation", "docs.folders"]
+highlight_language = "none"
+
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+mermaid_cmd = shlex.join([sys.executable, "-m", "mermaidx"])  # no browser, and no script from elsewhere
+mermaid_params = ["--background", "white"]
+mermaid_output_format = "svg"
