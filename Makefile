@@ -60,7 +60,7 @@ schema-current: .venv/dev
 	@$(BIN)/pdsim schema | cmp -s - pdsim.schema.json || { echo "pdsim.schema.json is out of date: make schema"; exit 1; }
 	@$(BIN)/pdsim schema sweep | cmp -s - pdsim.sweep.schema.json || { echo "pdsim.sweep.schema.json is out of date: make schema"; exit 1; }
 
-docs: site .venv/dev ## make the site, and check links, commands and tables of the documentation
+docs: site .venv/dev ## make the site, and check links, examples and tables of the documentation
 	$(SAY) links "*.md"
 	@$(BIN)/pytest -q tests/test_docs.py tests/test_settings_tables.py tests/studies/test_marked_tables.py
 

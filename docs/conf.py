@@ -9,8 +9,10 @@ project = "pdsim"
 html_title = project
 html_theme = "furo"
 html_copy_source = False
+html_show_copyright = False
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "experiments/**.md", "kernels/*.md", "real/**.md"]
+exclude_patterns = [".*", "build"]
 extensions = ["myst_parser", "sphinxcontrib.mermaid", "docs.navigation", "docs.folders"]
 highlight_language = "none"
 

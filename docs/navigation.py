@@ -20,12 +20,12 @@ def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
     pages = sorted(app.env.found_docs)
     if page == app.config.root_doc:
         index = app.env.doc2path(INDEX).read_text(encoding="utf-8")
-        studies = [page for page in pages if re.fullmatch("experiments/([^/]+/README|demo/TRACE)", page)]
+        studies = [name for name in pages if re.fullmatch("experiments/([^/]+/README|demo/TRACE)", name)]
         trees = [("", [INDEX]), *_sections(index), ("Studies", studies)]
         source[0] += "".join(_tree(caption, members) for caption, members in trees)
     elif page.endswith("/README") and page != INDEX:
         folder = page.removesuffix("README")
-        source[0] += _tree("", [other for other in pages if other.startswith(folder) and other != page])
+        source[0] += _tree("", [name for name in pages if name.startswith(folder) and name != page])
 
 
 def _sections(index: str) -> Iterator[tuple[str, list[str]]]:
@@ -37,5 +37,7 @@ def _sections(index: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _tree(caption: str, pages: list[str]) -> str:
+    if not pages:
+        return ""
     options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
     return "\n".join(["", "```{toctree}", *options, "", *(f"/{page}" for page in pages), "```", ""])
