@@ -1,6 +1,6 @@
 """Settings of Sphinx, which makes a site of the Markdown as it stands: make site."""
 
-# ruff: noqa: INP001  Sphinx reads these names
+# ruff: noqa: INP001  a file of Sphinx
 
 import shlex
 import sys
