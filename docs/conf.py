@@ -19,5 +19,5 @@ highlight_language = "none"
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 mermaid_cmd = shlex.join([sys.executable, "-m", "mermaidx"])  # no browser, and no script from elsewhere
-mermaid_params = ["--background", "white"]
-mermaid_output_format = "svg"
+mermaid_params = ["--background", "white"]  # to be read on the dark theme, too
+mermaid_output_format = "png"
