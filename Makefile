@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs golden schema bench bench-harness bench-peers clients notebooks clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -60,9 +60,16 @@ schema-current: .venv/dev
 	@$(BIN)/pdsim schema | cmp -s - pdsim.schema.json || { echo "pdsim.schema.json is out of date: make schema"; exit 1; }
 	@$(BIN)/pdsim schema sweep | cmp -s - pdsim.sweep.schema.json || { echo "pdsim.sweep.schema.json is out of date: make schema"; exit 1; }
 
-docs: .venv/dev ## check that links in the documentation lead somewhere
+docs: site .venv/dev ## make the site, and check links, examples and tables of the documentation
 	$(SAY) links "*.md"
 	@$(BIN)/pytest -q tests/test_docs.py tests/test_settings_tables.py tests/studies/test_marked_tables.py
+
+# Made anew each time, so that what is gone leaves the navigation too. What Sphinx warns of is an error.
+site: .venv/docs ## make a site with search of the documentation: build/site/index.html
+	$(SAY) sphinx build/site
+	@rm -rf build/site build/doctrees
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
+	@cp build/site/README.html build/site/index.html
 
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden
@@ -112,4 +119,9 @@ $(MADE):
 .venv/dev: $(MADE) pyproject.toml constraints.txt
 	$(SAY) install "pdsim[dev,kernels,real]"
 	@$(PIP_INSTALL) --editable ".[dev,kernels,real]"
+	@touch .venv/demo $@
+
+.venv/docs: $(MADE) pyproject.toml constraints.txt
+	$(SAY) install "pdsim[docs]"
+	@$(PIP_INSTALL) --editable ".[docs]"
 	@touch .venv/demo $@

@@ -1,0 +1,43 @@
+"""The tree of pages beside every page of the site: sections of docs/README.md, then studies."""
+
+# ruff: noqa: INP001  an extension of Sphinx
+
+import posixpath
+import re
+from collections.abc import Iterator
+
+from sphinx.application import Sphinx
+
+INDEX = "docs/README"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _add_tree)
+
+
+def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
+    """To the front page the whole tree, to a folder's README the pages of its folder."""
+    pages = sorted(app.env.found_docs)
+    if page == app.config.root_doc:
+        index = app.env.doc2path(INDEX).read_text(encoding="utf-8")
+        studies = [name for name in pages if re.fullmatch("experiments/([^/]+/README|demo/TRACE)", name)]
+        trees = [("", [INDEX]), *_sections(index), ("Studies", studies)]
+        source[0] += "".join(_tree(caption, members) for caption, members in trees)
+    elif page.endswith("/README") and page != INDEX:
+        folder = page.removesuffix("README")
+        source[0] += _tree("", [name for name in pages if name.startswith(folder) and name != page])
+
+
+def _sections(index: str) -> Iterator[tuple[str, list[str]]]:
+    """Titles, and the pages that are linked as a whole: not at a heading."""
+    _, *parts = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        links = re.findall(r"\]\(([^)\s]+)\.md\)", text)
+        yield title, [posixpath.normpath(posixpath.join(posixpath.dirname(INDEX), link)) for link in links]
+
+
+def _tree(caption: str, pages: list[str]) -> str:
+    if not pages:
+        return ""
+    options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+    return "\n".join(["", "```{toctree}", *options, "", *(f"/{page}" for page in pages), "```", ""])
