@@ -59,10 +59,10 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     sent = [("shared-memory", "4096", "1"), ("shared-memory", "4096", "4")]
     assert shapes(rows, "transfer", "transport", "payload_bytes", "num_descriptors") == sent
     stages = [(what, "512") for what in ("route", "admit", "grant", "result", "answer")]
-    expected = [("message", ""), *stages, ("submit", "128"), ("submit", "2048")]
+    expected = [("message", ""), *stages, ("submit", "128"), ("submit", "1024")]
     told = shapes(rows, "host", "what", "new_tokens")
     assert told in (expected, [*expected, ("end", "")])  # if two ended in one step
-    wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 2048)}
+    wave_bytes = {("shared-memory", str(num_tokens * page_bytes // 16)) for num_tokens in (128, 1024)}
     assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]

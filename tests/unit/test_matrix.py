@@ -230,7 +230,13 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
 
 @pytest.mark.parametrize(
     ("name", "num_variants"),
-    [("validation-h200", 16), ("validation-h200-aggregated", 7), ("validation-h200-tp", 4), ("validation-cpu", 8)],
+    [
+        ("validation-h200", 16),
+        ("experiments/validation-h200/drawn.yaml", 16),
+        ("validation-h200-aggregated", 7),
+        ("validation-h200-tp", 4),
+        ("validation-cpu", 8),
+    ],
 )
 def test_the_matrices_of_the_repository_can_run(name, num_variants):
     found = load_matrix(name, Path("experiments"))

@@ -29,9 +29,10 @@ _SINGLE_REQUESTS = 12
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
 _WAVE_REQUESTS = 8
-_WAVE_TOKENS = (128, 2048)
+_WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
-"""Submitted together, twice: the launcher takes them one after another, and their transfers follow each other."""
+"""Submitted together, twice: the launcher takes them one after another, and their transfers follow each other. One
+forward computes them, and none is beside the transfers."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
 _VOCABULARY = 512
