@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from pdsim.ask.asked import Asked
 from pdsim.cli.command import Json, Set, print_json
+from pdsim.questions.asked import Asked
 
 
 def ask(
@@ -21,7 +21,7 @@ def ask(
     json_: Json = False,
 ) -> None:
     """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
-    from pdsim.ask.questions import NAMES, question
+    from pdsim.questions.catalog import NAMES, question
     from pdsim.scenario.yaml_file import ConfigError
 
     if name is None:
@@ -35,8 +35,8 @@ def ask(
     for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: at least 1")
-    from pdsim.ask.answering import answer
     from pdsim.cli.progress import progress_over
+    from pdsim.questions.answering import answer
 
     with progress_over(name, None, quiet=json_) as advance:
         made = answer(

@@ -1,10 +1,10 @@
 """Which instance should a prompt go to?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.compared import others_against
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import milliseconds, spread
+from pdsim.questions.base import Base
+from pdsim.questions.compared import others_against
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import milliseconds, spread
 
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
 

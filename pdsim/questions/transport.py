@@ -1,10 +1,10 @@
 """Which transport should carry KV, and how fast must its link be?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.compared import others_against
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import milliseconds, number, percent
+from pdsim.questions.base import Base
+from pdsim.questions.compared import others_against
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import milliseconds, number, percent
 
 _ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cuda-ipc")
 _RDMA = "mooncake-rdma"

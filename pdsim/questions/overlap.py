@@ -1,9 +1,9 @@
 """Does sending KV while it is computed pay: chunk by chunk, or layer by layer?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import change, is_told_apart, milliseconds
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import change, is_told_apart, milliseconds
 from pdsim.scenario.sizing import layout_of
 from pdsim.sweeps.design import Changes
 from pdsim.system.catalog import load_model

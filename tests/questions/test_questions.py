@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pdsim.ask.answering import answer
-from pdsim.ask.asked import Asked
-from pdsim.ask.questions import NAMES, question
+from pdsim.questions.answering import answer
+from pdsim.questions.asked import Asked
+from pdsim.questions.catalog import NAMES, question
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\

@@ -6,9 +6,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from pdsim.ask.asked import Asked
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm
+from pdsim.questions.asked import Asked
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.sweeps.interval import Estimate, estimate
 from pdsim.sweeps.result import PointResult

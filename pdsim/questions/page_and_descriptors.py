@@ -1,10 +1,10 @@
 """How large should a page be, and what do descriptors cost?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.torn import Torn, torn_transfer
-from pdsim.ask.words import milliseconds, number
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.torn import Torn, torn_transfer
+from pdsim.questions.words import milliseconds, number
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE = 0.05

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pdsim.ask.study import SLO, Study
-from pdsim.ask.words import spread
+from pdsim.questions.study import SLO, Study
+from pdsim.questions.words import spread
 from pdsim.sweeps.interval import Estimate
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdsim.ask.asked import DEFAULTS, Asked, flag
+from pdsim.questions.asked import DEFAULTS, Asked, flag
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml

@@ -6,17 +6,17 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from pdsim.ask.answer import Answer, Row
-from pdsim.ask.asked import Asked
-from pdsim.ask.base import base_of
-from pdsim.ask.columns import COLUMNS
-from pdsim.ask.figure import draw
-from pdsim.ask.question import Question, Verdict, place_of
-from pdsim.ask.study import Study
-from pdsim.ask.words import number, percent
 from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import limiting_resource
 from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.questions.answer import Answer, Row
+from pdsim.questions.asked import Asked
+from pdsim.questions.base import base_of
+from pdsim.questions.columns import COLUMNS
+from pdsim.questions.figure import draw
+from pdsim.questions.question import Question, Verdict, place_of
+from pdsim.questions.study import Study
+from pdsim.questions.words import number, percent
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pdsim.ask.study import Study
-from pdsim.ask.words import is_told_apart, times
+from pdsim.questions.study import Study
+from pdsim.questions.words import is_told_apart, times
 
 
 def others_against(study: Study, best: str, others: Sequence[str], field: str, what: str) -> list[str]:

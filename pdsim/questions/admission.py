@@ -1,9 +1,9 @@
 """How many tokens should decode keep in reserve, and when should it grant pages?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import is_told_apart, number, times
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import is_told_apart, number, times
 
 _RESERVED = (0, 128, 512, 1024, 2048)
 _DEFAULT, _LATE = "reserve 512", "reserve 512, late"

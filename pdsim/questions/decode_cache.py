@@ -1,9 +1,9 @@
 """Does a radix cache on decode pay, and what does it cost?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import change, is_told_apart, milliseconds, number, percent, times
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import change, is_told_apart, milliseconds, number, percent, times
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sweeps.interval import Estimate
 from pdsim.workload.clients import ClosedLoop

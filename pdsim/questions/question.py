@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdsim.ask.base import Base
+from pdsim.questions.base import Base
 from pdsim.sweeps.design import Changes
 
 if TYPE_CHECKING:
-    from pdsim.ask.study import Study
+    from pdsim.questions.study import Study
 
 
 class Arm(NamedTuple):

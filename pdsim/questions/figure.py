@@ -5,10 +5,10 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from pdsim.ask.columns import COLUMNS, Column
-from pdsim.ask.question import Question, place_of
-from pdsim.ask.study import Study
 from pdsim.metrics.plots import COLORS
+from pdsim.questions.columns import COLUMNS, Column
+from pdsim.questions.question import Question, place_of
+from pdsim.questions.study import Study
 
 _WIDE = 8
 """Largest by smallest place: from here on the axis is logarithmic."""

@@ -1,9 +1,9 @@
 """How many of the GPUs should prefill?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import is_told_apart, number, times
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import is_told_apart, number, times
 from pdsim.scenario.yaml_file import ConfigError
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pdsim.ask.columns import COLUMNS, cell
 from pdsim.metrics.limits import Limit
+from pdsim.questions.columns import COLUMNS, cell
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.interval import Estimate
 

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from pdsim.ask.question import Question
+from pdsim.questions.question import Question
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -25,5 +25,5 @@ def question(name: str) -> Question:
     """Raises ConfigError for a name that there is not."""
     if name not in NAMES:
         raise ConfigError(f"no question {name!r}{did_you_mean(name, NAMES)}; there are {', '.join(NAMES)}")
-    found: Question = import_module(f"pdsim.ask.{name.replace('-', '_')}").QUESTION
+    found: Question = import_module(f"pdsim.questions.{name.replace('-', '_')}").QUESTION
     return found

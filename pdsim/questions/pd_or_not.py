@@ -1,10 +1,10 @@
 """Are separate prefill and decode GPUs better than the same GPUs without disaggregation, and from which prompts on?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.pd_ratio import splits
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import change, is_told_apart, number, times
+from pdsim.questions.base import Base
+from pdsim.questions.pd_ratio import splits
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import change, is_told_apart, number, times
 from pdsim.sweeps.design import Changes
 
 TOGETHER = "aggregated"

@@ -1,11 +1,11 @@
 """Where does the time to the first token go, and how much of it is disaggregation's?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.pd_or_not import TOGETHER, aggregated
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import change, milliseconds, number, percent
 from pdsim.metrics.explain import STAGES
+from pdsim.questions.base import Base
+from pdsim.questions.pd_or_not import TOGETHER, aggregated
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import change, milliseconds, number, percent
 from pdsim.scenario.yaml_file import ConfigError
 
 _APART, _ALONE = "disaggregated", "one request at a time"

@@ -2,10 +2,10 @@
 
 from math import ceil
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict, place_of
-from pdsim.ask.study import SLO, Study
-from pdsim.ask.words import number, percent
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict, place_of
+from pdsim.questions.study import SLO, Study
+from pdsim.questions.words import number, percent
 from pdsim.scenario.yaml_file import ConfigError
 
 _ALL_AT_ONCE = "all at once"

@@ -1,9 +1,9 @@
 """How large should staging memory be, where prefill and decode lay out KV heads differently?"""
 
-from pdsim.ask.base import Base
-from pdsim.ask.question import Arm, Question, Verdict
-from pdsim.ask.study import Study
-from pdsim.ask.words import milliseconds, number, percent, times
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import milliseconds, number, percent, times
 from pdsim.scenario.build import resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdsim.ask.asked import Asked
-from pdsim.ask.base import base_of
+from pdsim.questions.asked import Asked
+from pdsim.questions.base import base_of
 from pdsim.workload.clients import ClosedLoop, OpenLoop
 from pdsim.workload.synthetic import PrefixPool
 from pdsim.workload.traces import AzureTrace, MooncakeTrace, RequestTable
