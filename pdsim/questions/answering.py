@@ -1,20 +1,22 @@
 """From a question to its answer: run the arms, judge, look at the winner once more, and say what limits it."""
 
 import json
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import limiting_resource
 from pdsim.metrics.summary import tpot_ms, ttft_ms
-from pdsim.questions.answer import Answer, Row
-from pdsim.questions.asked import Asked
+from pdsim.questions.answer import SATURATED, Answer, Row
+from pdsim.questions.asked import NUM_SEEDS, Asked, asked_of
 from pdsim.questions.base import base_of
+from pdsim.questions.catalog import question
 from pdsim.questions.columns import COLUMNS
-from pdsim.questions.figure import draw
-from pdsim.questions.question import Question, Verdict, place_of
+from pdsim.questions.question import Arm, Question, Verdict, place_of
 from pdsim.questions.study import Study
 from pdsim.questions.words import number, percent
 from pdsim.scenario.schema import Scenario
@@ -25,55 +27,75 @@ from pdsim.sweeps.running import Progress
 from pdsim.workload.clients import ClosedLoop
 
 
-def answer(
+def ask(
     name: str,
-    question: Question,
-    asked: Asked,
+    /,
     *,
-    changes: tuple[str, ...] = (),
-    out: Path | None = None,
-    num_seeds: int = 3,
+    changes: Sequence[str] = (),
+    seeds: int = NUM_SEEDS,
     jobs: int | None = None,
+    out: Path | str | None = None,
     progress: Progress | None = None,
+    **asked: Any,
 ) -> Answer:
-    """Ask it.
+    """Answer a question.
 
     Args:
-        name: Of the question.
-        question: What varies, and what to say.
-        asked: Cluster, load and SLO.
+        name: Of the question; docs/ask.md has them.
         changes: Of the scenario, as "dotted.path=value".
-        out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
-        num_seeds: Runs of each arm; one of a trace with its own times.
+        seeds: Runs of each arm; one of a trace with its own times.
         jobs: Processes; None: one for each CPU; 1: this one.
+        out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
         progress: Told after each run.
+        asked: Cluster, load and SLO: the flags of `pdsim ask`, with underscores.
 
-    Raises ConfigError for wrong flags and fields, and if no arm is possible.
+    Raises ConfigError for wrong arguments and fields, and if no arm is possible.
 
     """
     with _folder(out) as folder:
-        base = base_of(asked, Path(folder), changes, question.defaults)
-        study = Study(base, asked, Path(folder), num_seeds=num_seeds, jobs=jobs, progress=progress)
-        arms = question.arms(base)
+        found, study, arms = begin(
+            name, folder, changes=changes, seeds=seeds, jobs=jobs, progress=progress, asked=asked_of(asked)
+        )
         while arms:
             study.run(arms)
             if not study.labels():
                 raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
-            arms = question.then(study)
-        verdict = question.verdict(study)
-        made = _answer(name, question, study, verdict)
+            arms = found.then(study)
+        made = _answer(name, found, study, found.verdict(study))
         if out is not None:
-            (out / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
-            (out / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
-            draw(question, study, verdict.winner).savefig(out / "answer.png", dpi=110)
+            (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
+            (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
+            made.figure.savefig(folder / "answer.png", dpi=110)
     return made
 
 
-def _folder(out: Path | None) -> AbstractContextManager[Path | str]:
+def begin(
+    name: str,
+    folder: Path,
+    *,
+    changes: Sequence[str],
+    seeds: int,
+    jobs: int | None,
+    asked: Asked,
+    progress: Progress | None = None,
+) -> tuple[Question, Study, list[Arm]]:
+    """With the arms to run first; nothing has run yet. Raises ConfigError for what cannot be asked."""
+    found = question(name)
+    for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} {value}: at least 1")
+    base = base_of(asked, folder, tuple(changes), found.defaults)
+    return found, Study(base, asked, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
+
+
+@contextmanager
+def _folder(out: Path | str | None) -> Iterator[Path]:
     if out is None:
-        return TemporaryDirectory(prefix="pdsim-ask-")
-    out.mkdir(parents=True, exist_ok=True)
-    return nullcontext(out)
+        with TemporaryDirectory(prefix="pdsim-ask-") as folder:
+            yield Path(folder)
+    else:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        yield Path(out)
 
 
 def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> Answer:
@@ -88,6 +110,8 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> An
         text=verdict.text,
         notes=(_alone(study, changes), *verdict.notes, *_costs(result.scenario)),
         limit=None if result.stall else limiting_resource(result.records, concurrency),
+        run=result,
+        axis=question.axis,
         columns=question.columns,
         rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
     )
@@ -96,13 +120,14 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> An
 def _row(question: Question, study: Study, label: str) -> Row:
     remark = study.error(label)
     if not remark and study[label].is_saturated:
-        remark = "saturated"
+        remark = SATURATED
     elif not remark and (share := study.failed_share(label)):
         remark = f"{share:.1%} of the requests failed"
     elif not remark and not study.meets(label):
         remark = "misses the SLO"
     estimates = {name: COLUMNS[name].value(study, label) for name in question.columns}
-    return Row(label, study.arm(label).changes, estimates, remark)
+    arm = study.arm(label)
+    return Row(label, arm.changes, arm.x, estimates, remark)
 
 
 def _alone(study: Study, changes: Changes) -> str:

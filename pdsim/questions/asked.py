@@ -1,9 +1,11 @@
 """What a question is asked about: the cluster, its load and the SLO, as flags give them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -68,8 +70,8 @@ class Asked:
             raise ConfigError(f"{flag(name)} stands beside {flag(beside[0])}: give one of the two{hint}")
 
     def given(self) -> dict[str, Any]:
-        """What is not None."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        """What is not its default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
 
 _LENGTHS = ("input_tokens", "output_tokens", "prefixes", "prefix_tokens")
@@ -85,6 +87,20 @@ DEFAULTS: dict[str, Any] = {
     "requests": 400,
     "concurrency": 64,
 }
+
+NUM_SEEDS = 3
+
+
+def asked_of(given: Mapping[str, Any]) -> Asked:
+    """As Python has it: files may be strings, tokens numbers. Raises ConfigError for what there is not."""
+    known = [field.name for field in fields(Asked)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"ask has no {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    read = {name: value for name, value in given.items() if value is not None}
+    read |= {name: Path(read[name]) for name in ("scenario", "profile", "trace") if name in read}
+    read |= {name: str(read[name]) for name in ("input_tokens", "output_tokens") if name in read}
+    return Asked(**read)
 
 
 def flag(name: str) -> str:

@@ -77,6 +77,10 @@ def _needed(study: Study, highest: float) -> list[str]:
 
 QUESTION = Question(
     asks="How much load does the cluster take within the SLO?",
+    varies=(
+        "All requests at once, then Poisson arrivals at half up to 95 % of what was served then; two more rates "
+        "between the last that meets the SLO and the first that does not."
+    ),
     columns=("goodput", "rate", "p90_ttft", "p90_tpot", "p99_ttft"),
     arms=arms,
     then=rates,

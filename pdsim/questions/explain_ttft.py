@@ -42,6 +42,7 @@ def _compared(study: Study) -> list[str]:
 
 QUESTION = Question(
     asks="Where does the time to the first token go?",
+    varies="The cluster as it is, one request at a time, and the same GPUs aggregated; the mean of each stage.",
     columns=("ttft", "p99_ttft", "outside", "admission", "queue", "forward", "transfer", "merge"),
     arms=arms,
     verdict=verdict,

@@ -59,6 +59,7 @@ def _others(study: Study, best: str) -> list[str]:
 
 QUESTION = Question(
     asks="Does sending KV while it is computed pay, by chunk or by layer?",
+    varies="KV sent after the whole prompt, after each chunk, after each of smaller chunks, and in groups of layers.",
     columns=("goodput", "rate", "ttft", "p99_ttft", "transfer", "forward"),
     arms=arms,
     verdict=verdict,

@@ -45,6 +45,7 @@ def _line(study: Study, label: str, torn: Torn) -> str:
 
 QUESTION = Question(
     asks="How large should a page be, and what do descriptors cost?",
+    varies="Pages of 1 to 256 tokens.",
     columns=("goodput", "descriptors", "transfer", "ttft", "p99_ttft", "rate"),
     arms=arms,
     verdict=verdict,

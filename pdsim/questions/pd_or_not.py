@@ -102,6 +102,10 @@ def _around(tokens: int) -> dict[str, object]:
 
 QUESTION = Question(
     asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
+    varies=(
+        "An aggregated cluster of as many GPUs against every split; for generated lengths also with prompts of a "
+        "sixteenth, a quarter and four times the length."
+    ),
     columns=("goodput", "rate", "p90_ttft", "p90_tpot", "latency"),
     arms=arms,
     then=other_prompts,

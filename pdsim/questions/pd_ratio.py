@@ -45,6 +45,7 @@ def verdict(study: Study) -> Verdict:
 
 QUESTION = Question(
     asks="How many of the GPUs should prefill?",
+    varies="Every split of the GPUs.",
     columns=("goodput", "rate", "p90_ttft", "p90_tpot", "queue", "admission"),
     arms=splits,
     verdict=verdict,

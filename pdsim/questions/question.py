@@ -39,6 +39,8 @@ class Verdict(NamedTuple):
 class Question:
     asks: str
     """In the user's words."""
+    varies: str
+    """What is compared, as docs/ask.md has it."""
     columns: tuple[str, ...]
     """Numbers of table and figure, by their names in COLUMNS."""
     arms: Callable[[Base], list[Arm]]

@@ -32,6 +32,7 @@ def _hits(study: Study) -> str:
 
 QUESTION = Question(
     asks="Which prefill instance should a prompt go to?",
+    varies="Five policies for the prefill instances.",
     columns=("goodput", "ttft", "p99_ttft", "prefill_hits", "rate"),
     arms=arms,
     verdict=verdict,

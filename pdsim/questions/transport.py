@@ -48,6 +48,7 @@ def _knee(study: Study) -> str:
 
 QUESTION = Question(
     asks="Which transport should carry KV, and how fast must its link be?",
+    varies="Five engines with the GPU's own links, and one with links of 0.5 to 100 GB/s.",
     columns=("goodput", "rate", "ttft", "p99_ttft", "transfer", "tpot"),
     arms=arms,
     verdict=verdict,

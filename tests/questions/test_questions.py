@@ -1,11 +1,11 @@
 """Questions about loads that were made so that the answer is known."""
 
 import json
+import re
 
 import pytest
 
-from pdsim.questions.answering import answer
-from pdsim.questions.asked import Asked
+import pdsim
 from pdsim.questions.catalog import NAMES, question
 from tests.markdown import ROOT, sections
 
@@ -27,9 +27,8 @@ def ask(tmp_path):
     path = tmp_path / "base.yaml"
     path.write_text(SCENARIO)
 
-    def asked(name, *changes, seeds=1, out=None, **flags):
-        given = Asked(scenario=path, **flags)
-        return answer(name, question(name), given, changes=changes, num_seeds=seeds, jobs=1, out=out)
+    def asked(name, *changes, seeds=1, **flags):
+        return pdsim.ask(name, scenario=path, changes=changes, seeds=seeds, jobs=1, **flags)
 
     return asked
 
@@ -174,5 +173,9 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
 
 def test_every_question_asks_something_and_is_documented():
     assert all(question(name).asks.endswith("?") for name in NAMES)
-    headings = list(sections(ROOT / "docs" / "ask.md"))
+    said = sections(ROOT / "docs" / "ask.md")
+    headings = list(said)
     assert headings[headings.index("The questions, and what users saw") + 1 :] == list(NAMES)
+    for name in NAMES:
+        text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", " ".join(said[name].split()))
+        assert text.startswith(question(name).varies)
