@@ -1,7 +1,11 @@
 """Wrong flags: one clear message, exit code 2, no traceback."""
 
+import re
+import sys
+
 import pytest
 
+from pdsim import ConfigError, ask
 from pdsim.cli import main
 
 WRONG = [
@@ -33,6 +37,10 @@ WRONG = [
         ["staging-ring", "--model", "deepseek-r1", "--gpus", "16"],
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
+    (["pd-ratio", "--notebook", "ratio.txt"], "--notebook ratio.txt: expected a name that ends in .ipynb or .py"),
+    (["--notebook", "ratio.py"], "--notebook ratio.py: name its question; there are pd-ratio, pd-or-not"),
+    (["pd-ratio", "--notebook", "ratio.py", "--gpus", "3", "--tp", "2"], "--gpus 3: prefill and decode need a server"),
+    (["capacity", "--notebook", "a.py", "--trace", "trace.jsonl"], "this trace has its own times"),
     (["pd-ratio", "--scenario", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]
 
@@ -51,3 +59,29 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
     captured = capsys.readouterr()
     assert message in captured.err
     assert not captured.out
+    assert not list(tmp_path.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"inputtokens": 9}, "ask has no 'inputtokens' (did you mean 'input_tokens'?); there are scenario, model, gpu"),
+        ({"seeds": 0}, "--seeds 0: at least 1"),
+        ({"input_tokens": 0}, "--input-tokens 0: expected tokens"),
+        ({"trace": "nowhere.csv"}, "--trace nowhere.csv does not exist"),
+    ],
+    ids="".join,
+)
+def test_what_is_wrong_in_python_is_said(wrong, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        ask("routing", **wrong)
+
+
+def test_what_a_notebook_needs_is_said(tmp_path, monkeypatch, capsys):
+    """Of its two formats, .py needs nothing."""
+    monkeypatch.setitem(sys.modules, "jupytext", None)
+    for name, code in (("routing.py", 0), ("routing.ipynb", 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["ask", "routing", "--notebook", str(tmp_path / name)])
+        assert ended.value.code == code
+    assert "pip install 'pdsim[notebook]'" in capsys.readouterr().err
