@@ -28,22 +28,22 @@ def ask(
     from pdsim.scenario.yaml_file import ConfigError
 
     given = {**asked.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
-    if notebook is not None:
-        from pdsim.questions.notebook import write_notebook
-
-        if name is None:
+    if name is None:
+        if notebook is not None:
             raise ConfigError(f"--notebook {notebook}: name its question; there are {', '.join(NAMES)}")
-        write_notebook(notebook, name, **given)
-        if json_:
-            print_json({"notebook": str(notebook)})
-        else:
-            print(f"notebook: {notebook}")
-    elif name is None:
         asks = {name: question(name).asks for name in NAMES}
         if json_:
             print_json(asks)
         else:
             print("\n".join(f"{name:22}{what}" for name, what in asks.items()))
+    elif notebook is not None:
+        from pdsim.questions.notebook import write_notebook
+
+        write_notebook(notebook, name, **given)
+        if json_:
+            print_json({"notebook": str(notebook)})
+        else:
+            print(f"notebook: {notebook}")
     else:
         from pdsim.cli.progress import progress_over
         from pdsim.questions.answering import ask as answer

@@ -89,6 +89,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 NUM_SEEDS = 3
+"""Runs of each way of doing it."""
 
 
 def asked_of(given: Mapping[str, Any]) -> Asked:

@@ -32,15 +32,8 @@ def _draw_dots(panel: Any, answer: Answer, name: str) -> None:
     for place, row in enumerate(answer.rows):
         value = row.estimates[name]
         if value is None:
-            panel.text(
-                0.02,
-                place,
-                _why_none(row),
-                transform=panel.get_yaxis_transform(),
-                fontsize=7,
-                va="center",
-                color="grey",
-            )
+            style = {"fontsize": 7, "va": "center", "color": "grey"}
+            panel.text(0.02, place, _why_none(row), transform=panel.get_yaxis_transform(), **style)
             continue
         fill = COLORS[0] if row.arm == answer.winner else "white"
         panel.errorbar(value.mean, place, xerr=value.half_width, fmt="o", color=COLORS[0], mfc=fill, capsize=3)

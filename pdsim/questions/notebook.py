@@ -18,39 +18,16 @@ _WIDTH = 116
 """Of prose, behind the sign of a comment."""
 
 
-def write_notebook(
-    path: Path,
-    name: str,
-    /,
-    *,
-    changes: Sequence[str] = (),
-    seeds: int = NUM_SEEDS,
-    jobs: int | None = None,
-    out: Path | str | None = None,
-    **asked: Any,
-) -> None:
+def write_notebook(path: Path, name: str, /, **given: Any) -> None:
     """A notebook that asks a question, .ipynb or .py (percent format). It is not run.
 
-    The arguments are those of ask, which the notebook calls with them. Files among them are written as seen from the
-    notebook's folder. Raises ConfigError for another suffix, without jupytext, and for what cannot be asked.
+    What is given are arguments of ask, which the notebook calls with them. Files among them are written as seen from
+    the notebook's folder. Raises ConfigError for another suffix, without jupytext, and for what cannot be asked.
 
     """
     if path.suffix not in {".ipynb", ".py"}:
         raise ConfigError(f"--notebook {path}: expected a name that ends in .ipynb or .py")
-    about = asked_of(asked)
-    with TemporaryDirectory() as folder:
-        found, _, _ = begin(name, Path(folder), changes=changes, seeds=seeds, jobs=jobs, asked=about)
-    given = {
-        **about.given(),
-        "changes": list(changes) or None,
-        "seeds": None if seeds == NUM_SEEDS else seeds,
-        "jobs": jobs,
-    }
-    seen = {key: relpath(value, path.parent) if isinstance(value, Path) else value for key, value in given.items()}
-    kept = "" if out is None else f", out={json.dumps(relpath(out, path.parent))}"
-    template = Template((files("pdsim.questions") / "notebook.template").read_text(encoding="utf-8"))
-    compared = fill(f"**Compared.** {found.varies}", _WIDTH).replace("\n", "\n# ")
-    source = template.substitute(name=name, asks=found.asks, compared=compared, asked=_literal(seen), out=kept)
+    source = _source(path.parent, name, **given)
     text = source if path.suffix == ".py" else _jupytext().writes(notebook_of(source), fmt="ipynb")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -65,8 +42,38 @@ def notebook_of(source: str) -> Any:
     return notebook
 
 
+def _source(
+    folder: Path,
+    name: str,
+    /,
+    *,
+    changes: Sequence[str] = (),
+    seeds: int = NUM_SEEDS,
+    jobs: int | None = None,
+    out: Path | str | None = None,
+    **asked: Any,
+) -> str:
+    """The template with the question's words, and the arguments that are not their defaults."""
+    about = asked_of(asked)
+    with TemporaryDirectory() as scratch:
+        found, _, _ = begin(name, Path(scratch), changes=changes, seeds=seeds, jobs=jobs, asked=about)
+    given = about.given()
+    given |= {key: relpath(value, folder) for key, value in given.items() if isinstance(value, Path)}
+    given |= {"changes": list(changes)} if changes else {}
+    given |= {"seeds": seeds} if seeds != NUM_SEEDS else {}
+    given |= {"jobs": jobs} if jobs is not None else {}
+    template = Template((files("pdsim.questions") / "notebook.template").read_text(encoding="utf-8"))
+    return template.substitute(
+        name=name,
+        asks=found.asks,
+        compared=fill(f"**Compared.** {found.varies}", _WIDTH).replace("\n", "\n# "),
+        asked=_literal(given),
+        out="" if out is None else f", out={json.dumps(relpath(out, folder))}",
+    )
+
+
 def _literal(given: dict[str, Any]) -> str:
-    lines = [f"    {json.dumps(name)}: {json.dumps(value)},\n" for name, value in given.items() if value is not None]
+    lines = [f"    {json.dumps(name)}: {json.dumps(value)},\n" for name, value in given.items()]
     return f"{{\n{''.join(lines)}}}" if lines else "{}"
 
 
