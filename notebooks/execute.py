@@ -10,28 +10,26 @@ from typing import Any
 import jupytext
 from nbclient import NotebookClient
 
+from pdsim.questions.notebook import notebook_of
+
 HERE = Path(__file__).parent
 HELPERS = {"execute", "setting"}
 MINUTES = 10
 
 
 def sources() -> list[Path]:
-    return sorted(path for path in HERE.glob("*.py") if path.stem not in HELPERS)
+    return sorted(path for path in HERE.rglob("*.py") if path.stem not in HELPERS)
 
 
 def read_source(path: Path) -> Any:
-    """A notebook without outputs. Cells are numbered, so that it is the same whenever it is made."""
-    notebook = jupytext.read(path)
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"
-    return notebook
+    """A notebook without outputs."""
+    return notebook_of(path.read_text(encoding="utf-8"))
 
 
 def execute(path: Path) -> Any:
     """The notebook with its outputs. Raises CellExecutionError if a cell fails."""
     notebook = read_source(path)
-    NotebookClient(notebook, timeout=60 * MINUTES, resources={"metadata": {"path": str(HERE)}}).execute()
+    NotebookClient(notebook, timeout=60 * MINUTES, resources={"metadata": {"path": str(path.parent)}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it was run
     notebook.metadata.pop("language_info")  # of the Python that ran it

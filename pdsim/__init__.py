@@ -5,6 +5,7 @@ result = simulate(load_scenario("scenario.yaml", ["decode.radix_cache=true"]))
 print(result.summary()["request_throughput"])
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import RunFolderError
@@ -15,6 +16,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, RunResult, simulate
 
 if TYPE_CHECKING:
+    from pdsim.questions.answering import ask
     from pdsim.sweeps.running import sweep
 
 __version__ = "0.1.0"
@@ -27,16 +29,18 @@ __all__ = [
     "Scenario",
     "StoredRun",
     "__version__",
+    "ask",
     "load_scenario",
     "simulate",
     "sweep",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Sweeps load Arrow, which takes longer to load than all the rest."""
-    if name == "sweep":
-        from pdsim.sweeps.running import sweep  # noqa: PLC0415
+_LATER = {"ask": "pdsim.questions.answering", "sweep": "pdsim.sweeps.running"}
+"""They load Arrow, which takes longer to load than all the rest."""
 
-        return sweep
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,7 @@ BELOW = {
         "optuna",
         "ray",
     },
-    "ask": {"sweeps", "sim", "system", "scenario", "workload", "metrics", "cost", "numpy", "matplotlib"},
+    "questions": {"sweeps", "sim", "system", "scenario", "workload", "metrics", "cost", "matplotlib", "jupytext"},
     "report": {"", "sweeps", "sim", "scenario", "metrics", "numpy", "matplotlib", "jinja2"},  # "": the version
 }
 """What each room may import besides itself and the standard library."""

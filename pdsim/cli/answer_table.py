@@ -1,7 +1,7 @@
 """An answer on the terminal: what to do, why, and the table behind it."""
 
-from pdsim.ask.answer import Answer
 from pdsim.cli.tables import new_console, new_table
+from pdsim.questions.answer import Answer
 
 
 def print_answer(made: Answer) -> None:

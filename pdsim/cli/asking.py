@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from pdsim.ask.asked import Asked
 from pdsim.cli.command import Json, Set, print_json
+from pdsim.questions.asked import NUM_SEEDS, Asked
 
 
 def ask(
@@ -15,38 +15,46 @@ def ask(
     *,
     asked: Annotated[Asked, Parameter(name="*", help="The load, the GPUs, what is good enough.")] = Asked(),  # noqa: B008  it is frozen
     set_: Set = None,
-    seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = 3,
+    seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
     out: Annotated[Path | None, Parameter(help="Write answer.md, answer.json, answer.png and the sweep here.")] = None,
+    notebook: Annotated[
+        Path | None, Parameter(help="Write a notebook that asks this, .ipynb or .py, and do not answer here.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
-    from pdsim.ask.questions import NAMES, question
+    from pdsim.questions.catalog import NAMES, question
     from pdsim.scenario.yaml_file import ConfigError
 
+    given = {**asked.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
+        if notebook is not None:
+            raise ConfigError(f"--notebook {notebook}: name its question; there are {', '.join(NAMES)}")
         asks = {name: question(name).asks for name in NAMES}
         if json_:
             print_json(asks)
         else:
             print("\n".join(f"{name:22}{what}" for name, what in asks.items()))
-        return
-    found = question(name)
-    for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value}: at least 1")
-    from pdsim.ask.answering import answer
-    from pdsim.cli.progress import progress_over
+    elif notebook is not None:
+        from pdsim.questions.notebook import write_notebook
 
-    with progress_over(name, None, quiet=json_) as advance:
-        made = answer(
-            name, found, asked, changes=tuple(set_ or ()), out=out, num_seeds=seeds, jobs=jobs, progress=advance
-        )
-    if json_:
-        print_json(made.to_json())
+        write_notebook(notebook, name, **given)
+        if json_:
+            print_json({"notebook": str(notebook)})
+        else:
+            print(f"notebook: {notebook}")
     else:
-        from pdsim.cli.answer_table import print_answer
+        from pdsim.cli.progress import progress_over
+        from pdsim.questions.answering import ask as answer
 
-        print_answer(made)
-        if out is not None:
-            print(f"answer.md, answer.json and answer.png: {out}")
+        with progress_over(name, None, quiet=json_) as advance:
+            made = answer(name, **given, progress=advance)
+        if json_:
+            print_json(made.to_json())
+        else:
+            from pdsim.cli.answer_table import print_answer
+
+            print_answer(made)
+            if out is not None:
+                print(f"answer.md, answer.json and answer.png: {out}")

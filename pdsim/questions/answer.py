@@ -1,0 +1,109 @@
+"""An answer, and how it is written down."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from pdsim.metrics.limits import Limit
+from pdsim.metrics.run_tables import load_pandas
+from pdsim.questions.columns import COLUMNS, cell
+from pdsim.sim.simulation import RunResult
+from pdsim.sweeps.design import Changes
+from pdsim.sweeps.interval import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SATURATED = "saturated"
+"""The remark of a row that therefore has no latency."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of doing it."""
+
+    arm: str
+    changes: Changes
+    """Of the scenario."""
+    x: float | None
+    """Where it stands on the figure's axis; None: it is no number."""
+    estimates: Mapping[str, Estimate | None]
+    """By column; None: it has none, or it says nothing of a saturated system."""
+    remark: str
+    """What is wrong with it."""
+
+    def to_json(self) -> dict[str, Any]:
+        estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
+        return {**asdict(self), "estimates": estimates}
+
+
+@dataclass(frozen=True)
+class Answer:
+    name: str
+    asks: str
+    load: str
+    """What it is about: cluster, load, SLO, replications."""
+    winner: str
+    """The arm that is recommended."""
+    text: str
+    notes: tuple[str, ...]
+    limit: Limit | None
+    """Of the recommended arm; None: it came to a halt."""
+    run: RunResult = field(repr=False)
+    """Of the recommended arm, with levels."""
+    axis: str
+    """What x is, with its unit; empty: the figure has dots side by side."""
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def titles(self) -> list[str]:
+        return ["", *(COLUMNS[name].title for name in self.columns), ""]
+
+    def cells(self, row: Row) -> list[str]:
+        return [row.arm, *(cell(row.estimates[name]) for name in self.columns), row.remark]
+
+    def remarks(self) -> list[str]:
+        """What limits the recommended arm, and all else that is to be said."""
+        if self.limit is None:
+            return list(self.notes)
+        relief = f"; more of it by {self.limit.relief}" if self.limit.relief else ""
+        return [f"What limits '{self.winner}': {self.limit.resource}: {self.limit.evidence}{relief}.", *self.notes]
+
+    def to_json(self) -> dict[str, Any]:
+        limit = None if self.limit is None else {**asdict(self.limit), "relief": self.limit.relief}
+        said = {"ask": self.name, "load": self.load, "recommendation": self.winner, "answer": self.text}
+        return {**said, "notes": list(self.notes), "limit": limit, "arms": [row.to_json() for row in self.rows]}
+
+    @property
+    def table(self) -> Any:
+        """A pandas DataFrame of the means, a row for each arm; NaN: it has none. Raises PandasMissingError."""
+        rows = [{"arm": row.arm, **_means(row), "remark": row.remark} for row in self.rows]
+        return load_pandas().DataFrame(rows).set_index("arm")
+
+    @property
+    def figure(self) -> "Figure":
+        """The numbers of the table, with their intervals. Drawn anew at each call."""
+        from pdsim.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
+
+        return draw(self)
+
+    def to_markdown(self) -> str:
+        """A page, with the figure that lies beside it."""
+        return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
+
+    def _repr_markdown_(self) -> str:
+        """As Jupyter shows it."""
+        table = [self.titles, ["---"] * len(self.titles), *(self.cells(row) for row in self.rows)]
+        parts = [
+            self.load,
+            f"**{self.text}**",
+            "\n".join(f"- {remark}" for remark in self.remarks()),
+            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def _means(row: Row) -> dict[str, float]:
+    return {COLUMNS[name].title: nan if value is None else value.mean for name, value in row.estimates.items()}

@@ -1,0 +1,16 @@
+"""One arm against the others, in words."""
+
+from collections.abc import Sequence
+
+from pdsim.questions.study import Study
+from pdsim.questions.words import is_told_apart, times
+
+
+def others_against(study: Study, best: str, others: Sequence[str], field: str, what: str) -> list[str]:
+    """Which of the others cannot be told apart from the best, and how many times as much each other one has."""
+    steady = study.steady(others)
+    ratios = {label: study.ratio(label, best, field) for label in steady if best in study.steady([best])}
+    equal = [label for label in ratios if not is_told_apart(ratios[label])]
+    found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
+    found += [f"with {label} {what} is {times(ratios[label])} that" for label in ratios if label not in equal]
+    return found + [f"{label} is saturated" for label in others if label not in steady]

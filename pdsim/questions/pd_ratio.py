@@ -1,0 +1,52 @@
+"""How many of the GPUs should prefill?"""
+
+from pdsim.questions.base import Base
+from pdsim.questions.question import Arm, Question, Verdict
+from pdsim.questions.study import Study
+from pdsim.questions.words import is_told_apart, number, times
+from pdsim.scenario.yaml_file import ConfigError
+
+
+def splits(base: Base) -> list[Arm]:
+    """All that use every GPU. Raises ConfigError if there is none."""
+    prefill, decode = base.scenario.pair
+    num_gpus = base.scenario.num_gpus
+    made = []
+    for instances in range(1, num_gpus // prefill.tp + 1):
+        others, rest = divmod(num_gpus - instances * prefill.tp, decode.tp)
+        if others >= 1 and not rest:
+            changes = {"prefill.instances": instances, "decode.instances": others}
+            made.append(Arm(f"{instances}P{others}D", changes))
+    if not made:
+        raise ConfigError(f"{base.path}: no prefill and decode instances together have {num_gpus} GPUs")
+    return made
+
+
+def verdict(study: Study) -> Verdict:
+    labels = study.labels()
+    best = study.best(labels)
+    if not study.goodput(best):
+        return Verdict(best, f"No ratio meets the SLO for any request; {best} has the shortest mean latency.")
+    text = f"Use {best}: {number(study.goodput(best))} requests/s per GPU meet the SLO"
+    others = [label for label in labels if label != best]
+    if not others:
+        return Verdict(best, f"{text}. It is the only ratio that is possible.")
+    second, worst = max(others, key=study.goodput), min(others, key=study.goodput)
+    ratio = study.goodput_ratio(best, second)
+    if is_told_apart(ratio):
+        text += f", {times(ratio)} what {second} gives"
+    else:
+        latency = times(study.ratio(second, best, "mean_e2e_latency_ms"))
+        text += f", which cannot be told from what {second} gives, at {latency} the latency"
+    if worst != second:
+        text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
+    return Verdict(best, text + ".")
+
+
+QUESTION = Question(
+    asks="How many of the GPUs should prefill?",
+    varies="Every split of the GPUs.",
+    columns=("goodput", "rate", "p90_ttft", "p90_tpot", "queue", "admission"),
+    arms=splits,
+    verdict=verdict,
+)

@@ -1,0 +1,87 @@
+"""Wrong flags: one clear message, exit code 2, no traceback."""
+
+import re
+import sys
+
+import pytest
+
+from pdsim import ConfigError, ask
+from pdsim.cli import main
+
+WRONG = [
+    (["pdratio"], "no question 'pdratio' (did you mean 'pd-ratio'?); there are pd-ratio, pd-or-not"),
+    (
+        ["routing", "--gpus", "1"],
+        "--gpus 1: prefill and decode need a server of 1 GPUs each: a multiple of 1, 2 at least",
+    ),
+    (["routing", "--gpus", "0"], "--gpus 0: at least 1"),
+    (["routing", "--rate", "-1"], "--rate -1: above 0"),
+    (["routing", "--attainment", "90"], "--attainment 90: a share, above 0 and at most 1"),
+    (["routing", "--model", "llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
+    (["routing", "--gpu", "h2000"], "no gpu 'h2000' in the catalog"),
+    (["routing", "--model", "deepseek-r1", "--gpu", "rtx-4090"], "deepseek-r1 does not fit on 16 rtx-4090: give --tp"),
+    (["routing", "--trace", "nowhere.csv"], "--trace nowhere.csv does not exist, or is no file"),
+    (["routing", "--input-tokens", "many"], "--input-tokens many: expected tokens, such as 4096 or 2048-8192"),
+    (["routing", "--input-tokens", "9-3"], "uniform lengths need 1 <= low <= high, found low 9, high 3"),
+    (["routing", "--rate", "3", "--concurrency", "4"], "--rate stands beside --concurrency: give one of the two"),
+    (
+        ["routing", "--scenario", "x.yaml", "--gpus", "4"],
+        "--scenario stands beside --gpus: give one of the two; change",
+    ),
+    (["routing", "--trace", "x.csv", "--input-tokens", "5"], "--trace stands beside --input-tokens"),
+    (["routing", "--scenario", "x.yaml"], "x.yaml does not exist"),
+    (["routing", "--set", "decode.radix=1"], "--set: unknown field 'decode.radix' (did you mean 'radix_cache'?)"),
+    (["routing", "--seeds", "0"], "--seeds 0: at least 1"),
+    (["capacity", "--trace", "trace.jsonl"], "capacity varies the rate, and this trace has its own times"),
+    (
+        ["staging-ring", "--model", "deepseek-r1", "--gpus", "16"],
+        "deepseek-r1 has latent KV, which every rank holds whole",
+    ),
+    (["pd-ratio", "--notebook", "ratio.txt"], "--notebook ratio.txt: expected a name that ends in .ipynb or .py"),
+    (["--notebook", "ratio.py"], "--notebook ratio.py: name its question; there are pd-ratio, pd-or-not"),
+    (["pd-ratio", "--notebook", "ratio.py", "--gpus", "3", "--tp", "2"], "--gpus 3: prefill and decode need a server"),
+    (["capacity", "--notebook", "a.py", "--trace", "trace.jsonl"], "this trace has its own times"),
+    (["pd-ratio", "--scenario", "aggregated.yaml"], "questions are about prefill and decode instances"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [0]}\n')
+    load = "workload: {use: random_lengths, num_requests: 3, input_tokens: 9, output_tokens: 9}\n"
+    (tmp_path / "aggregated.yaml").write_text(f"model: qwen3-0.6b\naggregated: {{gpu: h100}}\n{load}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["ask", *arguments])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert not captured.out
+    assert not list(tmp_path.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"inputtokens": 9}, "ask has no 'inputtokens' (did you mean 'input_tokens'?); there are scenario, model, gpu"),
+        ({"seeds": 0}, "--seeds 0: at least 1"),
+        ({"input_tokens": 0}, "--input-tokens 0: expected tokens"),
+        ({"trace": "nowhere.csv"}, "--trace nowhere.csv does not exist"),
+    ],
+    ids="".join,
+)
+def test_what_is_wrong_in_python_is_said(wrong, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        ask("routing", **wrong)
+
+
+def test_what_a_notebook_needs_is_said(tmp_path, monkeypatch, capsys):
+    """Of its two formats, .py needs nothing."""
+    monkeypatch.setitem(sys.modules, "jupytext", None)
+    for name, code in (("routing.py", 0), ("routing.ipynb", 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["ask", "routing", "--notebook", str(tmp_path / name)])
+        assert ended.value.code == code
+    assert "pip install 'pdsim[notebook]'" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""A question as a notebook: it asks what its flags ask, and both of its formats are one notebook."""
+
+import ast
+
+import jupytext
+import pytest
+
+from pdsim.cli import main
+from pdsim.questions.study import Study
+from tests.questions.test_questions import SCENARIO
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Study, "run", None)
+    (tmp_path / "base.yaml").write_text(SCENARIO)
+
+
+def write(path, *flags):
+    with pytest.raises(SystemExit) as ended:
+        main(["ask", "routing", *flags, "--notebook", path])
+    assert ended.value.code == 0
+
+
+def calls_of(path):
+    """What it gives to ask: the dictionary `asked`, and arguments of the first call that stand beside it."""
+    tree = ast.parse(path.read_text())
+    (asked,) = [
+        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and "asked" in names_of(node)
+    ]
+    first = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.func.id == "ask")
+    beside = {word.arg: ast.literal_eval(word.value) for word in first.keywords if word.arg}
+    return first.args[0].value, asked, beside
+
+
+def names_of(assignment):
+    return {target.id for target in assignment.targets}
+
+
+def test_flags_become_arguments(tmp_path):
+    flags = "--rate 3 --input-tokens 100-200 --ttft-ms 500 --set page_size=16 --set router=random --seeds 2 --jobs 1"
+    write("routing.py", *flags.split())
+    wanted = {"rate": 3.0, "input_tokens": "100-200", "ttft_ms": 500.0, "seeds": 2, "jobs": 1}
+    wanted["changes"] = ["page_size=16", "router=random"]
+    assert calls_of(tmp_path / "routing.py") == ("routing", wanted, {})
+
+
+def test_defaults_need_no_arguments(tmp_path):
+    write("routing.py", "--seeds", "3")
+    assert calls_of(tmp_path / "routing.py") == ("routing", {}, {})
+
+
+def test_files_are_seen_from_the_notebook(tmp_path):
+    """Its folder is where Jupyter runs it."""
+    write("a/b/routing.py", "--scenario", "base.yaml", "--out", "runs/routing")
+    asked = {"scenario": "../../base.yaml"}
+    assert calls_of(tmp_path / "a" / "b" / "routing.py") == ("routing", asked, {"out": "../../runs/routing"})
+
+
+def test_both_formats_are_one_notebook(tmp_path):
+    for suffix in ("py", "ipynb"):
+        write(f"routing.{suffix}", "--gpus", "8")
+    percent, shown = (jupytext.read(tmp_path / f"routing.{suffix}") for suffix in ("py", "ipynb"))
+    assert [(cell.cell_type, cell.source) for cell in percent.cells] == [
+        (cell.cell_type, cell.source) for cell in shown.cells
+    ]
+    assert len(shown.cells) > 10

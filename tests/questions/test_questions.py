@@ -1,0 +1,181 @@
+"""Questions about loads that were made so that the answer is known."""
+
+import json
+import re
+
+import pytest
+
+import pdsim
+from pdsim.questions.catalog import NAMES, question
+from tests.markdown import ROOT, sections
+
+SCENARIO = """\
+model: qwen3-0.6b
+page_size: 16
+prefill: {gpu: h100, instances: 2, radix_cache: false, overlap: false, chunked_prefill_tokens: 8192}
+decode: {gpu: h100, instances: 2}
+router: round_robin
+network: {transport: nixl-rdma, message_latency: 1 us}
+cost: {use: affine, prefill_per_token: 100 us, decode_base: 5 ms}
+workload: {use: random_lengths, num_requests: 24, input_tokens: 200, output_tokens: 20}
+client: {use: closed_loop, concurrency: 8}
+"""
+
+
+@pytest.fixture
+def ask(tmp_path):
+    path = tmp_path / "base.yaml"
+    path.write_text(SCENARIO)
+
+    def asked(name, *changes, seeds=1, **flags):
+        return pdsim.ask(name, scenario=path, changes=changes, seeds=seeds, jobs=1, **flags)
+
+    return asked
+
+
+def value(made, arm, column):
+    (row,) = [row for row in made.rows if row.arm == arm]
+    return row.estimates[column].mean
+
+
+def test_prompts_want_prefill_and_outputs_want_decode(ask):
+    prompts = ask("pd-ratio", "workload.output_tokens=2")
+    outputs = ask("pd-ratio", "workload.input_tokens=16", "workload.output_tokens=200", "decode.max_running_requests=2")
+    assert (prompts.winner, outputs.winner) == ("3P1D", "1P3D")
+    assert "3P1D" in prompts.text
+    assert prompts.limit.resource == "prefill compute"
+
+
+def test_idle_roles_are_a_waste_and_long_prompts_disturb_decode(ask):
+    """Prompts alone keep both aggregated GPUs busy; decode steps cannot wait for prompts of 0.4 s."""
+    pair = ("prefill.instances=1", "decode.instances=1")
+    prompts = ask("pd-or-not", *pair, "workload.output_tokens=2")
+    long = ("workload.input_tokens=4000", "workload.output_tokens=100", "client.concurrency=6")
+    disturbed = ask("pd-or-not", *pair, *long, ttft_ms=10_000, tpot_ms=8)
+    assert prompts.winner == "aggregated"
+    assert disturbed.winner != "aggregated"
+    assert any("By tokens of a prompt" in note for note in prompts.notes)
+
+
+def test_ttft_is_explained_by_its_longest_stage(ask):
+    made = ask("explain-ttft", "network.bandwidth=50 MB/s", "client.concurrency=1")
+    first = made.text.partition(",")[0]
+    assert "prefill_transfer_kv_cache" in first
+    assert value(made, "disaggregated", "transfer") > value(made, "disaggregated", "forward")
+    assert any("Against the same GPUs" in note for note in made.notes)
+
+
+def test_pages_matter_by_the_cost_of_a_descriptor(ask):
+    dear = ask("page-and-descriptors", "network.descriptor_latency=10 us")
+    free = ask("page-and-descriptors", "network.descriptor_latency=0 us", "network.transport=mooncake-rdma")
+    assert int(dear.winner) >= 64
+    assert free.winner == "1"
+    # 200 tokens in pages of 16 are 13 pages, of 28 layers' K and V each
+    assert any("Pages of 16: 728 descriptors" in note for note in dear.notes)
+
+
+@pytest.mark.parametrize(("tokens", "is_trap"), [(2000, True), (1000, False)])
+def test_a_prefill_buffer_that_is_too_small_is_found(ask, tokens, is_trap):
+    """114,688 B a token, half of it on each of two ranks: 1,170 tokens fill 64 MiB."""
+    made = ask("staging-ring", f"workload.input_tokens={tokens}", "network.descriptor_latency=5 us")
+    (note,) = [note for note in made.notes if "64 MB" in note]
+    assert note.startswith("Trap" if is_trap else "No trap")
+    sliced, trapped = (value(made, arm, "transfer") for arm in ("no staging: slices", "prefill buffer of 64 MiB"))
+    assert trapped == pytest.approx(sliced) if is_trap else trapped < sliced / 10
+
+
+def test_rings_that_hold_no_cell_are_named(ask):
+    """Cells of 229 to 459 MB: a ring of 256 MiB holds some of them, and lets the others fail."""
+    made = ask("staging-ring", "workload.input_tokens={use: uniform, low: 2000, high: 4000}")
+    assert made.winner == "ring of 512 MiB"
+    assert any("fail with a ring of 128 MiB or a ring of 256 MiB" in note for note in made.notes)
+
+
+def test_a_transport_matters_by_what_there_is_to_move(ask):
+    much = ask(
+        "transport", "cost.prefill.prefill_per_token=1 us", "workload.output_tokens=2", "workload.input_tokens=4000"
+    )
+    little = ask("transport", "workload.input_tokens=50")
+    assert value(much, "mooncake-tcp", "ttft") > 1.5 * value(much, much.winner, "ttft")
+    assert knee(little) < knee(much)
+
+
+def knee(made) -> float:
+    (note,) = [note for note in made.notes if note.startswith("From ")]
+    return float(note.split()[1])
+
+
+def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
+    pool = "num_prefixes: 2, prefix_tokens: 800, input_tokens: 50, output_tokens: 40"
+    changes = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "cost.prefill.prefill_per_token=1 us")
+    small = ("decode.pool_tokens=4000", "decode.admission.reserved_tokens=40")
+    assert ask("decode-cache", *changes, *small, concurrency=24).winner == "on"
+    assert ask("decode-cache").winner == "off"
+
+
+def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
+    def load(count):
+        pool = f"num_prefixes: {count}, prefix_tokens: 600, input_tokens: 60, output_tokens: 4"
+        return f"workload={{use: prefix_pool, num_requests: 80, {pool}}}"
+
+    caches = "prefill.radix_cache=true"
+    many = ask("routing", load(8), caches, "prefill.pool_tokens=4000", "prefill.instances=4", concurrency=4)
+    one = ask("routing", load(1), caches, "prefill.instances=4", concurrency=16)
+    assert many.winner == "cache_aware"
+    assert one.winner != "cache_aware"
+    assert value(one, "cache_aware", "ttft") > 1.5 * value(one, one.winner, "ttft")
+
+
+def test_reserved_tokens_cost_where_the_pool_is_short_alone(ask):
+    short = ask("admission", "decode.pool_tokens=5000", "client.concurrency=32", "cost.prefill.prefill_per_token=1 us")
+    assert value(short, "reserve 2048", "tokens") < value(short, "reserve 128", "tokens") / 2
+    assert "hardly matters" in ask("admission").text
+
+
+def test_layers_hide_a_slow_link_and_nothing_else(ask):
+    slow = ask("overlap", "network.bandwidth=1 GB/s", "client.concurrency=1")
+    fast = ask("overlap", "network.bandwidth=1000 GB/s", "network.descriptor_latency=0 us", "client.concurrency=1")
+    assert slow.winner == "28 groups of layers"
+    assert "hardly matters" in fast.text
+
+
+def test_capacity_lies_below_what_a_server_can_do(ask):
+    """Two prefill servers of 20 ms a prompt: 100/s at most."""
+    made = ask("capacity", "workload.num_requests=150", "workload.output_tokens=2", ttft_ms=200, rate=250)
+    highest = float(made.winner.removesuffix("/s"))
+    assert 60 < highest < 100
+    assert any("GPUs, 3 times these" in note or "GPUs, 4 times these" in note for note in made.notes)
+
+
+def test_what_no_instance_can_help_is_said_apart_from_queueing(ask):
+    alone = ask("pd-ratio", "client.concurrency=1", ttft_ms=10)
+    queued = ask("pd-ratio", "client.concurrency=32", ttft_ms=30)
+    assert any(note.startswith("Infeasible") for note in alone.notes)
+    assert not any(note.startswith("Infeasible") for note in queued.notes)
+
+
+def test_saturated_arms_have_no_latency(ask):
+    made = ask("pd-ratio", "workload.num_requests=200", "workload.output_tokens=2", rate=120)
+    (row,) = [row for row in made.rows if row.arm == "1P3D"]
+    assert row.remark == "saturated"
+    assert row.estimates["p90_ttft"] is None
+
+
+def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
+    out = tmp_path / "answer"
+    made = ask("routing", "workload.input_tokens={use: uniform, low: 50, high: 400}", seeds=2, out=out)
+    assert made.rows[0].estimates["ttft"].half_width > 0
+    assert json.loads((out / "answer.json").read_text()) == json.loads(json.dumps(made.to_json()))
+    assert made.text in (out / "answer.md").read_text()
+    assert (out / "answer.png").stat().st_size > 10_000
+    assert {"sweep.yaml", "points"} <= {path.name for path in out.iterdir()}
+
+
+def test_every_question_asks_something_and_is_documented():
+    assert all(question(name).asks.endswith("?") for name in NAMES)
+    said = sections(ROOT / "docs" / "ask.md")
+    headings = list(said)
+    assert headings[headings.index("The questions, and what users saw") + 1 :] == list(NAMES)
+    for name in NAMES:
+        text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", " ".join(said[name].split()))
+        assert text.startswith(question(name).varies)
