@@ -236,6 +236,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("validation-h200-aggregated", 7),
         ("validation-h200-tp", 4),
         ("validation-cpu", 8),
+        ("validation-two-cores", 8),
     ],
 )
 def test_the_matrices_of_the_repository_can_run(name, num_variants):
