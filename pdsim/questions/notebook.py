@@ -22,11 +22,14 @@ def write_notebook(path: Path, name: str, /, **given: Any) -> None:
     """A notebook that asks a question, .ipynb or .py (percent format). It is not run.
 
     What is given are arguments of ask, which the notebook calls with them. Files among them are written as seen from
-    the notebook's folder. Raises ConfigError for another suffix, without jupytext, and for what cannot be asked.
+    the notebook's folder. Raises ConfigError for another suffix, for a file that is there, without jupytext, and for
+    what cannot be asked.
 
     """
     if path.suffix not in {".ipynb", ".py"}:
         raise ConfigError(f"--notebook {path}: expected a name that ends in .ipynb or .py")
+    if path.exists():
+        raise ConfigError(f"--notebook {path}: is there already, perhaps with changes; delete it, or name another")
     source = _source(path.parent, name, **given)
     text = source if path.suffix == ".py" else _jupytext().writes(notebook_of(source), fmt="ipynb")
     path.parent.mkdir(parents=True, exist_ok=True)

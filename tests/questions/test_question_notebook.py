@@ -17,10 +17,10 @@ def nothing_runs(tmp_path, monkeypatch):
     (tmp_path / "base.yaml").write_text(SCENARIO)
 
 
-def write(path, *flags):
+def write(path, *flags, exit_code=0):
     with pytest.raises(SystemExit) as ended:
         main(["ask", "routing", *flags, "--notebook", path])
-    assert ended.value.code == 0
+    assert ended.value.code == exit_code
 
 
 def calls_of(path):
@@ -66,3 +66,10 @@ def test_both_formats_are_one_notebook(tmp_path):
         (cell.cell_type, cell.source) for cell in shown.cells
     ]
     assert len(shown.cells) > 10
+
+
+def test_a_notebook_that_is_there_is_kept(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("# changed by hand")
+    write("mine.py", exit_code=2)
+    assert "--notebook mine.py: is there already" in capsys.readouterr().err
+    assert (tmp_path / "mine.py").read_text() == "# changed by hand"
