@@ -43,10 +43,10 @@ def summarize(
         "input_throughput": rate(input_tokens),
         "output_throughput": rate(output_tokens),
         "total_throughput": rate(input_tokens + output_tokens),
-        **_statistics("e2e_latency", e2e),
-        **_statistics("ttft", ttft),
-        **_statistics("tpot", tpot),
-        **_statistics("itl", itl),
+        **statistics("e2e_latency", e2e),
+        **statistics("ttft", ttft),
+        **statistics("tpot", tpot),
+        **statistics("itl", itl),
         "max_itl_ms": itl.max(),
         "concurrency": rate(e2e.mean() * e2e.count / 1e3),
         "accept_length": _accept_length(records) if speculative else None,
@@ -89,7 +89,8 @@ def _end_ns(request: RequestRecord) -> int:
     return request.end_ns
 
 
-def _statistics(name: str, samples: Samples | RunSamples) -> dict[str, float]:
+def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float]:
+    """The fields of one latency; samples in ms."""
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
     return {
         f"mean_{name}_ms": samples.mean(),

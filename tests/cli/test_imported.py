@@ -59,6 +59,94 @@ INFERENCEX = {
 }
 
 
+def status(mean, **others):
+    """A distribution of GuideLLM's, of successful requests."""
+    percentiles = {"p50": mean, "p90": 1.5 * mean, "p95": 1.75 * mean, "p99": 2 * mean}
+    successful = {"mean": mean, "median": mean, "std_dev": mean / 4, "total_sum": 24 * mean, "percentiles": percentiles}
+    return {"successful": {**successful, **others}, "errored": {"mean": 0.0}}
+
+
+GUIDELLM_METRICS = {
+    "request_totals": {"successful": 24, "errored": 1, "incomplete": 0, "total": 25},
+    "requests_per_second": status(12.0),
+    "request_concurrency": status(3.5),
+    "request_latency": status(0.09),
+    "prompt_token_count": status(100.0),
+    "output_token_count": status(10.0, min=10.0, max=10.0),
+    "time_to_first_token_ms": status(30.0),
+    "time_per_output_token_ms": status(8.0),
+    "inter_token_latency_ms": status(5.0),
+    "prompt_tokens_per_second": status(1200.0),
+    "output_tokens_per_second": status(120.0),
+    "tokens_per_second": status(1320.0),
+}
+GUIDELLM_BENCHMARK = {
+    "type_": "generative_benchmark",
+    "config": {"strategy": {"type_": "concurrent", "streams": 4}},
+    "scheduler_metrics": {"strategy_type": "concurrent"},
+    "metrics": GUIDELLM_METRICS,
+    "requests": {"successful": [], "errored": [], "incomplete": [], "total": None},
+    "duration": 2.0,
+}
+GENAI_STATISTICS = {
+    "min": 0.1,
+    "mean": 0.2,
+    "stddev": 0.05,
+    "sum": 4.8,
+    "p25": 0.1,
+    "p50": 0.15,
+    "p90": 0.4,
+    "p99": 0.8,
+}
+GENAI_BENCH = {
+    "aggregated_metrics": {
+        "scenario": "D(100,10)",
+        "num_concurrency": 4,
+        "iteration_type": "num_concurrency",
+        "run_duration": 2.0,
+        "mean_output_throughput_tokens_per_s": 120.0,
+        "mean_input_throughput_tokens_per_s": 1200.0,
+        "mean_total_tokens_throughput_tokens_per_s": 1320.0,
+        "requests_per_second": 12.0,
+        "error_rate": 0.0,
+        "num_completed_requests": 24,
+        "total_arrivals": None,
+        "stats": {
+            "ttft": {**GENAI_STATISTICS, "p95": None},
+            "tpot": {"mean": 0.005, "p50": 0.004},
+            "e2e_latency": {"mean": 0.25},
+            "output_latency": {"mean": 0.22},
+            "num_input_tokens": {"mean": 100.0, "sum": 2400},
+            "num_output_tokens": {"mean": 10.0, "sum": 240},
+        },
+    },
+    "individual_request_metrics": [],
+}
+DYNOSIM = {
+    "num_requests": 25,
+    "completed_requests": 24,
+    "total_input_tokens": 2400,
+    "total_output_tokens": 240,
+    "duration_ms": 2000.0,
+    "wall_time_ms": 3.5,
+    "request_throughput_rps": 12.0,
+    "output_throughput_tok_s": 120.0,
+    "prefix_cache_reused_ratio": 0.25,
+    "mean_ttft_ms": 30.0,
+    "p75_ttft_ms": 33.0,
+    "mean_ttst_ms": 5.0,
+    "mean_tpot_ms": 5.0,
+    "mean_itl_ms": 5.5,
+    "p99_itl_ms": 9.0,
+    "mean_e2e_latency_ms": 90.0,
+}
+
+
+def guidellm(**changed):
+    benchmark = {**GUIDELLM_BENCHMARK, "metrics": {**GUIDELLM_METRICS, **changed}}
+    return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "config": {}, "benchmarks": [benchmark]}
+
+
 def written(tmp_path, *rows, name="bench.jsonl"):
     path = tmp_path / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -128,6 +216,121 @@ def test_inferencex_counts_output_per_decode_gpu_and_input_per_prefill_gpu(tmp_p
     assert summary(tmp_path, alone)[1]["output_throughput"] == 240
 
 
+def test_guidellm_times_per_output_token_hold_the_first_one_and_are_left_out(tmp_path):
+    tool, found = summary(tmp_path, guidellm())
+    assert tool == "GuideLLM"
+    times = {"mean": 1, "median": 1, "std": 0.25, "p90": 1.5, "p95": 1.75, "p99": 2}
+    means_ms = {"e2e_latency": 90.0, "ttft": 30.0, "tpot": 5.0}
+    assert found == pytest.approx(
+        {
+            "duration": 2.0,
+            "completed": 24,
+            "max_concurrency": 4,
+            "concurrency": 3.5,
+            "total_input_tokens": 2400.0,
+            "total_output_tokens": 240.0,
+            "request_throughput": 12.0,
+            "input_throughput": 1200.0,
+            "output_throughput": 120.0,
+            "total_throughput": 1320.0,
+            "mean_itl_ms": 5.0,
+            **{f"{s}_{name}_ms": share * mean for name, mean in means_ms.items() for s, share in times.items()},
+        }
+    )
+
+
+def test_guidellm_weighs_gaps_by_tokens_so_that_tpot_is_of_the_requests_one_by_one(tmp_path):
+    """Two requests, of 3 and of 21 tokens, with 8 and 4 ms between tokens: ITL is 4.36 in the mean and TPOT 6."""
+    itl_ms = (2 * 8 + 20 * 4) / 22
+    report = guidellm(
+        request_totals={"successful": 2},
+        output_token_count=status(12.0, min=3.0, max=21.0),
+        inter_token_latency_ms=status(itl_ms),
+    )
+    assert "mean_tpot_ms" not in summary(tmp_path, report)[1]
+    each = [{"inter_token_latency_ms": 8.0}, {"inter_token_latency_ms": 4.0}]
+    report["benchmarks"][0]["requests"] = {"successful": each}
+    found = summary(tmp_path, report)[1]
+    assert (found["mean_itl_ms"], found["mean_tpot_ms"], found["std_tpot_ms"]) == (itl_ms, 6.0, 2.0)
+    assert "p99_itl_ms" not in found
+
+
+def test_what_was_not_streamed_has_no_times_of_tokens(tmp_path):
+    report = guidellm(time_to_first_token_ms=status(0.0), inter_token_latency_ms=status(0.0))
+    dynosim = {**DYNOSIM, "mean_tpot_ms": 0.0, "mean_itl_ms": 0.0, "p99_itl_ms": 0.0}
+    for row in (report, dynosim):
+        assert not {"mean_tpot_ms", "mean_itl_ms", "p99_itl_ms"} & summary(tmp_path, row)[1].keys()
+    assert "mean_ttft_ms" not in summary(tmp_path, report)[1]
+
+
+def test_every_benchmark_of_guidellm_is_a_result(tmp_path):
+    report = guidellm()
+    report["benchmarks"] += [
+        {**GUIDELLM_BENCHMARK, "config": {"strategy": strategy}}
+        for strategy in ({"type_": "constant", "rate": 2.5}, {"type_": "synchronous"})
+    ]
+    names = [one.name for one in read_results(written(tmp_path, report))]
+    assert names == ["concurrent@4", "constant@2.5 #2", "synchronous #3"]
+
+
+def test_genai_bench_is_in_seconds_unless_it_says_otherwise(tmp_path):
+    tool, found = summary(tmp_path, GENAI_BENCH)
+    assert tool == "genai-bench"
+    assert found == pytest.approx(
+        {
+            "duration": 2.0,
+            "completed": 24,
+            "max_concurrency": 4,
+            "total_input_tokens": 2400,
+            "total_output_tokens": 240,
+            "request_throughput": 12.0,
+            "input_throughput": 1200.0,
+            "output_throughput": 120.0,
+            "total_throughput": 1320.0,
+            "mean_ttft_ms": 200.0,
+            "median_ttft_ms": 150.0,
+            "std_ttft_ms": 50.0,
+            "p90_ttft_ms": 400.0,
+            "p99_ttft_ms": 800.0,
+            "mean_tpot_ms": 5.0,
+            "median_tpot_ms": 4.0,
+            "mean_e2e_latency_ms": 250.0,
+        }
+    )
+    assert summary(tmp_path, {**GENAI_BENCH, "_time_unit": "ms"})[1]["mean_ttft_ms"] == 0.2
+
+
+def test_genai_bench_with_warm_up_has_no_rates_of_tokens(tmp_path):
+    """It divides the tokens of some requests by the time of all."""
+    metrics = GENAI_BENCH["aggregated_metrics"]
+    some = {**metrics["stats"], "num_input_tokens": {"mean": 100.0, "sum": 2000}}
+    row = {"aggregated_metrics": {**metrics, "stats": some, "total_arrivals": 30}}
+    found = summary(tmp_path, row)[1]
+    assert not {"output_throughput", "total_output_tokens", "max_concurrency"} & found.keys()
+    assert found["request_throughput"] == 12
+
+
+def test_dynosim_has_names_like_ours(tmp_path):
+    tool, found = summary(tmp_path, DYNOSIM)
+    assert tool == "DynoSim"
+    same = ("total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")
+    assert found == {
+        "duration": 2.0,
+        "completed": 24,
+        "request_throughput": 12.0,
+        "output_throughput": 120.0,
+        "mean_e2e_latency_ms": 90.0,
+        **{name: DYNOSIM[name] for name in same},
+    }
+    whole = {"summary": DYNOSIM, "per_request": None, "coverage": {}, "planner": None}
+    assert summary(tmp_path, whole) == (tool, found)
+
+
+def test_where_dynosim_tells_token_gaps_they_are_itl(tmp_path):
+    gaps = {**DYNOSIM, "mean_itl_ms": 5.0, "mean_token_gap_ms": 5.5, "p99_token_gap_ms": 9.0}
+    assert summary(tmp_path, gaps) == summary(tmp_path, DYNOSIM)
+
+
 def test_one_file_may_hold_several_results(tmp_path):
     array = tmp_path / "agg_bmk.json"
     array.write_text(json.dumps([INFERENCEX, INFERENCEX]))
@@ -164,10 +367,32 @@ def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
     [
         ("[]", "has no results"),
         ("[1]", "result 1: expected an object, found int"),
-        ('{"a": 1}', "is no result of SGLang's bench_serving, vLLM's bench serve, AIPerf or InferenceX: it has a"),
+        (
+            '{"a": 1}',
+            "is no result of SGLang's bench_serving, vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-",
+        ),
         ('{"a": ', "line 1: not JSON"),
         ('{"aiperf_version": "1", "request_latency": {"unit": "h", "avg": 1}}', "request_latency: no unit 'h'"),
         ('{"tput_per_gpu": 1}', "result 1: InferenceX's row has no tp"),
+        ('{"mean_ttft_ms": "fast"}', "result 1: mean_ttft_ms: expected a finite number, found 'fast'"),
+        ('{"mean_ttft_ms": NaN}', "result 1: mean_ttft_ms: expected a finite number, found nan"),
+        (
+            '{"metadata": {"version": 1}, "benchmarks": []}',
+            "metadata.version: of GuideLLM's reports 2 is read, found 1",
+        ),
+        ('{"metadata": {"version": 2}, "benchmarks": []}', "has no results"),
+        ('{"metadata": {"version": 2}, "benchmarks": 1}', "benchmarks: expected an array, found int"),
+        (
+            json.dumps(guidellm(request_latency={})),
+            "metrics.request_latency.successful: expected an object, found nothing",
+        ),
+        (
+            json.dumps(guidellm(request_latency={"successful": {"mean": "0"}})),
+            "request_latency.successful.mean: expected a finite number",
+        ),
+        ('{"aggregated_metrics": {"stats": []}}', "result 1: aggregated_metrics.stats: expected an object, found list"),
+        (json.dumps({**GENAI_BENCH, "_time_unit": "min"}), "result 1: no unit 'min'; there are s, ms"),
+        ('{"summary": 1, "coverage": {}}', "result 1: summary: expected an object, found int"),
     ],
 )
 def test_what_no_tool_writes_is_one_message(capsys, tmp_path, text, message):
