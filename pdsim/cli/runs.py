@@ -54,7 +54,7 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
     ----------
     runs
         Scenario files, which are simulated, folders of earlier runs, or results of SGLang's bench_serving,
-        vLLM's bench serve, AIPerf or InferenceX (.json, .jsonl).
+        vLLM's bench serve, AIPerf, InferenceX, GuideLLM, genai-bench or DynoSim (.json, .jsonl).
     out
         Write a folder for each simulated run, and compare.png, here.
 

@@ -1,5 +1,7 @@
 """genai-bench: one file of a scenario and load, with times in seconds unless it says otherwise."""
 
+from math import isclose
+
 from pdsim.calibration.tools.fields import Fields, statistics_of
 
 _STATISTICS = {"mean": "mean", "p50": "median", "stddev": "std", "p90": "p90", "p95": "p95", "p99": "p99"}
@@ -38,5 +40,5 @@ def genai_bench(result: Fields) -> dict[str, float]:
 def _counts_all_tokens(metrics: Fields, stats: Fields) -> bool:
     """Its statistics leave out warm-up and cool-down, but the time through which it divides tokens does not."""
     tokens = stats.part("num_input_tokens")
-    total, mean = tokens.number("sum"), tokens.number("mean")
-    return bool(total and mean) and round(total / mean) == metrics.number("num_completed_requests")
+    mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
+    return mean is not None and completed is not None and isclose(mean * completed, tokens.number("sum") or 0)
