@@ -374,6 +374,7 @@ def test_what_a_tool_does_not_report_is_blank_and_not_zero(capsys, tmp_path):
         ('{"a": ', "line 1: not JSON"),
         ('{"aiperf_version": "1", "request_latency": {"unit": "h", "avg": 1}}', "request_latency: no unit 'h'"),
         ('{"tput_per_gpu": 1}', "result 1: InferenceX's row has no tp"),
+        ('{"tput_per_gpu": 1, "tp": "all"}', "result 1: tp: expected a whole number, found 'all'"),
         ('{"mean_ttft_ms": "fast"}', "result 1: mean_ttft_ms: expected a finite number, found 'fast'"),
         ('{"mean_ttft_ms": NaN}', "result 1: mean_ttft_ms: expected a finite number, found nan"),
         (

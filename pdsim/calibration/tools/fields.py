@@ -44,6 +44,14 @@ class Fields:
             raise ConfigError(f"{self._file}: {self._to(name)}: expected a finite number, found {value!r}")
         return value
 
+    def count(self, name: str) -> int:
+        """A whole number, which may be written as text."""
+        value = self.get(name)
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ConfigError(f"{self._file}: {self._to(name)}: expected a whole number, found {value!r}") from None
+
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
         """Those that are there, under our names: `names` are ours by theirs."""
         found = {ours: self.number(theirs) for theirs, ours in names.items()}
@@ -51,7 +59,8 @@ class Fields:
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
         """What one of the named unit is worth."""
-        if (unit := self.get(name)) not in units:
+        unit = self.get(name)
+        if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
         return units[unit]
 

@@ -9,15 +9,15 @@ _TIMES = {f"{s}_{theirs}": f"{s}_{ours}_ms" for theirs, ours in _LATENCIES.items
 
 
 def inferencex(row: Fields) -> dict[str, float]:
-    is_pair = row.get("disagg") in {True, "true", "True"}
+    is_pair = row.get("disagg") in (True, "true", "True")
     sizes = ("num_prefill_gpu", "num_decode_gpu") if is_pair else ("tp",)
     if missing := [name for name in sizes if not row.get(name)]:
         raise ConfigError(f"{row.where}: InferenceX's row has no {', '.join(missing)}, which its rates per GPU are of")
-    gpus = [int(row.get(name)) for name in sizes]
+    gpus = [row.count(name) for name in sizes]
     return {
         **row.numbers(_TIMES, 1e3),
         **row.numbers({"tput_per_gpu": "total_throughput"}, sum(gpus)),
         **row.numbers({"output_tput_per_gpu": "output_throughput"}, gpus[-1]),
         **row.numbers({"input_tput_per_gpu": "input_throughput"}, gpus[0]),
-        **({"max_concurrency": int(row.get("conc"))} if row.get("conc") else {}),
+        **({"max_concurrency": row.count("conc")} if row.get("conc") else {}),
     }
