@@ -22,11 +22,11 @@ def loads(draw: st.DrawFn) -> list[RequestSpec]:
     for i in range(draw(st.integers(1, 14))):
         earlier = draw(st.sampled_from([None, *specs])) if draw(st.booleans()) and specs else None
         output = draw(st.integers(1, 40))
-        if earlier is not None and not any(spec.after == earlier.request_id for spec in specs):
+        if earlier is not None and not any(earlier.request_id in spec.after for spec in specs):
             history = earlier.prompt.then(earlier.output)
             prompt = history.then(Spans.of(20_000 + i, draw(st.integers(1, 20))))
             think = draw(st.integers(0, 50)) * MILLISECOND
-            spec = request(i, prompt, output, after=earlier.request_id, think_ns=think)
+            spec = request(i, prompt, output, after=(earlier.request_id,), think_ns=think)
         else:
             prefix = (draw(st.integers(0, 2)), 0, draw(st.integers(0, 60)))
             prompt = Spans((prefix, (30_000 + i, 0, draw(st.integers(1, 60)))))
