@@ -35,6 +35,7 @@ _SIGNS = {
 _WAITS = '"wait_for"'
 _LONGEST_LINE = 2**20
 _WITHOUT_TIMES = ("applied_compute_trace", "sharegpt")
+"""Sent as generated loads are."""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def mooncake_rows(
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)
     ids = _Ids(block_tokens)
-    names = {spec.request_id: f"session-{session[0].request_id}" for session in sessions_of(specs) for spec in session}
-    continued = {earlier for spec in specs for earlier in spec.after}
+    sessions = [session for session in sessions_of(specs) if len(session) > 1]
+    names = {turn.request_id: f"session-{session[0].request_id}" for session in sessions for turn in session}
 
     def row(spec: RequestSpec) -> dict[str, Any]:
-        session = {"session_id": names[spec.request_id]} if spec.after or spec.request_id in continued else {}
+        session = {"session_id": names[spec.request_id]} if spec.request_id in names else {}
         delay = {"delay": _ms(spec.think_ns)} if spec.after else {}
         return {"timestamp": _ms(sent_ns[spec.request_id]), **session, **delay, **ids.lengths(spec)}
 

@@ -49,7 +49,7 @@ class ShareGpt(Trace):
 
 
 def _first_two(record: Line) -> list[object]:
-    turns = record.get("conversations")
+    turns = record.value("conversations")
     if not isinstance(turns, list):
         raise record.error("conversations", turns, "a list of turns")
     return turns[:2]

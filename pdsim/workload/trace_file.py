@@ -43,7 +43,7 @@ class Line:
         return [self._time_ns(f"{name}[{i}]", found, unit_ns) for i, found in enumerate(self._list(name, num))]
 
     def _list(self, name: str, num: int) -> list[Any]:
-        found = self._fields.get(name)
+        found = self.value(name)
         if not isinstance(found, list) or len(found) != num:
             raise self.error(name, found, f"a list of {num}")
         return found
