@@ -17,16 +17,17 @@ page_sizes = st.sampled_from([1, 2, 4, 16])
 
 @st.composite
 def loads(draw: st.DrawFn) -> list[RequestSpec]:
-    """Requests with shared prefixes, sessions, bursts and gaps."""
+    """Requests with shared prefixes, sessions that fork and join, bursts and gaps."""
     specs: list[RequestSpec] = []
     for i in range(draw(st.integers(1, 14))):
         earlier = draw(st.sampled_from([None, *specs])) if draw(st.booleans()) and specs else None
         output = draw(st.integers(1, 40))
-        if earlier is not None and not any(spec.after == earlier.request_id for spec in specs):
+        if earlier is not None:
             history = earlier.prompt.then(earlier.output)
             prompt = history.then(Spans.of(20_000 + i, draw(st.integers(1, 20))))
             think = draw(st.integers(0, 50)) * MILLISECOND
-            spec = request(i, prompt, output, after=earlier.request_id, think_ns=think)
+            awaited = {earlier.request_id, draw(st.sampled_from(specs)).request_id}
+            spec = request(i, prompt, output, after=tuple(awaited), think_ns=think)
         else:
             prefix = (draw(st.integers(0, 2)), 0, draw(st.integers(0, 60)))
             prompt = Spans((prefix, (30_000 + i, 0, draw(st.integers(1, 60)))))

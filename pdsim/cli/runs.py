@@ -213,9 +213,12 @@ def replay(run: Path, *, json_: Json = False) -> None:
 def export(
     run: Path,
     *,
-    to: Annotated[Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake"], Parameter(help="Whose format.")],
+    to: Annotated[
+        Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake", "agentic_mooncake"],
+        Parameter(help="Whose format."),
+    ],
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
-    block_tokens: Annotated[int, Parameter(help="mooncake: prompt tokens of one hash id.")] = 512,
+    block_tokens: Annotated[int, Parameter(help="Traces: prompt tokens of one hash id.")] = 512,
     set_: Set = None,
     seed: Seed = None,
 ) -> None:
@@ -230,16 +233,20 @@ def export(
     from pdsim.calibration.exported import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.scenario.build import requests_of
-    from pdsim.workload.mooncake_file import write_mooncake
+    from pdsim.workload.mooncake_file import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
     changes = changes_of(set_, seed)
     scenario = scenario_of(run, changes)
     (finished,) = obtain_runs((run,), changes, None, quiet=False)
-    if to == "mooncake":
+    rows = {"mooncake": mooncake_rows, "agentic_mooncake": agentic_rows}
+    if to in rows:
         sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}
-        write_mooncake(out, requests_of(scenario), sent_ns, block_tokens=block_tokens)
+        try:
+            write_mooncake(out, rows[to](requests_of(scenario), sent_ns, block_tokens=block_tokens))
+        except NotASessionError as wrong:
+            raise ConfigError(f"{run}: {wrong}; --to agentic_mooncake keeps what waits for what") from None
     else:
         write_result(out, to, Run(finished.summary, finished.records.requests, scenario))
     print(f"{to}: {out}")

@@ -26,7 +26,7 @@ class Asked:
     profile: Path | None = None
     """Step times that were fitted to measurements [the roofline's]."""
     trace: Path | None = None
-    """Mooncake's or Azure's format, or a table of requests."""
+    """In any format that a scenario reads, known by its first line."""
     input_tokens: str | None = None
     """N: within 20 % of it; N-M: from N to M; evenly spread [4096]."""
     output_tokens: str | None = None

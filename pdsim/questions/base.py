@@ -1,11 +1,11 @@
 """The scenario that a question starts from: a file of the user's, or one made of flags."""
 
-import csv
 import gzip
 import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,18 @@ _SPREAD = 0.2
 _WEIGHTS = 0.6
 """Of the GPU's memory at most, where tp is not given."""
 _NUM_OF_TRACE = 1000
+_SIGNS = {
+    "chat_id": "bailian_trace",
+    "hash_ids": "mooncake_trace",
+    "tool_call_latency": "applied_compute_trace",
+    "ContextTokens": "azure_trace",
+    "Request tokens": "burstgpt_trace",
+}
+"""Fields of first lines, the rarer ones first; a table of requests has none of them."""
+_WAITS = '"wait_for"'
+_LONGEST_LINE = 2**20
+_WITHOUT_TIMES = ("applied_compute_trace", "sharegpt")
+"""Sent as generated loads are."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,8 @@ def _load_changes(asked: Asked) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if asked.trace is not None:
         made["workload"] = _trace(asked.trace, asked.requests or _NUM_OF_TRACE)
-        made["client"] = "open_loop"
+        if made["workload"]["use"] not in _WITHOUT_TIMES:
+            made["client"] = "open_loop"
     elif asked.requests is not None:
         made["workload.num_requests"] = asked.requests
     if asked.rate is not None or asked.concurrency is not None:
@@ -91,7 +104,9 @@ def _described(asked: Asked, values: Mapping[str, Any]) -> dict[str, Any]:
             f"--gpus {values['gpus']}: prefill and decode need a server of {tp} GPUs each: a multiple of {tp}, "
             f"{2 * tp} at least"
         )
-    has_times = asked.trace is not None and asked.rate is None and asked.concurrency is None
+    workload = _workload(asked, values)
+    is_recorded = asked.trace is not None and workload["use"] not in _WITHOUT_TIMES
+    has_times = is_recorded and asked.rate is None and asked.concurrency is None
     server = {"gpu": values["gpu"], "tp": tp}
     profile = {} if asked.profile is None else {"cost": {"profile": str(asked.profile.absolute())}}
     return {
@@ -101,7 +116,7 @@ def _described(asked: Asked, values: Mapping[str, Any]) -> dict[str, Any]:
         "page_size": 64,
         "prefill": {"instances": servers // 2, **server},
         "decode": {"instances": servers - servers // 2, **server},
-        "workload": _workload(asked, values),
+        "workload": workload,
         "client": "open_loop" if has_times else _client(values),
     }
 
@@ -136,17 +151,21 @@ def _lengths(name: str, text: str) -> dict[str, Any]:
 
 
 def _trace(path: Path, num_requests: int) -> dict[str, Any]:
-    """By the first line: Mooncake's, Azure's, or a table."""
     if not path.is_file():
         raise ConfigError(f"--trace {path} does not exist, or is no file")
+    return {"use": _kind(path), "path": str(path.absolute()), "num_requests": num_requests}
+
+
+def _kind(path: Path) -> str:
+    """By the first line; requests may wait for others from a later line on."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        first = next(csv.reader(file), [])
-    use = "request_table"
-    if any("hash_ids" in cell for cell in first):
-        use = "mooncake_trace"
-    elif "ContextTokens" in first:
-        use = "azure_trace"
-    return {"use": use, "path": str(path.absolute()), "num_requests": num_requests}
+        first = file.readline(_LONGEST_LINE)
+        kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "request_table")
+        if first.lstrip().startswith("["):
+            kind = "sharegpt"
+        elif kind == "mooncake_trace" and any(_WAITS in line for line in chain([first], file)):
+            kind = "agentic_mooncake_trace"
+    return kind
 
 
 def _least_tp(model: str, gpu: str) -> int:

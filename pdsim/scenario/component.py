@@ -73,9 +73,12 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "shared_prefix_groups": "pdsim.workload.synthetic:SharedPrefixGroups",
         "sessions": "pdsim.workload.synthetic:Sessions",
         "mooncake_trace": "pdsim.workload.traces:MooncakeTrace",
+        "agentic_mooncake_trace": "pdsim.workload.agentic_traces:AgenticMooncakeTrace",
+        "applied_compute_trace": "pdsim.workload.agentic_traces:AppliedComputeTrace",
         "bailian_trace": "pdsim.workload.traces:BailianTrace",
         "burstgpt_trace": "pdsim.workload.traces:BurstGptTrace",
         "azure_trace": "pdsim.workload.traces:AzureTrace",
+        "sharegpt": "pdsim.workload.sharegpt:ShareGpt",
         "request_table": "pdsim.workload.traces:RequestTable",
     },
     Client: {

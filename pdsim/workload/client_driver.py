@@ -1,11 +1,13 @@
 """Sends the requests of a workload: at their times, or as earlier ones end."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from pdsim.workload.clients import Client, ClosedLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.sessions import sessions_of
 
 
 class Timeline(Protocol):
@@ -20,7 +22,7 @@ class Timeline(Protocol):
 
 
 class ClientDriver:
-    """Later turns of a session follow the earlier ones; a closed loop counts sessions, not turns."""
+    """Later requests of a session follow earlier ones; a closed loop counts sessions, not requests."""
 
     def __init__(
         self,
@@ -34,39 +36,60 @@ class ClientDriver:
         self._timeline = timeline
         self._client = client
         self._send = send
-        self._next_turn = {spec.after: spec for spec in requests if spec.after is not None}
-        first_turns = [spec for spec in requests if spec.after is None]
-        self._times = None
-        if not isinstance(client, ClosedLoop):
+        self._num_awaited = {spec.request_id: len(spec.after) for spec in requests}
+        self._followers: defaultdict[int, list[RequestSpec]] = defaultdict(list)
+        for spec in requests:
+            for earlier in spec.after:
+                self._followers[earlier].append(spec)
+        if isinstance(client, ClosedLoop):
+            sessions = sessions_of(requests)
+            self._sessions = iter(sessions)
+            self._session_of = {spec.request_id: i for i, session in enumerate(sessions) for spec in session}
+            self._num_unfinished = [len(session) for session in sessions]
+        else:
+            first = [spec for spec in requests if not spec.after]
+            self._times = None
             if client.arrivals is None:
-                first_turns.sort(key=lambda spec: spec.arrival_ns)
+                first.sort(key=lambda spec: spec.arrival_ns)
             else:
                 self._times = client.arrivals.times_ns(streams.named("arrivals"))
-        self._first_turns = deque(first_turns)
+            self._first = deque(first)
 
     def start(self) -> None:
         if isinstance(self._client, ClosedLoop):
-            num_first = min(self._client.concurrency, len(self._first_turns))
-            self._timeline.after(0, lambda _: self._burst(num_first))
+            concurrency = self._client.concurrency
+            self._timeline.after(0, lambda _: self._burst(concurrency))
         else:
             self._schedule_next()
 
     def on_end(self, request_id: int) -> None:
-        turn = self._next_turn.pop(request_id, None)
-        if turn is not None:
-            self._timeline.after(turn.think_ns, lambda _: self._send(turn))
-        elif isinstance(self._client, ClosedLoop) and self._first_turns:
-            self._send(self._first_turns.popleft())
+        for spec in self._followers.pop(request_id, ()):
+            self._num_awaited[spec.request_id] -= 1
+            if not self._num_awaited[spec.request_id]:
+                self._send_after_pause(spec)
+        if isinstance(self._client, ClosedLoop):
+            session = self._session_of[request_id]
+            self._num_unfinished[session] -= 1
+            if not self._num_unfinished[session]:
+                self._begin(next(self._sessions, ()))
 
-    def _burst(self, num_requests: int) -> None:
-        for _ in range(num_requests):
-            self._send(self._first_turns.popleft())
+    def _send_after_pause(self, spec: RequestSpec) -> None:
+        self._timeline.after(spec.think_ns, lambda _: self._send(spec))
+
+    def _burst(self, num_sessions: int) -> None:
+        for session in islice(self._sessions, num_sessions):
+            self._begin(session)
+
+    def _begin(self, session: Iterable[RequestSpec]) -> None:
+        for spec in session:
+            if not spec.after:
+                self._send(spec)
 
     def _schedule_next(self) -> None:
-        if self._first_turns:
-            at_ns = self._first_turns[0].arrival_ns if self._times is None else next(self._times)
+        if self._first:
+            at_ns = self._first[0].arrival_ns if self._times is None else next(self._times)
             self._timeline.after(at_ns - self._timeline.now_ns, self._on_time)
 
     def _on_time(self, _: None) -> None:
-        self._send(self._first_turns.popleft())
+        self._send(self._first.popleft())
         self._schedule_next()

@@ -1,21 +1,25 @@
-"""A workload as a Mooncake trace, which most load generators replay. MooncakeTrace reads it back."""
+"""A workload as a Mooncake trace, which most load generators replay. The readers of traces read it back."""
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.sessions import sessions_of
 
 
-def write_mooncake(
-    path: Path, requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
-) -> None:
-    """JSON lines of mooncake_rows."""
+class NotASessionError(ValueError):
+    """Requests that follow each other in another way than turn by turn."""
+
+
+def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for row in mooncake_rows(requests, sent_ns, block_tokens=block_tokens):
+        for row in rows:
             file.write(json.dumps(row) + "\n")
 
 
@@ -26,24 +30,31 @@ def mooncake_rows(
 
     An id stands for its block and all before it, so prompts share what they share in whole blocks; a last block that is
     not whole has an id of its own. Later turns have session_id and delay (ms). What a turn's prompt repeats of an
-    answer is not known as such to a reader.
+    answer is not known as such to a reader. Raises NotASessionError.
     """
+    specs = _in_order_of_sending(requests, sent_ns)
+    _check_turns(specs)
     ids = _Ids(block_tokens)
-    specs = {spec.request_id: spec for spec in requests if spec.request_id in sent_ns}
-    continued = {spec.after for spec in specs.values()}
-    for request_id in sorted(specs, key=lambda one: (sent_ns[one], one)):
-        spec = specs[request_id]
-        row: dict[str, Any] = {"timestamp": _ms(sent_ns[request_id])}
-        if spec.after is not None or request_id in continued:
-            row["session_id"] = f"session-{_first_turn(spec, specs)}"
-        if spec.after is not None:
-            row["delay"] = _ms(spec.think_ns)
-        yield {
-            **row,
-            "input_length": len(spec.prompt),
-            "output_length": len(spec.output),
-            "hash_ids": ids.of(spec.prompt),
-        }
+    sessions = [session for session in sessions_of(specs) if len(session) > 1]
+    names = {turn.request_id: f"session-{session[0].request_id}" for session in sessions for turn in session}
+
+    def row(spec: RequestSpec) -> dict[str, Any]:
+        session = {"session_id": names[spec.request_id]} if spec.request_id in names else {}
+        delay = {"delay": _ms(spec.think_ns)} if spec.after else {}
+        return {"timestamp": _ms(sent_ns[spec.request_id]), **session, **delay, **ids.lengths(spec)}
+
+    return map(row, specs)
+
+
+def agentic_rows(
+    requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """The same with request_id, and with wait_for and delay (ms) of those that follow others, however they do."""
+    ids = _Ids(block_tokens)
+    for spec in _in_order_of_sending(requests, sent_ns):
+        waits = {"wait_for": list(map(str, spec.after)), "delay": _ms(spec.think_ns)} if spec.after else {}
+        timestamp = _ms(sent_ns[spec.request_id])
+        yield {"request_id": str(spec.request_id), "timestamp": timestamp, **waits, **ids.lengths(spec)}
 
 
 class _Ids:
@@ -52,7 +63,14 @@ class _Ids:
         self._known: dict[tuple[int, Hashable], int] = {}
         self._next = 0
 
-    def of(self, prompt: Spans) -> list[int]:
+    def lengths(self, spec: RequestSpec) -> dict[str, Any]:
+        return {
+            "input_length": len(spec.prompt),
+            "output_length": len(spec.output),
+            "hash_ids": self._of(spec.prompt),
+        }
+
+    def _of(self, prompt: Spans) -> list[int]:
         found: list[int] = []
         for start in range(0, len(prompt) - self._size + 1, self._size):
             key = (found[-1] if found else -1, prompt.page_key(start, self._size))
@@ -68,10 +86,17 @@ class _Ids:
         return self._next - 1
 
 
-def _first_turn(spec: RequestSpec, specs: Mapping[int, RequestSpec]) -> int:
-    while spec.after is not None:
-        spec = specs[spec.after]
-    return spec.request_id
+def _in_order_of_sending(requests: Iterable[RequestSpec], sent_ns: Mapping[int, int]) -> Sequence[RequestSpec]:
+    sent = [spec for spec in requests if spec.request_id in sent_ns]
+    return sorted(sent, key=lambda spec: (sent_ns[spec.request_id], spec.request_id))
+
+
+def _check_turns(specs: Sequence[RequestSpec]) -> None:
+    num_followers = Counter(earlier for spec in specs for earlier in spec.after)
+    for spec in specs:
+        if len(spec.after) > 1 or num_followers[spec.request_id] > 1:
+            how = "follows several" if len(spec.after) > 1 else "is followed by several"
+            raise NotASessionError(f"request {spec.request_id} {how}, and rows of a session follow one by one")
 
 
 def _ms(time_ns: int) -> float:

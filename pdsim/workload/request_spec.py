@@ -17,10 +17,10 @@ class RequestSpec(NamedTuple):
     """What the client allows, and a policy may see."""
     arrival_ns: int = 0
     """In a trace; an open-loop client may replace it, a closed loop does not look at it."""
-    after: int | None = None
-    """The earlier turn of its session, whose end it follows."""
+    after: tuple[int, ...] = ()
+    """Those whose ends it follows, all of them: most often the turn before."""
     think_ns: int = 0
-    """How long after that."""
+    """How long after the last of these ends."""
 
 
 class Workload(Protocol):

@@ -96,7 +96,7 @@ class SharedPrefixGroups:
         specs: list[RequestSpec] = []
         for turns in conversations:
             for turn, (prompt, output) in enumerate(turns):
-                after = len(specs) - 1 if turn else None
+                after = (len(specs) - 1,) if turn else ()
                 specs.append(RequestSpec(len(specs), prompt, output, len(output), after=after))
         return specs
 
@@ -139,7 +139,7 @@ class Sessions:
             for turn in range(turns()):
                 prompt = history.then(Spans.of(next(streams), inputs()))
                 output = Spans.of(next(streams), outputs())
-                after = len(specs) - 1 if turn else None
+                after = (len(specs) - 1,) if turn else ()
                 think_ns = self.think_ns if turn else 0
                 specs.append(RequestSpec(len(specs), prompt, output, len(output), after=after, think_ns=think_ns))
                 history = prompt.then(output)

@@ -18,8 +18,8 @@ class TraceError(ValueError):
 class Line:
     """One record of a trace and where it stands."""
 
-    def __init__(self, path: Path, number: int, fields: dict[str, Any]) -> None:
-        self._where = f"{path}, line {number}"
+    def __init__(self, where: str, fields: dict[str, Any]) -> None:
+        self._where = where
         self._fields = fields
 
     def get(self, name: str) -> Any:
@@ -31,7 +31,24 @@ class Line:
         return self._fields[name]
 
     def count(self, name: str, least: int = 1) -> int:
+        return self._count(name, self.value(name), least)
+
+    def counts(self, name: str, num: int, least: int = 1) -> list[int]:
+        return [self._count(f"{name}[{i}]", found, least) for i, found in enumerate(self._list(name, num))]
+
+    def time_ns(self, name: str, unit_ns: float) -> float:
+        return self._time_ns(name, self.value(name), unit_ns)
+
+    def times_ns(self, name: str, num: int, unit_ns: float) -> list[float]:
+        return [self._time_ns(f"{name}[{i}]", found, unit_ns) for i, found in enumerate(self._list(name, num))]
+
+    def _list(self, name: str, num: int) -> list[Any]:
         found = self.value(name)
+        if not isinstance(found, list) or len(found) != num:
+            raise self.error(name, found, f"a list of {num}")
+        return found
+
+    def _count(self, name: str, found: Any, least: int) -> int:
         try:
             number = int(found)
         except (TypeError, ValueError):
@@ -40,8 +57,7 @@ class Line:
             raise self.error(name, found, f"at least {least}")
         return number
 
-    def time_ns(self, name: str, unit_ns: float) -> float:
-        found = self.value(name)
+    def _time_ns(self, name: str, found: Any, unit_ns: float) -> float:
         try:
             time_ns = float(found) * unit_ns
         except (TypeError, ValueError):
@@ -65,13 +81,28 @@ def json_lines(path: Path) -> Iterator[Line]:
                 raise TraceError(f"{path}, line {number}: not JSON: {broken.msg} at column {broken.colno}") from None
             if not isinstance(fields, dict):
                 raise TraceError(f"{path}, line {number}: expected a JSON object, found {text.strip()[:40]!r}")
-            yield Line(path, number, fields)
+            yield Line(f"{path}, line {number}", fields)
+
+
+def json_records(path: Path) -> Iterator[Line]:
+    """Of one JSON list."""
+    with _open(path) as file:
+        try:
+            found = json.load(file)
+        except json.JSONDecodeError as broken:
+            raise TraceError(f"{path}, line {broken.lineno}: not JSON: {broken.msg} at column {broken.colno}") from None
+    if not isinstance(found, list):
+        raise TraceError(f"{path}: expected a JSON list, found {type(found).__name__}")
+    for number, fields in enumerate(found, 1):
+        if not isinstance(fields, dict):
+            raise TraceError(f"{path}, record {number}: expected a JSON object, found {str(fields)[:40]!r}")
+        yield Line(f"{path}, record {number}", fields)
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
     with _open(path) as file:
         for number, fields in enumerate(csv.DictReader(file), 2):
-            yield Line(path, number, {name: value for name, value in fields.items() if name is not None})
+            yield Line(f"{path}, line {number}", {name: value for name, value in fields.items() if name is not None})
 
 
 @contextmanager
@@ -93,6 +124,6 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
         raise TraceError(f"{path}: no requests in it")
     places = {spec.request_id: i for i, spec in enumerate(ordered)}
     return [
-        spec._replace(request_id=i, after=None if spec.after is None else places[spec.after])
+        spec._replace(request_id=i, after=tuple(places[earlier] for earlier in spec.after))
         for i, spec in enumerate(ordered)
     ]

@@ -4,64 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.checks import above_zero, positive
+from pdsim.workload.checks import positive
+from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.trace import TimedTrace
 from pdsim.workload.trace_file import Line, csv_lines, in_order, json_lines
 
 
-class _Blocks:
-    """Prompts as hash ids, one for each block: an id stands for its block and all before it.
-
-    So equal leading ids are a shared prefix. Each id has one parent, and a chain of first children is one stream: few
-    spans, however long the prompt.
-    """
-
-    def __init__(self, block_tokens: int) -> None:
-        self._size = block_tokens
-        self._streams = fresh_streams()
-        self._places: dict[int, tuple[int, int]] = {}
-
-    def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
-        num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
-        prompt = self._prompt(line, num_tokens)
-        output = Spans.of(next(self._streams), num_outputs)
-        return RequestSpec(number, prompt, output, num_outputs, arrival_ns=round(arrival_ns))
-
-    def _prompt(self, line: Line, num_tokens: int) -> Spans:
-        ids = line.value("hash_ids")
-        size = self._size
-        if not isinstance(ids, list) or len(ids) != -(-num_tokens // size):
-            raise line.error("hash_ids", ids, f"a list of {-(-num_tokens // size)} ids, one per {size} input tokens")
-        spans = []
-        before = None
-        for i, block in enumerate(ids):
-            if block not in self._places:
-                continues = before is not None and ids[i - 1] == block - 1
-                place = (before[0], before[1] + size) if continues and before else (next(self._streams), 0)
-                self._places[block] = place
-            before = self._places[block]
-            spans.append((*before, min(size, num_tokens - i * size)))
-        return Spans(spans)
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Trace:
-    path: Path
-    num_requests: int | None = None
-    """The first so many; None reads all."""
-    speedup: float = 1.0
-    """2 replays the arrivals in half the time; delays stay."""
-
-    def __post_init__(self) -> None:
-        positive(self, num_requests=self.num_requests)
-        above_zero(self, speedup=self.speedup)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MooncakeTrace(_Trace):
+class MooncakeTrace(TimedTrace):
     """One JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
 
     Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
@@ -76,7 +29,7 @@ class MooncakeTrace(_Trace):
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
-        blocks = _Blocks(self.block_tokens)
+        blocks = HashBlocks(self.block_tokens)
         last_turns: dict[str, RequestSpec] = {}
         specs: list[RequestSpec] = []
         for line in islice(json_lines(self.path), self.num_requests):
@@ -88,8 +41,10 @@ class MooncakeTrace(_Trace):
             specs.append(spec)
         return in_order(specs, self.path)
 
-    def _turn(self, blocks: _Blocks, line: Line, number: int, before: RequestSpec | None) -> RequestSpec:
+    def _turn(self, blocks: HashBlocks, line: Line, number: int, before: RequestSpec | None) -> RequestSpec:
         """A later turn may have a delay and no timestamp."""
+        if line.get("wait_for"):
+            raise line.error("wait_for", line.get("wait_for"), "none: agentic_mooncake_trace reads it")
         if before is None:
             return blocks.spec(number, line, line.time_ns("timestamp", 1e6) / self.speedup)
         has_delay = line.get("delay") is not None
@@ -99,11 +54,11 @@ class MooncakeTrace(_Trace):
             raise line.error("timestamp", line.value("timestamp"), "one not before that of the session's turn before")
         spec = blocks.spec(number, line, arrival_ns)
         think_ns = round(line.time_ns("delay", 1e6)) if has_delay else spec.arrival_ns - before.arrival_ns
-        return spec._replace(after=before.request_id, think_ns=think_ns)
+        return spec._replace(after=(before.request_id,), think_ns=think_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BailianTrace(_Trace):
+class BailianTrace(TimedTrace):
     """Qwen's traces of Bailian: as Mooncake's, but timestamp in s and blocks of 16 tokens.
 
     Every request arrives at its own time: a chat's turns do not wait for the answer to the one before.
@@ -111,14 +66,14 @@ class BailianTrace(_Trace):
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
-        blocks = _Blocks(block_tokens=16)
+        blocks = HashBlocks(block_tokens=16)
         lines = enumerate(islice(json_lines(self.path), self.num_requests))
         specs = [blocks.spec(i, line, line.time_ns("timestamp", 1e9) / self.speedup) for i, line in lines]
         return in_order(specs, self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AzureTrace(_Trace):
+class AzureTrace(TimedTrace):
     """Azure's traces of 2023, 2024 and 2025: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
@@ -148,7 +103,7 @@ class AzureTrace(_Trace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BurstGptTrace(_Trace):
+class BurstGptTrace(TimedTrace):
     """BurstGPT: Timestamp (s), Request tokens, Response tokens. Failures, which have no response, are left out.
 
     Prompts share nothing; what belongs to one conversation arrives at its own times.
@@ -167,7 +122,7 @@ class BurstGptTrace(_Trace):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestTable(_Trace):
+class RequestTable(TimedTrace):
     """CSV or JSONL, plain or gzip: arrival_s, in_tokens, out_tokens and, for shared prefixes, prefix_id, prefix_tokens.
 
     The first prefix_tokens of prompts with one prefix_id are the same. Further columns are ignored.

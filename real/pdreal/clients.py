@@ -30,7 +30,7 @@ class Clients:
         self._requests = requests
         self._tokens = Tokens(model_config(options, scenario.model.name).vocab_size)
         self._progress = progress
-        self._has_next_turn = {spec.after for spec in requests}
+        self._has_next_turn = {earlier for spec in requests for earlier in spec.after}
         self._specs = {spec.request_id: spec for spec in requests}
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()

@@ -95,6 +95,29 @@ def test_a_trace_replays_the_run(capsys, tmp_path, client):
     assert replayed == sent
 
 
+AGENT = """\
+{"request_id": "a", "timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"request_id": "b", "wait_for": ["a"], "delay": 5, "input_length": 32, "output_length": 9, "hash_ids": [0, 1]}
+{"request_id": "c", "wait_for": ["a"], "delay": 9, "input_length": 16, "output_length": 4, "hash_ids": [3]}
+{"request_id": "d", "wait_for": ["c", "b"], "delay": 70, "input_length": 48, "output_length": 2, "hash_ids": [0, 1, 4]}
+"""
+
+
+def test_a_trace_of_an_agent_replays_the_run_and_is_no_plain_trace(capsys, tmp_path):
+    (tmp_path / "agent.jsonl").write_text(AGENT)
+    path = tmp_path / "agent.yaml"
+    workload = "workload: {use: agentic_mooncake_trace, block_tokens: 16, path: agent.jsonl}\n"
+    path.write_text(SCENARIO.split("workload:")[0] + workload)
+    assert exit_code("export", path, "--to", "mooncake", "-o", tmp_path / "x.jsonl") == 2
+    assert f"{path}: request 0 is followed by several" in (told := capsys.readouterr().err)
+    assert "--to agentic_mooncake" in told
+    assert not (tmp_path / "x.jsonl").exists()
+    options = ("--to", "agentic_mooncake", "--block-tokens", 16, "-o", tmp_path / "again.jsonl")
+    output(capsys, "export", path, *options)
+    first = output_json(capsys, "run", path)
+    assert output_json(capsys, "run", path, "--set", "workload.path=again.jsonl") == first
+
+
 def test_only_runs_are_exported(capsys, folder, tmp_path):
     output(capsys, "export", folder, "--to", "vllm", "-o", tmp_path / "vllm.json")
     assert exit_code("export", tmp_path / "vllm.json", "--to", "sglang", "-o", tmp_path / "x.json") == 2

@@ -20,15 +20,15 @@ def loads(draw):
     """Requests with common prefixes, some of them turns of a session, and when each was sent."""
     specs, sent_ns, open_ends = [], {}, []
     for i in range(draw(st.integers(1, 8))):
-        after = draw(st.sampled_from([None, *open_ends]))
-        if after is not None:
-            open_ends.remove(after)
+        after = draw(st.sampled_from([(), *((end,) for end in open_ends)]))
+        if after:
+            open_ends.remove(*after)
         open_ends.append(i)
-        think_ns = 0 if after is None else draw(st.integers(0, 10**12))
+        think_ns = draw(st.integers(0, 10**12)) if after else 0
         num_outputs = draw(st.integers(1, 5))
         output = Spans.of(100 + i, num_outputs)
         specs.append(RequestSpec(i, Spans(draw(SPANS)), output, num_outputs, after=after, think_ns=think_ns))
-        sent_ns[i] = draw(st.integers(0, 10**15)) + (0 if after is None else sent_ns[after])
+        sent_ns[i] = draw(st.integers(0, 10**15)) + max((sent_ns[one] for one in after), default=0)
     return specs, sent_ns
 
 
@@ -41,14 +41,14 @@ def test_what_is_read_is_what_was_written(load):
     specs, sent_ns = load
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        write_mooncake(path, specs, sent_ns, block_tokens=BLOCK)
+        write_mooncake(path, mooncake_rows(specs, sent_ns, block_tokens=BLOCK))
         read = MooncakeTrace(path=path, block_tokens=BLOCK).requests(Streams(0))
     order = sorted(specs, key=lambda spec: (sent_ns[spec.request_id], spec.request_id))
-    place = {spec.request_id: i for i, spec in enumerate(order)} | {None: None}
+    place = {spec.request_id: i for i, spec in enumerate(order)}
     for one, was in zip(read, order, strict=True):
         assert one.arrival_ns == sent_ns[was.request_id]
         assert (len(one.prompt), len(one.output)) == (len(was.prompt), len(was.output))
-        assert (one.after, one.think_ns) == (place[was.after], was.think_ns)
+        assert (one.after, one.think_ns) == (tuple(place[one] for one in was.after), was.think_ns)
         for other, other_was in zip(read, order, strict=True):
             if one is not other:
                 assert common(one, other) == common(was, other_was) // BLOCK * BLOCK

@@ -68,7 +68,7 @@ def test_turns_build_on_what_was_said():
         num_groups=1, prompts_per_group=2, num_turns=3, system_prompt_tokens=30, question_tokens=10, output_tokens=20
     )
     specs = load.requests(Streams(1))
-    assert [spec.after for spec in specs] == [None, 0, 1, None, 3, 4]
+    assert [spec.after for spec in specs] == [(), (0,), (1,), (), (3,), (4,)]
     assert [len(spec.prompt) for spec in specs[:3]] == [40, 70, 100]
     assert specs[1].prompt.common_prefix(0, specs[0].prompt.then(specs[0].output), 0) == 60
 
@@ -84,7 +84,7 @@ def test_sessions():
     )
     specs = load.requests(Streams(1))
     assert [len(spec.prompt) for spec in specs] == [12, 20, 28, 12, 20, 28]
-    assert [spec.after for spec in specs] == [None, 0, 1, None, 3, 4]
+    assert [spec.after for spec in specs] == [(), (0,), (1,), (), (3,), (4,)]
     assert [spec.think_ns for spec in specs] == [0, 9, 9, 0, 9, 9]
     assert shared(specs[0], specs[3]) == 7
 
@@ -212,7 +212,7 @@ def test_turns_of_a_mooncake_session_may_have_one_timestamp(tmp_path):
     rows = [{**mooncake(0.125403, 10, [0]), "session_id": "a"}] * 2
     before, after = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
     assert before.arrival_ns == after.arrival_ns == 125_403
-    assert (after.after, after.think_ns) == (before.request_id, 0)
+    assert (after.after, after.think_ns) == ((before.request_id,), 0)
 
 
 def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
@@ -225,7 +225,7 @@ def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
     ]
     specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows), speedup=2.0).requests(Streams(0))
     assert [len(spec.prompt) for spec in specs] == [600, 20, 100, 1200, 1300]
-    assert [spec.after for spec in specs] == [None, None, None, 0, 3]
+    assert [spec.after for spec in specs] == [(), (), (), (0,), (3,)]
     assert [spec.think_ns for spec in specs] == [0, 0, 0, 15_000_000, 5_000_000]
     back = [rows[0], {**rows[2], "timestamp": 9}]
     with pytest.raises(TraceError, match="line 2: timestamp is 9, expected one not before"):
@@ -240,7 +240,7 @@ def test_bailian_counts_in_seconds_and_blocks_of_16(tmp_path):
     specs = BailianTrace(path=write(tmp_path / "t.jsonl", rows)).requests(Streams(0))
     assert [spec.arrival_ns for spec in specs] == [500_000_000, 61_250_000_000]
     assert shared(*specs) == 32
-    assert [spec.after for spec in specs] == [None, None]
+    assert [spec.after for spec in specs] == [(), ()]
 
 
 def test_burstgpt_leaves_failures_out(tmp_path):

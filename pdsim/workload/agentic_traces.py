@@ -1,0 +1,126 @@
+"""Traces of agents, whose requests wait for others and for tools."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from itertools import islice
+from pathlib import Path
+
+from pdsim.core.sequence import Spans
+from pdsim.workload.checks import positive
+from pdsim.workload.hash_blocks import HashBlocks
+from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.trace import TimedTrace, Trace
+from pdsim.workload.trace_file import Line, in_order, json_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgenticMooncakeTrace(TimedTrace):
+    """Mooncake's fields, request_id and, if others must end before, their ids as wait_for.
+
+    Such a request is sent delay + tool_wait_ms (ms) after the last of them has ended; its timestamp only orders it.
+    """
+
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, block_tokens=self.block_tokens)
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        """Of a cut trace, no request waits for one that was cut off."""
+        del rng
+        blocks = HashBlocks(self.block_tokens)
+        specs: dict[str, RequestSpec] = {}
+        for name, (line, awaited) in islice(_earlier_first(_named_lines(self.path)), self.num_requests):
+            specs[name] = self._spec(blocks, line, len(specs), [specs[one] for one in awaited])
+        return in_order(specs.values(), self.path)
+
+    def _spec(self, blocks: HashBlocks, line: Line, number: int, awaited: Sequence[RequestSpec]) -> RequestSpec:
+        is_timed = line.get("timestamp") is not None or not awaited
+        own_ns = line.time_ns("timestamp", 1e6) / self.speedup if is_timed else 0
+        arrival_ns = max([round(own_ns), *(spec.arrival_ns for spec in awaited)])
+        spec = blocks.spec(number, line, arrival_ns)
+        if not awaited:
+            return spec
+        pauses_ns = [line.time_ns(name, 1e6) for name in ("delay", "tool_wait_ms") if line.get(name) is not None]
+        return spec._replace(after=tuple(one.request_id for one in awaited), think_ns=round(sum(pauses_ns)))
+
+
+_Lines = Mapping[str, tuple[Line, list[str]]]
+"""By request_id, with the ids in wait_for."""
+
+
+def _named_lines(path: Path) -> _Lines:
+    lines: dict[str, tuple[Line, list[str]]] = {}
+    for line in json_lines(path):
+        name = str(line.value("request_id"))
+        if name in lines:
+            raise line.error("request_id", name, "one that no line before has")
+        awaited = line.get("wait_for") or []
+        if not isinstance(awaited, list):
+            raise line.error("wait_for", awaited, "a list of request ids")
+        lines[name] = line, list(dict.fromkeys(map(str, awaited)))
+    for line, awaited in lines.values():
+        for one in awaited:
+            if one not in lines:
+                close = get_close_matches(one, lines, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise line.error("wait_for", one, f"the request_id of a line{hint}")
+    return lines
+
+
+def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
+    """As in the file, but that what others wait for comes before them."""
+    names = list(lines)
+    places = {name: i for i, name in enumerate(names)}
+    sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})
+    try:
+        sorter.prepare()
+    except CycleError as found:
+        circle = [names[place] for place in reversed(found.args[1])]
+        line, awaited = lines[circle[0]]
+        raise line.error("wait_for", awaited, f"no circle: {' waits for '.join(circle)}") from None
+    ready: list[int] = []
+    while sorter.is_active():
+        for place in sorter.get_ready():
+            heappush(ready, place)
+        place = heappop(ready)
+        yield names[place], lines[names[place]]
+        sorter.done(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedComputeTrace(Trace):
+    """One conversation a line, a request for each of num_turns calls of a tool and one for the final answer.
+
+    A prompt is the whole conversation before it: a first prompt of input_prompt_length, then for each turn an answer
+    (assistant_response_length) and what the tool gave (tool_call_output_length), which took tool_call_latency (s).
+    Lines have no times, and share nothing.
+    """
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        del rng
+        streams = fresh_streams()
+        specs: list[RequestSpec] = []
+        for line in json_lines(self.path):
+            specs += self._conversation(line, len(specs), streams)
+            if self.num_requests is not None and len(specs) >= self.num_requests:
+                break
+        return in_order(specs[: self.num_requests], self.path)
+
+    def _conversation(self, line: Line, first: int, streams: Iterator[int]) -> Iterator[RequestSpec]:
+        num_turns = line.count("num_turns", least=0)
+        answers = line.counts("assistant_response_length", num_turns)
+        answers.append(line.count("final_assistant_response_length"))
+        inputs = [line.count("input_prompt_length"), *line.counts("tool_call_output_length", num_turns, least=0)]
+        waits_ns = [0.0, *line.times_ns("tool_call_latency", num_turns, 1e9)]
+        history = Spans(())
+        for turn, (num_inputs, num_outputs, wait_ns) in enumerate(zip(inputs, answers, waits_ns, strict=True)):
+            prompt = history.then(Spans.of(next(streams), num_inputs))
+            output = Spans.of(next(streams), num_outputs)
+            after = (first + turn - 1,) if turn else ()
+            yield RequestSpec(first + turn, prompt, output, num_outputs, after=after, think_ns=round(wait_ns))
+            history = prompt.then(output)
