@@ -62,7 +62,10 @@ def _rows(path: Path) -> Iterator[Any]:
     """Of a JSON object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as broken:
+        raise ConfigError(f"{path}: not JSON: {broken}") from None
     try:
         whole = json.loads(text)
     except json.JSONDecodeError:

@@ -119,11 +119,20 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
 def _lines(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: rows are a file")
-    if path.suffix == ".parquet":
-        from pyarrow import parquet  # noqa: PLC0415  slow to import
+    try:
+        return _parquet_lines(path) if path.suffix == ".parquet" else _csv_lines(path)
+    except (ValueError, OSError, EOFError, csv.Error) as broken:
+        raise ConfigError(f"{path} cannot be read as rows: {broken}") from None
 
-        table = parquet.read_table(path).to_pylist()
-        return [{name: "" if value is None else str(value) for name, value in line.items()} for line in table]
+
+def _parquet_lines(path: Path) -> list[dict[str, str]]:
+    from pyarrow import parquet  # noqa: PLC0415  slow to import
+
+    table = parquet.read_table(path).to_pylist()
+    return [{name: "" if value is None else str(value) for name, value in line.items()} for line in table]
+
+
+def _csv_lines(path: Path) -> list[dict[str, str]]:
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

@@ -57,7 +57,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
     path = folder / SUMMARY
     if not path.is_file():
         raise RunFolderError(f"{folder} is no run folder: it has no {SUMMARY}")
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as broken:
+        raise RunFolderError(f"{path}: not JSON: {broken}") from None
     return summary
 
 

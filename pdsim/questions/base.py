@@ -1,6 +1,5 @@
 """The scenario that a question starts from: a file of the user's, or one made of flags."""
 
-import gzip
 import json
 from collections.abc import Mapping
 from copy import deepcopy
@@ -18,6 +17,7 @@ from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError
 from pdsim.workload.clients import ClosedLoop
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
+from pdsim.workload.trace_file import TraceError, open_trace
 
 _SPREAD = 0.2
 """Of lengths given as one number: requests of one length would go through the cluster in step."""
@@ -151,14 +151,16 @@ def _lengths(name: str, text: str) -> dict[str, Any]:
 
 
 def _trace(path: Path, num_requests: int) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"--trace {path} does not exist, or is no file")
-    return {"use": _kind(path), "path": str(path.absolute()), "num_requests": num_requests}
+    try:
+        kind = _kind(path)
+    except TraceError as wrong:
+        raise ConfigError(f"--trace: {wrong}") from None
+    return {"use": kind, "path": str(path.absolute()), "num_requests": num_requests}
 
 
 def _kind(path: Path) -> str:
     """By the first line; requests may wait for others from a later line on."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with open_trace(path) as file:
         first = file.readline(_LONGEST_LINE)
         kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "request_table")
         if first.lstrip().startswith("["):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 
 class ConfigError(ValueError):
@@ -18,7 +18,11 @@ def read_yaml(path: Path) -> Any:
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         near = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise ConfigError(f"{path} {kind}" + (f"; {path.parent}/ has {', '.join(near)}" if near else ""))
-    return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as wrong:
+        raise ConfigError(f"{path}: not YAML: {wrong}") from None
+    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -28,6 +32,8 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = wrong.problem_mark
         at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{where}{at}: not YAML: {wrong.problem}") from None
+    except YAMLError as wrong:  # a character that no YAML has
+        raise ConfigError(f"{where}: not YAML: {wrong}") from None
 
 
 def write_yaml(data: Any, path: Path) -> None:

@@ -71,7 +71,7 @@ class Line:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    with _open(path) as file:
+    with open_trace(path) as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
@@ -86,7 +86,7 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 def json_records(path: Path) -> Iterator[Line]:
     """Of one JSON list."""
-    with _open(path) as file:
+    with open_trace(path) as file:
         try:
             found = json.load(file)
         except json.JSONDecodeError as broken:
@@ -100,13 +100,14 @@ def json_records(path: Path) -> Iterator[Line]:
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
-    with _open(path) as file:
+    with open_trace(path) as file:
         for number, fields in enumerate(csv.DictReader(file), 2):
             yield Line(f"{path}, line {number}", {name: value for name, value in fields.items() if name is not None})
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[IO[str]]:
+def open_trace(path: Path) -> Iterator[IO[str]]:
+    """Raises TraceError, also for what is found to be no text while it is read."""
     if not path.is_file():
         raise TraceError(f"no trace file {path}")
     opener = gzip.open if path.suffix == ".gz" else open

@@ -172,12 +172,31 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
             "s.yaml: no prefill and decode: a",
         ),
         (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
+        ("model: \x01", "s.yaml: not YAML: unacceptable character"),
     ],
 )
 def test_a_broken_file(capsys, tmp_path, text, says):
     path = tmp_path / "s.yaml"
     path.write_text(text)
     assert says in message(capsys, "run", path)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "says"),
+    [
+        (["run"], "s.yaml", "s.yaml: not YAML: 'utf-8'"),
+        (["ask", "routing", "--trace"], "t.jsonl", "t.jsonl: cannot be read as text"),
+        (["calibrate", "-o", "p.yaml"], "rows.csv", "rows.csv cannot be read as rows"),
+        (["calibrate", "-o", "p.yaml"], "rows.csv.gz", "rows.csv.gz cannot be read as rows"),
+        (["calibrate", "-o", "p.yaml"], "rows.parquet", "rows.parquet cannot be read as rows"),
+        (["compare", "result.json"], "result.json", "result.json: not JSON"),
+        (["explain"], "summary.json", "summary.json: not JSON"),
+    ],
+)
+def test_a_file_that_is_no_text(capsys, tmp_path, monkeypatch, command, name, says):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"\xe5\x00 no text")
+    assert says in message(capsys, *command, "." if name == "summary.json" else name)
 
 
 def test_every_mistake_is_named_at_once(capsys, scenario):

@@ -20,7 +20,7 @@ WRONG = [
     (["routing", "--model", "llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
     (["routing", "--gpu", "h2000"], "no gpu 'h2000' in the catalog"),
     (["routing", "--model", "deepseek-r1", "--gpu", "rtx-4090"], "deepseek-r1 does not fit on 16 rtx-4090: give --tp"),
-    (["routing", "--trace", "nowhere.csv"], "--trace nowhere.csv does not exist, or is no file"),
+    (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),
     (["routing", "--input-tokens", "many"], "--input-tokens many: expected tokens, such as 4096 or 2048-8192"),
     (["routing", "--input-tokens", "9-3"], "uniform lengths need 1 <= low <= high, found low 9, high 3"),
     (["routing", "--rate", "3", "--concurrency", "4"], "--rate stands beside --concurrency: give one of the two"),
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
         ({"inputtokens": 9}, "ask has no 'inputtokens' (did you mean 'input_tokens'?); there are scenario, model, gpu"),
         ({"seeds": 0}, "--seeds 0: at least 1"),
         ({"input_tokens": 0}, "--input-tokens 0: expected tokens"),
-        ({"trace": "nowhere.csv"}, "--trace nowhere.csv does not exist"),
+        ({"trace": "nowhere.csv"}, "--trace: no trace file nowhere.csv"),
     ],
     ids="".join,
 )
