@@ -38,6 +38,7 @@ _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _PING_S = 1.0
 """How often levels are asked for, where no heartbeat is."""
+_LAST_WORDS_S = 0.2
 _RESTART_S = 0.5
 _MAX_RESTART_S = 30.0
 
@@ -96,7 +97,7 @@ class Launcher:
             logs=self._folder if self._keeps_logs else None,
             epoch_ns=self._timeline.epoch_ns,
             loop=loop,
-            on_death=self._on_death,
+            on_death=self._on_exit,
         )
         self._bootstrap = Bootstrap(self._channel, self._fleet)
         try:
@@ -309,6 +310,13 @@ class Launcher:
                 self._tell_router(command.message)
             else:
                 self._send(command)
+
+    def _on_exit(self, instance_id: str, exit_code: int | None) -> None:
+        """One that ended itself said why, which may come a moment after its end."""
+        if exit_code == 1 and instance_id not in self._deaths:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
+        else:
+            self._on_death(instance_id, exit_code)
 
     def _on_death(self, instance_id: str, exit_code: int | None) -> None:
         self._up.discard(instance_id)

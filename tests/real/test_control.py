@@ -9,9 +9,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, process_of
 from pdreal.envelope import Envelope, decode, encode
-from pdreal.launcher import Launcher
+from pdreal.launcher import _LAST_WORDS_S, Launcher
 from pdreal.logbook import Logbook, read_journal, read_records
-from pdreal.notices import KINDS, Ping, Pong, Streamed
+from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request, RequestFailed
 from pdreal.sampling import Sampling
@@ -99,6 +99,22 @@ def test_the_last_answer_of_the_dead_is_not_their_load(tmp_path, monkeypatch):
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
     launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
     assert not launcher.load()
+
+
+def test_why_a_process_ended_may_come_after_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
+    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
+    reasons = []
+    monkeypatch.setattr(launcher, "_on_death", lambda *of: reasons.append((*of, launcher._deaths.get("decode-0"))))
+
+    async def play():
+        launcher._on_exit("prefill-0", -9)  # killed: it says nothing
+        launcher._on_exit("decode-0", 1)
+        launcher._on_envelope(Envelope("launcher", Broken("decode-0", 0, "no weights")), None)
+        await asyncio.sleep(2 * _LAST_WORDS_S)
+
+    asyncio.run(play())
+    assert reasons == [("prefill-0", -9, None), ("decode-0", 1, "no weights")]
 
 
 def test_logbooks_become_one_journal(tmp_path):
