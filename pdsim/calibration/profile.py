@@ -67,9 +67,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            fits[rows.name or rows.kind] = _fit(
-                clock.rested(rows) if clock and rows.kind == "prefill" else rows, table_above
-            )
+            fits[rows.name or rows.kind] = _fit(rows, clock, table_above)
         except ValueError as too_few:
             notes.append(f"{rows.name or rows.kind} is left out: {too_few}")
     if not fits.keys() >= {"prefill", "decode"}:
@@ -120,11 +118,13 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     }
 
 
-def _fit(rows: Rows, table_above: float) -> Fitted:
+def _fit(rows: Rows, clock: Clock | None, table_above: float) -> Fitted:
     if rows.kind == "transfer":
         return fit(forms.transfer_form(_overlap(rows.name)), rows)
     if rows.kind not in _PHASES:
         return fit(forms.staging_form(), rows)
+    if rows.kind == "prefill" and clock is not None:
+        rows = clock.rested(rows)
     affine, table = _PHASES[rows.kind]
     lines = fit(affine(rows), rows)
     if lines.error <= table_above and not _graph_sizes(rows):

@@ -9,25 +9,18 @@ from itertools import islice
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.checks import positive
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace import TimedTrace, Trace
+from pdsim.workload.trace import BlockTrace, Trace
 from pdsim.workload.trace_file import Line, in_order, json_lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgenticMooncakeTrace(TimedTrace):
+class AgenticMooncakeTrace(BlockTrace):
     """Mooncake's fields, request_id and, if others must end before, their ids as wait_for.
 
     Such a request is sent delay + tool_wait_ms (ms) after the last of them has ended; its timestamp only orders it.
     """
-
-    block_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, block_tokens=self.block_tokens)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         """Of a cut trace, no request waits for one that was cut off."""

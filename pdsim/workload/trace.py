@@ -24,3 +24,14 @@ class TimedTrace(Trace):
     def __post_init__(self) -> None:
         super().__post_init__()
         above_zero(self, speedup=self.speedup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTrace(TimedTrace):
+    """Prompts are hash ids, one for each block."""
+
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, block_tokens=self.block_tokens)

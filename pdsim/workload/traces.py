@@ -6,26 +6,19 @@ from datetime import datetime
 from itertools import islice
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.checks import positive
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace import TimedTrace
+from pdsim.workload.trace import BlockTrace, TimedTrace
 from pdsim.workload.trace_file import Line, csv_lines, in_order, json_lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class MooncakeTrace(TimedTrace):
+class MooncakeTrace(BlockTrace):
     """One JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
 
     Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
     says, or else as their timestamps are apart.
     """
-
-    block_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, block_tokens=self.block_tokens)
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng

@@ -20,7 +20,7 @@ from pdreal.clock import Timeline
 from pdreal.envelope import Envelope
 from pdreal.fleet import Fleet
 from pdreal.logbook import Logbook
-from pdreal.notices import Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
+from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request
 from pdreal.sampling import Sampling
@@ -313,7 +313,7 @@ class Launcher:
 
     def _on_exit(self, instance_id: str, exit_code: int | None) -> None:
         """One that ended itself said why, which may come a moment after its end."""
-        if exit_code == 1 and instance_id not in self._deaths:
+        if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
         else:
             self._on_death(instance_id, exit_code)

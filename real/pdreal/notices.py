@@ -63,6 +63,10 @@ class Exit(NamedTuple):
     """The launcher to a rank: the run is over."""
 
 
+BROKEN = 1
+"""The exit code of a rank that could not go on, and said why."""
+
+
 class Broken(NamedTuple):
     """A rank to the launcher: it cannot go on."""
 

@@ -41,7 +41,7 @@ def run_rank(spec: RankSpec) -> None:
         parts = build_parts(spec)
         asyncio.run(Rank(spec, channel, parts).live())
     except Exception as broken:  # noqa: BLE001  whatever it is, the launcher must hear of it
-        exit_code = 1
+        exit_code = notices.BROKEN
         channel.send(LAUNCHER, notices.Broken(spec.process, spec.life, _explain(broken)))
     channel.close()
     sys.stderr.flush()
