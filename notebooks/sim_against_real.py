@@ -65,8 +65,8 @@ plt.show()
 
 # %% [markdown]
 # **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. TTFT is where two runs
-# part, in the mean more than in the median: how many requests meet in one prefill is decided by single milliseconds, and
-# equal lengths keep a run to the rhythm that it began with. So trust steps, and read TTFT with
+# part, in the mean more than in the median: how many requests meet in one prefill is decided by single milliseconds,
+# and equal lengths keep a run to the rhythm that it began with. So trust steps, and read TTFT with
 # [what is known of the errors](../docs/fidelity.md).
 
 # %%
