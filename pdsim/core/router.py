@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import (
     Arrival,
+    Cancel,
     Command,
     Failed,
     Finished,
@@ -131,8 +132,9 @@ class Router:
             case Finished():
                 self.leave_decode(message.request_id)
             case Failed():
-                self.leave_prefill(message.request_id)
-                self.leave_decode(message.request_id)
+                self.leave(message.request_id)
+            case Cancel():
+                return self._cancel(message)
             case _:
                 raise TypeError(f"a router does not take {message}")
         return []
@@ -159,6 +161,14 @@ class Router:
         for request_id in unanswered:
             self.leave_prefill(request_id)
         return unanswered, [new for new in self.at_decode.values() if new.decode_id == instance_id]
+
+    def _cancel(self, cancel: Cancel) -> list[Command]:
+        """Nothing if it has ended: its outcome was on the way."""
+        new = self.at_decode.get(cancel.request_id)
+        if new is None:
+            return []
+        self.leave(cancel.request_id)
+        return [*(Send(to, cancel) for to in new.instance_ids), Failed(*cancel)]
 
     def leave(self, request_id: int) -> None:
         self.leave_prefill(request_id)

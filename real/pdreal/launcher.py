@@ -258,10 +258,10 @@ class Launcher:
             request.num_cached_tokens = num_cached_tokens
         if token is not None:
             self._stream(message.request_id, token)
-        if self._monitor is None:
-            self._note("on_first_token", message.request_id)
-        else:
+        if self._monitor is not None:
             self._tell_router(message)
+        elif message.request_id in self._requests:
+            self._note("on_first_token", message.request_id)
 
     def _stream(self, attempt: int, token: int) -> None:
         if request := self._under_way(attempt):

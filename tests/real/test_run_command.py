@@ -1,7 +1,10 @@
 """pdreal run: the folder that it leaves, and mistakes in one message."""
 
 import json
+import os
+import signal
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -45,6 +48,23 @@ def test_a_run_leaves_what_every_tool_reads(scenario, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["identical"]
     assert exit_code("explain", out, program=pdsim) == 0
     assert "where the time goes" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypatch, capsys):
+    @contextmanager
+    def interrupting(*_, **__):
+        yield lambda num_done: os.kill(os.getpid(), signal.SIGINT) if num_done == 3 else None
+
+    monkeypatch.setattr("pdreal.run.progress_over", interrupting)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 130
+    said = capsys.readouterr().err
+    assert "interrupted; what had finished is kept" in said
+    assert "Traceback" not in said
+    outcomes = [request.outcome for request in read_records(out).requests]
+    assert 3 <= outcomes.count("finished") < 20
+    assert exit_code("replay", out, "--json", program=pdsim) == 0
+    assert json.loads(capsys.readouterr().out)["identical"]
 
 
 @pytest.mark.parametrize(
