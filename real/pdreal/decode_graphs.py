@@ -13,6 +13,7 @@ from pdreal.batches import DecodeBatch
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
+from pdreal.streams import to_host
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -67,7 +68,7 @@ class DecodeGraphs:
             graph.replay()
         else:
             self._best[size] = self._forward(size)
-        return self._best[size][:num_requests].tolist()
+        return to_host(self._best[size][:num_requests]).tolist()
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
         """The step before has ended: its tokens were read."""

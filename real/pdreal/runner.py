@@ -13,7 +13,7 @@ from pdreal.layer_progress import LayerProgress
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
-from pdreal.streams import wait_for_engines
+from pdreal.streams import to_host, wait_for_engines
 
 _WARM_UP_TOKENS = 8192
 """At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
@@ -100,7 +100,7 @@ class ModelRunner:
         device = self.model.device
         attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
         logits = self.model.logits(tokens.to(device), positions.to(device), attend, last.to(device))
-        best = self.model.best_tokens(logits)
+        best = to_host(self.model.best_tokens(logits))
         progress.report()
         return best.tolist()
 

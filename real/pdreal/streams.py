@@ -30,3 +30,17 @@ def synchronize_engines(device: torch.device) -> None:
     """The host waits for what engines copy from here: they need not wait for copies between GPUs."""
     if device.type == "cuda":
         torch.cuda.default_stream(device).synchronize()
+
+
+def to_host(computed: torch.Tensor) -> torch.Tensor:
+    """What the current stream computes, when it has.
+
+    By way of pinned memory: while a copy to any other waits for the stream, what engines do on the default stream waits
+    with it. Beside decode graphs of 2.6 ms on an H200, a cudaMemcpy of 64 KiB took 1.5 ms that way, and 0.05 this way.
+    """
+    if not computed.is_cuda:
+        return computed
+    host = torch.empty_like(computed, device="cpu", pin_memory=True)
+    host.copy_(computed, non_blocking=True)
+    torch.cuda.current_stream(computed.device).synchronize()
+    return host
