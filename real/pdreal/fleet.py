@@ -124,6 +124,7 @@ class Fleet:
             epoch_ns=self._epoch_ns,
             device_index=before + rank,
             num_threads=self._options.threads_of_rank(sum(tps)),
+            cores=self._options.cores_of_rank(before + rank, sum(tps)),
         )
 
 

@@ -24,3 +24,11 @@ class Options:
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+    def cores_of_rank(self, index: int, num_ranks: int) -> tuple[int, ...]:
+        """On a CPU an equal part of this process's, neighbours: ranks that share cores slow each other, or not, as they
+        happen to be placed. All of them on GPUs, and where there are more ranks than cores.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        share = len(cores) // num_ranks
+        return tuple(cores[index * share : (index + 1) * share] if share and self.device == "cpu" else cores)

@@ -32,6 +32,7 @@ thread has done all else that a step brings."""
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
+    os.sched_setaffinity(0, spec.cores)
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
     channel = Channel(spec.sockets, spec.process, spec.life)

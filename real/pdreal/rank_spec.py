@@ -32,6 +32,8 @@ class RankSpec:
     """Which GPU, if there are any: ranks are dealt to them in turn."""
     num_threads: int
     """For torch on the CPU."""
+    cores: tuple[int, ...]
+    """Where all its threads run."""
 
     @property
     def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:
