@@ -132,6 +132,7 @@ def measure(
     dtype: Dtype = "float32",
     threads: Threads = None,
     page_size: int = 64,
+    tp: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     only: str | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -145,6 +146,8 @@ def measure(
         The CSV to write; an interrupted command keeps the rows that it has.
     page_size
         Tokens of a KV page.
+    tp
+        Ranks of an instance, each on a GPU of its own: prefill, decode and host can be measured with several.
     only
         Of prefill, decode, gather, scatter, transfer, host; joined by commas.
     quick
@@ -158,7 +161,7 @@ def measure(
         print(line, file=sys.stderr, flush=True)
 
     options = Options(device=device, dtype=dtype, threads=threads)
-    chosen = measurement(model, options, page_size, only, QUICK if quick else FULL)
+    chosen = measurement(model, options, page_size, tp, only, QUICK if quick else FULL)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

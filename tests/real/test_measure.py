@@ -78,6 +78,27 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
 
 
+def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
+    assert not measure(tmp_path / "rows.csv", "--tp", "2", "--only", "prefill,decode")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert shapes(rows, "prefill", "prompts", "new_tokens", "tp") == [("1", "8", "2"), ("2", "16", "2")]
+    assert shapes(rows, "decode", "batch", "context_tokens", "tp") == [("1", "16", "2"), ("4", "64", "2")]
+
+
+def test_a_prefill_row_is_of_lengths_around_the_cases(monkeypatch):
+    computed = []
+
+    def prefill(self, batch):
+        computed.append(sum(len(chunk.tokens) for chunk in batch.chunks))
+        return []
+
+    monkeypatch.setattr(forwards.ModelRunner, "prefill", prefill)
+    (row,) = forward_rows(tiny_model(), 16, [PrefillCase(2, 20, 16)], 0.0, print)
+    assert (row.prompts, row.new_tokens, row.context_tokens) == (2, 40, 32)
+    assert computed == [40, 42, 38, 44, 36]  # two to warm up
+
+
 def test_an_interrupted_command_keeps_what_it_has(tiny, tmp_path, monkeypatch):
     def interrupted(self, case):
         raise KeyboardInterrupt
@@ -119,13 +140,15 @@ def test_the_plan_names_no_shape_twice():
     [
         (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
         (["--model", "tiny-qwen"], "--model: "),
+        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are prefill,"),
+        (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
         (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),
     ],
 )
 def test_mistakes_are_told_in_one_message(flags, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = {"--model": "tiny-qwen3", "--out": "rows.csv", "--only": "host"} | {flags[0]: flags[1]}
+    given = {"--model": "tiny-qwen3", "--out": "rows.csv", "--only": "host"} | dict(zip(flags[::2], flags[1::2], strict=True))
     with pytest.raises(SystemExit) as wrong:
         main(["measure", *(word for pair in given.items() for word in pair)])
     assert wrong.value.code == 2

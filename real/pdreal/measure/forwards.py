@@ -4,6 +4,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from random import Random
 from time import sleep
 from typing import Any, NamedTuple
@@ -12,15 +13,18 @@ import torch
 
 from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
 from pdreal.decode_graphs import batch_sizes
+from pdreal.measure.followers import Followers
 from pdreal.measure.rows import Row, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
 from pdreal.runner import ModelRunner
-from pdreal.stopwatch import once_us, repeat_us
+from pdreal.stopwatch import Work, once_us, repeat_each_us
 
 _WARM_UPS = 2
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.12
 """In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/gpu_clock.py)."""
+_AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
+"""Tokens more than a case has, one length after another; as many as there are repeats at most, and warm-ups."""
 _BURSTS = 3
 _BURST_SECONDS = 0.8
 _SHARE_OF_MEMORY = 0.75
@@ -36,7 +40,8 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        return self.num_context_tokens + self.num_tokens
+        """Of the longest of the lengths around it."""
+        return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
     @property
     def num_sequences(self) -> int:
@@ -98,9 +103,10 @@ class ForwardBench:
             yield self.prefill(case) if isinstance(case, PrefillCase) else self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Of a GPU that has rested."""
+        """Of a GPU that has rested, and of lengths near the case's: each length costs libraries something at first."""
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
-        return row_of("prefill", self._times_us(self._prefilling(case), pause_seconds), **_sizes(case))
+        forwards = (self._prefilling(case, num_more) for num_more in _AROUND)
+        return row_of("prefill", self._times_us(forwards, pause_seconds), **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
         """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""
@@ -120,10 +126,11 @@ class ForwardBench:
             times_us.append(once_us(forward))
         return times_us
 
-    def _prefilling(self, case: PrefillCase) -> Callable[[], Sequence[int]]:
+    def _prefilling(self, case: PrefillCase, num_more: int = 0) -> Callable[[], Sequence[int]]:
         num_prompts, num_tokens, num_context_tokens = case
+        tokens = self._tokens(max(1, num_tokens + num_more))
         inputs = [
-            PrefillInput(i, self._tokens(num_tokens), num_context_tokens, self._page_table(i, case.num_kv_tokens))
+            PrefillInput(i, tokens, num_context_tokens, self._page_table(i, case.num_kv_tokens))
             for i in range(num_prompts)
         ]
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
@@ -134,16 +141,16 @@ class ForwardBench:
         batch = DecodeBatch(tuple(self._tokens(batch_size)), (num_context_tokens,) * batch_size, tuple(tables))
         return row_of(
             "decode",
-            self._times_us(lambda: self._runner.decode(batch)),
+            self._times_us(repeat(partial(self._runner.decode, batch))),
             batch=batch_size,
             graph=graph_of(batch_size, self._runner.model.device),
             context_tokens=batch_size * num_context_tokens,
         )
 
-    def _times_us(self, forward: Callable[[], Sequence[int]], pause_seconds: float = 0) -> list[float]:
-        times_us = repeat_us(forward, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
+    def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
+        times_us = repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
         if self._look is not None:
-            self._look(forward)
+            self._look(next(forwards))
         return times_us
 
     def _tokens(self, num_tokens: int) -> Sequence[int]:
@@ -156,9 +163,17 @@ class ForwardBench:
 
 
 def forward_rows(
-    model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, left_out: Callable[[str], None]
+    model: Transformer,
+    page_size: int,
+    cases: Sequence[Case],
+    seconds: float,
+    left_out: Callable[[str], None],
+    followers: Followers | None = None,
 ) -> Iterator[Row]:
-    """A row of each case that the model and this machine's memory can hold; the others are told."""
+    """A row of each case that the model and this machine's memory can hold; the others are told.
+
+    followers: the other ranks, if there are several
+    """
     page_bytes = kv_page_bytes(model.config, model.dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // page_bytes
     pages_of = {case: case.num_sequences * -(-case.num_kv_tokens // page_size) for case in cases}
@@ -171,12 +186,12 @@ def forward_rows(
     if not possible:
         return
     batch_sizes = [case.batch_size for case in possible if isinstance(case, DecodeCase)]
-    runner = ModelRunner(
-        model,
-        num_pages=max(pages_of[case] for case in possible),
-        page_size=page_size,
-        max_running_requests=max(batch_sizes, default=0),
-    )
+    sizes: dict[str, Any] = {
+        "num_pages": max(pages_of[case] for case in possible),
+        "page_size": page_size,
+        "max_running_requests": max(batch_sizes, default=0),
+    }
+    runner = ModelRunner(model, **sizes) if followers is None else followers.runner(model, sizes)
     bench = ForwardBench(runner, seconds)
     for case in possible:
         yield from bench.measure(case)

@@ -38,7 +38,7 @@ FULL = Plan(
     ),
     sustained=(SustainedCase(PrefillCase(1, 1024)), SustainedCase(PrefillCase(4, 1024))),
     decode=(
-        *(DecodeCase(batch, context) for batch in _BATCHES for context in (300, 1100, 4200)),
+        *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
     ),
     copied_pages=(1, 4, 16, 64, 256),

@@ -71,6 +71,7 @@ class Provenance:
     model: str
     dtype: str
     page_size: int
+    tp: int
     driver: str
     torch_version: str
     versions: str
@@ -79,12 +80,13 @@ class Provenance:
     date: str
 
     @classmethod
-    def here(cls, model: str, device: torch.device, dtype: str, page_size: int) -> "Provenance":
+    def here(cls, model: str, device: torch.device, dtype: str, page_size: int, tp: int) -> "Provenance":
         return cls(
             device=machine_name(device),
             model=model,
             dtype=dtype,
             page_size=page_size,
+            tp=tp,
             driver=driver_version(),
             torch_version=torch.__version__,
             versions=installed(*_WHEELS),

@@ -1,5 +1,6 @@
 """Measures this machine, kind by kind, into one file."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import torch
 
 from pdreal.bootstrap import LaunchError
 from pdreal.measure.copies import copy_rows
+from pdreal.measure.followers import Followers
 from pdreal.measure.forwards import Case, forward_rows
 from pdreal.measure.messages import message_row
 from pdreal.measure.plan import Plan
@@ -16,6 +18,7 @@ from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import serving_rows
 from pdreal.measure.transfers import transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
+from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.options import Options
@@ -23,6 +26,8 @@ from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError
 
+_OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
+"""Measured with several ranks."""
 _RANKS = 2
 """One prefill and one decode instance: forwards and copies have the threads that they have there."""
 
@@ -32,6 +37,8 @@ class Measurement:
     model: ModelConfig
     options: Options
     page_size: int
+    tp: int
+    """Ranks of an instance."""
     kinds: tuple[Kind, ...]
     plan: Plan
 
@@ -46,19 +53,8 @@ class Measurement:
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         """As they are measured. What this machine cannot run is told."""
-        torch.set_num_threads(self.options.threads_of_rank(_RANKS))
-        cases: list[Case] = []
-        if "prefill" in self.kinds:
-            cases += self.plan.prefill
-            if self.device.type == "cuda":
-                cases += self.plan.sustained
-        if "decode" in self.kinds:
-            cases += self.plan.decode
-        if cases:
-            model = Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
-            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out)
-            del model
-            _release_memory(self.device)
+        torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
+        yield from self._forward_rows(left_out)
         if copies := [kind for kind in self.kinds if kind in {"gather", "scatter"}]:
             yield from copy_rows(
                 copies,
@@ -75,7 +71,28 @@ class Measurement:
             yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out)
         if "host" in self.kinds:
             yield message_row()
-            yield from serving_rows(self.model.name, self.options, self.page_size, self.plan, left_out)
+            yield from serving_rows(self.model.name, self.options, self.page_size, self.tp, self.plan, left_out)
+
+    def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
+        cases: list[Case] = []
+        if "prefill" in self.kinds:
+            cases += self.plan.prefill
+            if self.device.type == "cuda":
+                cases += self.plan.sustained
+        if "decode" in self.kinds:
+            cases += self.plan.decode
+        if not cases:
+            return
+        if self.tp == 1:
+            model = Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
+            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out)
+        else:
+            with Followers(self.model, self.dtype, self.device, self.tp) as followers:
+                model = followers.load()
+                yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
+                gc.collect()  # graphs hold what ranks meet by
+        del model
+        _release_memory(self.device)
 
 
 def _release_memory(device: torch.device) -> None:
@@ -84,39 +101,54 @@ def _release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def measurement(model: str, options: Options, page_size: int, only: str | None, plan: Plan) -> Measurement:
+def measurement(model: str, options: Options, page_size: int, tp: int, only: str | None, plan: Plan) -> Measurement:
     """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
+    kinds = _kinds(only, KINDS if tp == 1 else _OF_RANKS)
+    if options.device == "cuda" and tp > 1:
+        needed, found = tp * (_RANKS if "host" in kinds else 1), torch.cuda.device_count()
+        if needed > found:
+            raise LaunchError(
+                f"--tp {tp}: {', '.join(kinds)} of ranks on GPUs of their own take {needed}, found {found}"
+            )
     if page_size < 1:
         raise ConfigError(f"--page-size: expected at least 1 token, found {page_size}")
     try:
         config = from_catalog(model)
     except (ModelError, UnknownNameError) as wrong:
         raise ConfigError(f"--model: {wrong}") from None
+    try:
+        TensorParallel(0, tp).check(config)
+    except ModelError as wrong:
+        raise ConfigError(f"--tp: {wrong}") from None
     return Measurement(
         model=config,
         options=options,
         page_size=page_size,
-        kinds=_kinds(only),
+        tp=tp,
+        kinds=kinds,
         plan=plan,
     )
 
 
-def _kinds(only: str | None) -> tuple[Kind, ...]:
+def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    """All that are possible, if it is not said which."""
     if only is None:
-        return KINDS
+        return possible
     asked = [word.strip() for word in only.split(",")]
     for word in asked:
         if word not in KINDS:
             raise ConfigError(f"--only: no kind {word!r}{did_you_mean(word, KINDS)}; there are {', '.join(KINDS)}")
-    return tuple(kind for kind in KINDS if kind in asked)
+        if word not in possible:
+            raise ConfigError(f"--only: {word} is measured with one rank; with --tp there are {', '.join(possible)}")
+    return tuple(kind for kind in possible if kind in asked)
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
     """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
     of = measurement
-    provenance = Provenance.here(of.model.name, of.device, of.options.dtype, of.page_size)
+    provenance = Provenance.here(of.model.name, of.device, of.options.dtype, of.page_size, of.tp)
     try:
         file = RowFile(out, provenance)
     except OSError as error:

@@ -2,7 +2,8 @@
 
 import asyncio
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
-from pdreal.requests import Request
+from pdreal.requests import Request, RequestFailed
 from pdreal.sampling import Sampling
 from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
@@ -33,6 +34,9 @@ _WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
 """Submitted together, twice: the launcher takes them one after another, and their transfers follow each other. One
 forward computes them, and none is beside the transfers."""
+_COMPANION_TOKENS = 16
+_COMPANION_OUTPUTS = 3000
+"""Of a request that is decoded beside the waves, as others are under load: no engine lets it finish."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
 _VOCABULARY = 512
@@ -40,37 +44,45 @@ _VOCABULARY = 512
 
 
 def serving_rows(
-    model: str, options: Options, page_size: int, plan: Plan, left_out: Callable[[str], None]
+    model: str, options: Options, page_size: int, tp: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """With the first engine of the device that is there, and the handovers of the others; what is missing is told."""
+    """With the first engine of the device that is there, and the handovers of the others; what is missing is told.
+
+    With several ranks, of the first engine only: the others move the same bytes.
+    """
     has_rows = False
     for transport in transfer_bench.ENGINES[options.device]:
         if transport == transfer_bench.COPY:
             continue
-        scenario = _scenario(model, page_size, transport, plan)
+        if has_rows and tp > 1:
+            return
+        scenario = _scenario(model, page_size, tp, transport, plan)
         try:
             records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
             left_out(f"serving by {transport}: {missing}")
             continue
         alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
-        waves = records.requests[_SINGLE_REQUESTS:][: 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
+        waves = records.requests[_SINGLE_REQUESTS + 1 :][: 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
         if not has_rows:
             yield from _stage_rows(alone)
             yield from _submit_rows(waves)
             yield from _end_rows(records)
-            yield from _loop_rows(records.steps, plan.served_batches, torch.device(options.device))
+            waves_end_ns = max(wave.end_ns or 0 for wave in waves)
+            of_batches = [step for step in records.steps if step.start_ns > waves_end_ns]
+            yield from _loop_rows(of_batches, plan.served_batches, torch.device(options.device))
             has_rows = True
         yield from _sending_rows(waves, records.transfers, transport)
         yield _handover_row(alone, records.transfers, transport)
 
 
-def _scenario(model: str, page_size: int, transport: str, plan: Plan) -> dict[str, object]:
+def _scenario(model: str, page_size: int, tp: int, transport: str, plan: Plan) -> dict[str, object]:
     """On GPUs of whatever kind: the catalog's is named, but not asked."""
     largest_batch = max(plan.served_batches)
     pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
-    server = {"gpu": "h200", "pool_tokens": pool_tokens, "radix_cache": False, "max_running_requests": largest_batch}
+    server = {"gpu": "h200", "tp": tp, "pool_tokens": pool_tokens, "radix_cache": False}
+    server["max_running_requests"] = largest_batch
     return {
         "model": model,
         "page_size": page_size,
@@ -88,25 +100,41 @@ def _serve(scenario: dict[str, object], options: Options, plan: Plan, batch_size
 
 
 async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> None:
-    """Requests that come alone first, with the lowest ids; then waves, then batches."""
+    """Requests that come alone first, with the lowest ids; then one that accompanies waves, and these; then batches."""
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
     await launcher.start()
     try:
         for _ in range(_SINGLE_REQUESTS):
             await _serve_together(launcher, 1, _SINGLE_TOKENS, _SINGLE_OUTPUTS)
-        for num_tokens in 2 * _WAVE_TOKENS:
-            await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
+        async with _companion(launcher):
+            for num_tokens in 2 * _WAVE_TOKENS:
+                await _serve_together(launcher, _WAVE_REQUESTS, num_tokens, _WAVE_OUTPUTS)
         for batch_size in batch_sizes:
             await _serve_together(launcher, batch_size, plan.served_tokens, plan.served_outputs)
     finally:
         await launcher.stop()
 
 
+@asynccontextmanager
+async def _companion(launcher: Launcher) -> AsyncIterator[None]:
+    """From its first token on."""
+    answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
+    await anext(aiter(answer))
+    reading = asyncio.create_task(_read(answer))
+    yield
+    launcher.abort(answer.request_id)
+    with suppress(RequestFailed):
+        await reading
+
+
 async def _serve_together(launcher: Launcher, num_requests: int, num_tokens: int, num_outputs: int) -> None:
-    prompt = TokenIds([i * 7 % _VOCABULARY for i in range(num_tokens)])
-    sampling = Sampling(num_outputs, ignore_eos=True)
+    prompt, sampling = _prompt(num_tokens), Sampling(num_outputs, ignore_eos=True)
     await asyncio.gather(*[_read(launcher.submit(prompt, sampling)) for _ in range(num_requests)])
+
+
+def _prompt(num_tokens: int) -> TokenIds:
+    return TokenIds([i * 7 % _VOCABULARY for i in range(num_tokens)])
 
 
 async def _read(answer: Request) -> None:
