@@ -1,6 +1,6 @@
 """How much a GPU slows that prefills without pause: what clock rows say of pdsim/cost/gpu_clock.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Clock:
         rested_ns = times_ns
         for _ in range(_ITERATIONS):
             rested_ns = times_ns / _stretch(rested_ns, np.zeros_like(times_ns), self.slowdown, self.memory_ns)
-        return Rows(rows.kind, rows.name, {**rows.columns, "time_ns": rested_ns})
+        return replace(rows, columns={**rows.columns, "time_ns": rested_ns})
 
 
 def clock_of(measurements: Measurements) -> Clock | None:

@@ -1,11 +1,13 @@
 """What host rows say of a loop, of requests on their way, and of the rest between two decode steps."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from pdsim.calibration.regression import Fitted, plain_least_squares
-from pdsim.calibration.rows import Measurements, Rows
+from pdsim.calibration.rows import Floats, Measurements, Rows
+from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send")
 """What a loop takes on its CPU, as it is measured."""
@@ -56,25 +58,49 @@ def _tokens_alone(measurements: Measurements) -> float:
     return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
 
 
-def sending_ns(measurements: Measurements, transfer: Fitted) -> float:
+@dataclass(frozen=True)
+class Sending:
     """What a transfer that the harness makes has over the engine's own time, while its worker is busy with it."""
-    for rows in measurements.of("sending"):
-        if rows.name == transfer.rows.name:
-            return max(0.0, _median_over(transfer, rows))
-    return 0.0
+
+    batch_ns: float = 0.0
+    ns_per_byte: float = 0.0
+    serial: bool = False
+    """Workers wait for each other: while several are busy, each takes so many times as long."""
+
+    @classmethod
+    def of(cls, measurements: Measurements, transfer: Fitted) -> "Sending":
+        for rows in measurements.of("sending"):
+            if rows.name == transfer.rows.name:
+                times_ns, alone_ns = rows.columns["time_ns"], transfer.times_ns(rows.columns)
+                num_workers = _busy_workers(rows.name)
+                serial = float(np.median(times_ns / alone_ns)) > (1 + num_workers) / 2 and num_workers > 1
+                if serial:
+                    times_ns = times_ns / num_workers
+                num_bytes = rows.columns["payload_bytes"]
+                terms = np.column_stack([np.ones_like(num_bytes), num_bytes])
+                batch_ns, per_byte_ns = plain_least_squares(terms / times_ns[:, None], 1 - alone_ns / times_ns)
+                return cls(float(batch_ns), float(per_byte_ns), serial)
+        return cls()
+
+    def times_ns(self, num_bytes: Floats) -> Floats:
+        return self.batch_ns + self.ns_per_byte * num_bytes
+
+
+def _busy_workers(transport: str) -> int:
+    """As rows of `sending` were measured: many transfers to one decode instance."""
+    engine = load_transport(transport) if transport in names("transports") else None
+    return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
     """What lies between a transfer's begin and a first token, beyond what holds its worker up and a message."""
+    sending = Sending.of(measurements, transfer)
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
-            left_over_ns = _median_over(transfer, rows) - sending_ns(measurements, transfer) - medians["message"]
-            return {"handover": max(0.0, left_over_ns)}
+            sent_ns = transfer.times_ns(rows.columns) + sending.times_ns(rows.columns["payload_bytes"])
+            left_over_ns = np.median(rows.columns["time_ns"] - sent_ns) - medians["message"]
+            return {"handover": max(0.0, float(left_over_ns))}
     return {}
-
-
-def _median_over(transfer: Fitted, rows: Rows) -> float:
-    return float(np.median(rows.columns["time_ns"] - transfer.times_ns(rows.columns)))
 
 
 def rest_ns(measurements: Measurements, decode: Fitted) -> Times:

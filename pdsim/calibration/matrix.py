@@ -7,9 +7,11 @@ real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   how pd
 within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                what is asked for
 variants:
   c1: [client.concurrency=1]
+  tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with costs of its own
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,8 @@ class Asked:
 class Variant:
     name: str
     changes: tuple[str, ...]
+    profile: Path | None = None
+    """Of its own, instead of the matrix's."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,17 @@ class Matrix:
 
     def scenario(self, variant: Variant) -> Scenario:
         """As the simulator runs it: with the KV of the real run, and the profile's costs."""
-        if self.profile is None:
+        profile = variant.profile or self.profile
+        if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {MATRIX}")
-        profile = self.profile.resolve()
+        profile = profile.resolve()
         sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
         costs = (f"{section}.profile={profile}" for section in sections)
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
+
+    def with_profile(self, profile: Path) -> "Matrix":
+        """Of another machine: for all variants."""
+        return replace(self, profile=profile, variants=tuple(replace(of, profile=None) for of in self.variants))
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
         """Raises ConfigError for the folder of a run of something else."""
@@ -126,7 +135,7 @@ def matrix_of(data: Any, path: Path) -> Matrix:
         folder / data.get("runs", "runs"),
         _real(data.get("real", {}), f"{path}: real"),
         _asked(data.get("within", {}), f"{path}: within"),
-        tuple(_variants(data["variants"], f"{path}: variants")),
+        tuple(_variants(data["variants"], folder, f"{path}: variants")),
     )
 
 
@@ -163,15 +172,19 @@ def _asked(data: Any, where: str) -> Asked:
     return Asked(**{name: percent(value, f"{where}: {name}") for name, value in data.items()})
 
 
-def _variants(data: Any, where: str) -> list[Variant]:
+def _variants(data: Any, folder: Path, where: str) -> Iterator[Variant]:
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{where}: expected names, each with a list of changes, found {data!r}")
-    for name, changes in data.items():
-        if not isinstance(changes, list) or not all(isinstance(change, str) for change in changes):
-            raise ConfigError(f"{where}: {name}: expected a list of path=value, found {changes!r}")
+    for name, told in data.items():
         if Path(str(name)).name != str(name):
             raise ConfigError(f"{where}: {name!r} cannot name a folder")
-    return [Variant(str(name), tuple(changes)) for name, changes in data.items()]
+        changes, profile = told, None
+        if isinstance(told, dict):
+            _require_fields(told, ("changes", "profile"), f"{where}: {name}")
+            changes, profile = told.get("changes", []), told.get("profile")
+        if not isinstance(changes, list) or not all(isinstance(change, str) for change in changes):
+            raise ConfigError(f"{where}: {name}: expected a list of path=value, found {changes!r}")
+        yield Variant(str(name), tuple(changes), None if profile is None else folder / str(profile))
 
 
 def _require_fields(data: Any, known: tuple[str, ...], where: str) -> None:

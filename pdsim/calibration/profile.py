@@ -82,7 +82,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name], host.sending_ns(made.measurements, made.fits[rows.name]))
+            rows.name: _link(made.fits[rows.name], host.Sending.of(made.measurements, made.fits[rows.name]))
             | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
@@ -202,14 +202,14 @@ def _front_end(made: Calibration) -> dict[str, Any]:
     return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
-def _link(of: Fitted, sending_ns: float) -> dict[str, str]:
-    """sending_ns: of each batch, beside the engine."""
-    per_byte = of.values["per_byte"]
+def _link(of: Fitted, sending: host.Sending) -> dict[str, Any]:
+    per_byte = of.values["per_byte"] + sending.ns_per_byte
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {
         **bandwidth,
-        "transfer_latency": _time(round(of.values["batch"] + sending_ns)),
+        "transfer_latency": _time(round(of.values["batch"] + sending.batch_ns)),
         "descriptor_latency": _time(round(of.values["per_descriptor"])),
+        **({"serial": True} if sending.serial else {}),
     }
 
 

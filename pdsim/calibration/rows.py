@@ -7,7 +7,7 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 import csv
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ PROVENANCE = (
     "model",
     "dtype",
     "page_size",
+    "tp",
 )
 OUR_KERNELS = "fused"
 """The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
@@ -73,12 +74,14 @@ class Rows:
     name: str
     columns: Columns
     """Among them `time_ns`."""
+    tp: int = 1
+    """Ranks of the instance."""
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
 
     def where(self, chosen: NDArray[Any]) -> "Rows":
-        return Rows(self.kind, self.name, {name: column[chosen] for name, column in self.columns.items()})
+        return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,16 @@ class Measurements:
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
+    def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
+        """What so many ranks took of what depends on them; of all else, what one did. Raises ConfigError."""
+        asked = {"prefill": prefill_tp, "clock": prefill_tp, "decode": decode_tp, "loop": decode_tp}
+        for phase in ("prefill", "decode"):
+            found = sorted(rows.tp for rows in self.of(phase))
+            if found and asked[phase] not in found:
+                there = ", ".join(map(str, found))
+                raise ConfigError(f"no rows of {phase} with tp {asked[phase]}; there are of {there}: --{phase}-tp")
+        return replace(self, rows=tuple(rows for rows in self.rows if rows.tp == asked.get(rows.kind, 1)))
+
     @property
     def devices(self) -> str:
         return ", ".join(dict.fromkeys(file["device"] for file in self.provenance))
@@ -97,7 +110,7 @@ class Measurements:
 
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Raises ConfigError with file, line and column of what is wrong."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     provenance = []
     for path in paths:
         lines = _lines(path)
@@ -105,13 +118,14 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
         for number, line in enumerate(lines, start=2):
             kind = _kind(line, f"{path}, line {number}")
             if kind is not None:
-                name = line[NAMES[kind]] if kind in NAMES else ""
-                found.setdefault((kind, name), []).append(_values(kind, line, f"{path}, line {number}"))
+                values = _values(kind, line, f"{path}, line {number}")
+                name, tp = line[NAMES[kind]] if kind in NAMES else "", _ranks(line, f"{path}, line {number}")
+                found.setdefault((kind, name, tp), []).append(values)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
     rows = [
-        Rows(kind, name, {column: np.array([row[column] for row in values]) for column in values[0]})
-        for (kind, name), values in found.items()
+        Rows(kind, name, {column: np.array([row[column] for row in values]) for column in values[0]}, tp)
+        for (kind, name, tp), values in found.items()
     ]
     return Measurements(tuple(rows), tuple(provenance))
 
@@ -184,6 +198,14 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     if values["time_ns"] <= 0:
         raise ConfigError(f"{where}: time_us: expected a time above 0, found {line['time_us']!r}")
     return values
+
+
+def _ranks(line: Mapping[str, str], where: str) -> int:
+    if not (told := line.get("tp")):
+        return 1
+    if not told.isdecimal() or not int(told):
+        raise ConfigError(f"{where}: tp: expected a number of ranks, found {told!r}")
+    return int(told)
 
 
 def _number(line: Mapping[str, str], name: str, where: str) -> float:

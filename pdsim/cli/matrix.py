@@ -29,7 +29,7 @@ def validate_matrix(
 ) -> None:
     """Exits with 1 if a real run failed, or if the two sides differ in what does not depend on time."""
     matrix = load_matrix(name, experiments)
-    matrix = replace(matrix, profile=profile or matrix.profile, runs=runs or matrix.runs)
+    matrix = replace(matrix if profile is None else matrix.with_profile(profile), runs=runs or matrix.runs)
     if not real_only:
         _require_all_to_compare(matrix)
     try:

@@ -15,6 +15,8 @@ def calibrate(
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
     name: Annotated[str | None, Parameter(help="Of the profile, instead of its file's.")] = None,
     gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
+    prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
+    decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
     plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
     table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
     json_: Json = False,
@@ -39,10 +41,12 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
-    measurements, bound = read_rows(rows), percent(table_above, "--table-above")
+    measurements, bound = read_rows(rows).of_ranks(prefill_tp, decode_tp), percent(table_above, "--table-above")
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu, table_above=bound)
-    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows)])
+    flags = [("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)]
+    ranks = [str(word) for flag in flags if flag[1] > 1 for word in flag]
+    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *ranks])
     profile = profile_of(made, name or out.stem, command)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_yaml(profile, out)

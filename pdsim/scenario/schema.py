@@ -181,6 +181,8 @@ class NetworkSettings(Section):
     """Of each batch before its first byte; None: the engine's."""
     descriptor_latency: Duration | None = None
     """Of each descriptor; None: the engine's."""
+    serial: bool | None = None
+    """The workers of a prefill rank post descriptors and move bytes one at a time; None: as the engine does."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
     ranks: RankSettings | None = None

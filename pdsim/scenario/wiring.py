@@ -26,6 +26,8 @@ def transport(network: NetworkSettings) -> Transport:
         found = replace(found, batch_ns=network.transfer_latency)
     if network.descriptor_latency is not None:
         found = replace(found, descriptor_ns=network.descriptor_latency)
+    if network.serial is not None:
+        found = replace(found, serial=network.serial)
     return found
 
 

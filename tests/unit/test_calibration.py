@@ -244,6 +244,50 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(20 + 900, rel=0.02)
 
 
+def sending_rows(transport, time_us):
+    """Of an engine that takes 20 us, 2 us a descriptor and 1 us for 6 kB; and of transfers beside each other."""
+
+    def row(kind, size, n, us):
+        shape = {"transport": transport, "payload_bytes": size, "num_descriptors": n}
+        return {"kind": kind, **shape, "time_us": us}
+
+    alone_us = {(size, n): 20 + 2 * n + size / 6e3 for size in (2**16, 2**20, 2**26) for n in (1, 16, 64)}
+    alone = [row("transfer", *shape, us) for shape, us in alone_us.items()]
+    return [*alone, *[row("sending", size, 64, time_us(20 + 128 + size / 6e3, size)) for size in (2**24, 2**27)]]
+
+
+@pytest.mark.parametrize(
+    ("transport", "time_us", "expected"),
+    [
+        ("mooncake-tcp", lambda alone_us, size: alone_us + 900 + size / 3e3, {"bandwidth": 2, "transfer_latency": 920}),
+        ("nixl-cma", lambda alone_us, size: alone_us + 900, {"bandwidth": 6, "transfer_latency": 920}),
+        ("nixl-cma", lambda alone_us, size: 4 * alone_us, {"bandwidth": 6, "transfer_latency": 20, "serial": True}),
+    ],
+)
+def test_transfers_beside_each_other_tell_what_they_take_and_whether_they_wait(transport, time_us, expected, tmp_path):
+    """NIXL has four workers, and Mooncake one for each decode instance."""
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    made = calibrate(measured(tmp_path, *phases, sending_rows(transport, time_us)))
+    link = profile_of(made, "x", "y")["network"]["transports"][transport]
+    assert link.get("serial", False) == expected.get("serial", False)
+    assert float(link["bandwidth"].removesuffix(" GB/s")) == pytest.approx(expected["bandwidth"], rel=0.05)
+    assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(expected["transfer_latency"], rel=0.1)
+
+
+def test_rows_of_so_many_ranks_are_chosen(tmp_path):
+    """What depends on the ranks of one side follows its; all else is of one."""
+    of_two = [{**row, "tp": 2, "time_us": row["time_us"] / 2} for row in decode_rows(affine_decode_us)]
+    message = [{"kind": "host", "what": "message", "time_us": us, "tp": tp} for tp, us in ((1, 70.0), (2, 90.0))]
+    rows = measured(tmp_path, prefill_rows(affine_prefill_us), decode_rows(affine_decode_us), of_two, message)
+    one, two = (profile_of(calibrate(rows.of_ranks(1, tp)), "x", "y") for tp in (1, 2))
+    assert one["cost"]["prefill"] == two["cost"]["prefill"]
+    bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in (one, two)]
+    assert bases == pytest.approx([5.2, 2.6], rel=0.02)
+    assert two["network"]["message_latency"] == "70 us"
+    with pytest.raises(ConfigError, match="no rows of prefill with tp 2; there are of 1: --prefill-tp"):
+        rows.of_ranks(2, 1)
+
+
 def test_requests_that_are_submitted_together_tell_what_the_launcher_takes_for_each():
     """One of 500 tokens alone takes 500 + 1070 - 70 us until decode has taken it in: 300 of these are in the line."""
     host_us = {"message": 70.0, "route": 500.0, "admit": 1070.0, "answer": 180.0, "end": 90.0}

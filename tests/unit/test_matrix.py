@@ -203,6 +203,7 @@ def test_a_matrix_is_read(matrix, tmp_path):
         ("device: cpu", "device: cpu, threads: 0", "threads: expected an integer of at least 1, found 0"),
         ("10 %", "10", "expected a percentage"),
         ("c4: []", "c4: radix", "c4: expected a list of path=value"),
+        ("c4: []", "c4: {change: []}", "c4: unknown field 'change' .did you mean 'changes'"),
         ("c4: []", "a/b: []", "cannot name a folder"),
         ("median: 10 %", "medain: 10 %", "did you mean 'median'"),
     ],
@@ -219,6 +220,23 @@ def test_a_simulation_needs_a_profile(matrix):
         found.scenario(found.variants[0])
 
 
+def test_a_variant_has_a_profile_of_its_own_until_another_machine_brings_one(matrix, tmp_path):
+    matrix.write_text(MATRIX.replace("c4: []", "c4: {changes: [decode.instances=2], profile: own.yaml}"))
+    found = load_matrix(str(matrix), tmp_path)
+    assert [variant.profile for variant in found.variants] == [None, tmp_path / "own.yaml"]
+    (tmp_path / "own.yaml").write_text("""\
+cost: {use: roofline, step_overhead: 9 ms}
+network: {transports: {mooncake-tcp: {bandwidth: 1 GB/s}}}
+provenance: {}
+""")
+    simulated = found.scenario(found.variants[1])
+    assert simulated.decode.instances == 2
+    assert simulated.cost.prefill.step_overhead == 9_000_000
+    other = found.with_profile(tmp_path / "other.yaml")
+    with pytest.raises(ConfigError, match="other.yaml"):
+        other.scenario(other.variants[1])
+
+
 def test_the_folder_of_another_scenario_is_refused(matrix):
     found = load_matrix(str(matrix), matrix.parent)
     one, other = found.variants
@@ -231,8 +249,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
 @pytest.mark.parametrize(
     ("name", "num_variants"),
     [
-        ("validation-h200", 16),
-        ("experiments/validation-h200/drawn.yaml", 16),
+        ("validation-h200", 15),
         ("validation-h200-aggregated", 7),
         ("validation-h200-tp", 4),
         ("validation-cpu", 8),
