@@ -64,10 +64,10 @@ panels[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. TTFT needs more, for how
-# many requests meet in one prefill is decided by single milliseconds; over many requests of drawn lengths that evens out.
-# The first prompts of a process load kernels, which one client's few requests feel. [What is known of the
-# errors](../docs/fidelity.md).
+# **Reading.** Forwards lie near the line: microbenchmarks know what they cost, and TPOT follows. TTFT needs more, for
+# single milliseconds decide how many requests meet in one prefill; over many requests of drawn lengths that evens out.
+# The first prompts of a process load kernels, which one client's few requests feel.
+# [What is known of the errors](../docs/fidelity.md).
 
 # %%
 error = table["simulated"] / table["real"] - 1

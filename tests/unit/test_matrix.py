@@ -231,9 +231,9 @@ provenance: {}
 """)
     simulated = found.scenario(found.variants[1])
     assert simulated.decode.instances == 2
-    assert simulated.cost.prefill.step_overhead == 9_000_000
+    assert simulated.cost.prefill.step_overhead_ns == 9_000_000
     other = found.with_profile(tmp_path / "other.yaml")
-    with pytest.raises(ConfigError, match="other.yaml"):
+    with pytest.raises(ConfigError, match=r"other\.yaml"):
         other.scenario(other.variants[1])
 
 
