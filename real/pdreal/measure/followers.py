@@ -1,7 +1,9 @@
 """The ranks beside the first, for forwards of several: each a process, which does what the first one is told."""
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,26 +22,46 @@ from pdreal.runner import ModelRunner
 
 _PATIENCE_S = 10
 """For a process that was told to end."""
+Told = Work | dict[str, Any] | None
+"""A forward, the sizes of a runner, or the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A model on several ranks: on GPUs, each on one of its own."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device_type: str
+    tp: int
+
+    def load(self, rank: int, rendezvous: str) -> Transformer:
+        """A rank's part. Returns when all ranks have met."""
+        device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        ranks = TensorParallel.join(rank, self.tp, rendezvous, device)
+        return Transformer.load(self.config, RandomWeights(0, device), dtype=self.dtype, device=device, tp=ranks)
 
 
 class Followers:
-    """Of one model. A forward is begun on all ranks, as by a leader in a run: told to the others, and then done."""
+    """A forward is begun on all ranks, as by a leader in a run: told to the others, and then done."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, tp: int) -> None:
-        """device: of the first rank; on GPUs each has one of its own."""
+    def __init__(self, ranked: Ranked) -> None:
         self._folder = TemporaryDirectory()
-        self._loading = config, dtype, device.type, tp, f"file://{Path(self._folder.name) / 'ranks'}"
+        rendezvous = f"file://{Path(self._folder.name) / 'ranks'}"
         self._processes, self._pipes = [], []
         context = get_context("spawn")
-        for rank in range(1, tp):
+        for rank in range(1, ranked.tp):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_follow, args=(*self._loading, rank, torch.get_num_threads(), theirs), daemon=True
-            )
+            told = ranked, rank, rendezvous, torch.get_num_threads(), theirs
+            process = context.Process(target=_follow, args=told, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
+        self.model = ranked.load(0, rendezvous)
+        """The first rank's part."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,37 +69,30 @@ class Followers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._tell(None)
         if kind is None:
-            self._ranks.leave()
+            gc.collect()  # graphs hold what ranks meet by
+            self.model.tp.leave()
         for process in self._processes:
             process.join(_PATIENCE_S if kind is None else 0)
             process.kill()
         self._folder.cleanup()
 
-    def load(self) -> Transformer:
-        """The first rank's part of the model. Returns when all ranks have met."""
-        model = _load(*self._loading, rank=0)
-        self._ranks = model.tp
-        return model
-
-    def runner(self, model: Transformer, sizes: Mapping[str, Any]) -> "LedRunner":
-        """sizes: of ModelRunner, on every rank."""
+    def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
+        """The first rank's, whose forwards are everybody's. sizes: of ModelRunner."""
         self._tell(dict(sizes))
-        return LedRunner(model, sizes, self._tell)
+        return _LedRunner(self.model, sizes, self._tell)
 
-    def _tell(self, what: Work | dict[str, Any] | None) -> None:
+    def _tell(self, what: Told) -> None:
         for pipe in self._pipes:
             with suppress(BrokenPipeError):
                 pipe.send(what)
 
 
-class LedRunner(ModelRunner):
-    """The first rank's."""
-
-    def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Any) -> None:
+class _LedRunner(ModelRunner):
+    def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Told], None]) -> None:
         super().__init__(model, **sizes)
         self._tell = tell
 
-    def prefill(self, batch: PrefillBatch, on_layers: Any = None) -> list[int]:
+    def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
         self._tell(batch)
         return super().prefill(batch, on_layers)
 
@@ -86,29 +101,10 @@ class LedRunner(ModelRunner):
         return super().decode(batch)
 
 
-def _load(
-    config: ModelConfig, dtype: torch.dtype, device_type: str, tp: int, rendezvous: str, *, rank: int
-) -> Transformer:
-    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    ranks = TensorParallel.join(rank, tp, rendezvous, device)
-    return Transformer.load(config, RandomWeights(0, device), dtype=dtype, device=device, tp=ranks)
-
-
-def _follow(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device_type: str,
-    tp: int,
-    rendezvous: str,
-    rank: int,
-    num_threads: int,
-    pipe: Connection,
-) -> None:
+def _follow(ranked: Ranked, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
     """Until it is told to end, or the first rank is gone."""
     torch.set_num_threads(num_threads)
-    model = _load(config, dtype, device_type, tp, rendezvous, rank=rank)
+    model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
     with suppress(EOFError, KeyboardInterrupt):
         while (told := pipe.recv()) is not None:

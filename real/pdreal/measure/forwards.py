@@ -191,7 +191,7 @@ def forward_rows(
         "page_size": page_size,
         "max_running_requests": max(batch_sizes, default=0),
     }
-    runner = ModelRunner(model, **sizes) if followers is None else followers.runner(model, sizes)
+    runner = ModelRunner(model, **sizes) if followers is None else followers.runner(sizes)
     bench = ForwardBench(runner, seconds)
     for case in possible:
         yield from bench.measure(case)

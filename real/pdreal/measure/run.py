@@ -1,6 +1,5 @@
 """Measures this machine, kind by kind, into one file."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import torch
 
 from pdreal.bootstrap import LaunchError
 from pdreal.measure.copies import copy_rows
-from pdreal.measure.followers import Followers
+from pdreal.measure.followers import Followers, Ranked
 from pdreal.measure.forwards import Case, forward_rows
 from pdreal.measure.messages import message_row
 from pdreal.measure.plan import Plan
@@ -87,10 +86,11 @@ class Measurement:
             model = Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
             yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out)
         else:
-            with Followers(self.model, self.dtype, self.device, self.tp) as followers:
-                model = followers.load()
+            ranked = Ranked(config=self.model, dtype=self.dtype, device_type=self.device.type, tp=self.tp)
+            with Followers(ranked) as followers:
+                model = followers.model
                 yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
-                gc.collect()  # graphs hold what ranks meet by
+            del followers
         del model
         _release_memory(self.device)
 
