@@ -65,7 +65,7 @@ class Sending:
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0
     serial: bool = False
-    """Workers wait for each other: while several are busy, each takes so many times as long."""
+    """Workers wait for each other: while all were busy, each took nearer to so many times as long than to as long."""
 
     @classmethod
     def of(cls, measurements: Measurements, transfer: Fitted) -> "Sending":

@@ -62,7 +62,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         )
     clock = clock_of(measurements)
     fits: dict[str, Fitted] = {}
-    notes = []
+    notes = list(measurements.notes)
     for rows in measurements.rows:
         if rows.kind in _NOT_FITTED:
             continue

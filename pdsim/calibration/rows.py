@@ -89,6 +89,8 @@ class Measurements:
     rows: tuple[Rows, ...]
     provenance: tuple[dict[str, str], ...]
     """Of each file, distinct values joined by commas."""
+    notes: tuple[str, ...] = ()
+    """What is left out of them."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
@@ -101,7 +103,10 @@ class Measurements:
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
                 raise ConfigError(f"no rows of {phase} with tp {asked[phase]}; there are of {there}: --{phase}-tp")
-        return replace(self, rows=tuple(rows for rows in self.rows if rows.tp == asked.get(rows.kind, 1)))
+        chosen = tuple(rows for rows in self.rows if rows.tp == asked.get(rows.kind, 1))
+        lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
+        notes = tuple(f"{kind} is left out: no rows with tp {asked.get(kind, 1)}" for kind in lost)
+        return replace(self, rows=chosen, notes=notes)
 
     @property
     def devices(self) -> str:

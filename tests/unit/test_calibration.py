@@ -284,6 +284,10 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
     bases = [float(profile["cost"]["decode"]["decode_base"].removesuffix(" ms")) for profile in (one, two)]
     assert bases == pytest.approx([5.2, 2.6], rel=0.02)
     assert two["network"]["message_latency"] == "70 us"
+    assert rows.of_ranks(1, 2).notes == ()
+    loops = [{"kind": "loop", "batch": b, "context_tokens": 900 * b, "time_us": 6000 + b} for b in (1, 4, 16)]
+    with_loops = measured(tmp_path, prefill_rows(affine_prefill_us), of_two, loops).of_ranks(1, 2)
+    assert calibrate(with_loops).notes == ("loop is left out: no rows with tp 2",)
     with pytest.raises(ConfigError, match="no rows of prefill with tp 2; there are of 1: --prefill-tp"):
         rows.of_ranks(2, 1)
 

@@ -36,7 +36,7 @@ _WAVE_OUTPUTS = 4
 forward computes them, and none is beside the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
-"""Of a request that is decoded beside the waves, as others are under load: no engine lets it finish."""
+"""Of a request that is decoded beside the waves, as others are under load; it is given up behind them."""
 _LEAST_STEPS = 8
 """Of one batch, whose period is worth a row."""
 _VOCABULARY = 512
@@ -48,7 +48,7 @@ def serving_rows(
 ) -> Iterator[Row]:
     """With the first engine of the device that is there, and the handovers of the others; what is missing is told.
 
-    With several ranks, of the first engine only: the others move the same bytes.
+    With several ranks, of the first engine only: it is their loops that calibration takes.
     """
     has_rows = False
     for transport in transfer_bench.ENGINES[options.device]:
@@ -63,7 +63,7 @@ def serving_rows(
             left_out(f"serving by {transport}: {missing}")
             continue
         alone = [request for request in records.requests if 0 < request.request_id < _SINGLE_REQUESTS]
-        waves = records.requests[_SINGLE_REQUESTS + 1 :][: 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
+        companion, *waves = records.requests[_SINGLE_REQUESTS:][: 1 + 2 * len(_WAVE_TOKENS) * _WAVE_REQUESTS]
         if not has_rows:
             yield from _stage_rows(alone)
             yield from _submit_rows(waves)
@@ -72,7 +72,8 @@ def serving_rows(
             of_batches = [step for step in records.steps if step.start_ns > waves_end_ns]
             yield from _loop_rows(of_batches, plan.served_batches, torch.device(options.device))
             has_rows = True
-        yield from _sending_rows(waves, records.transfers, transport)
+        beside_decode = [row for row in records.transfers if row.end_ns < (companion.end_ns or 0)]
+        yield from _sending_rows(waves, beside_decode, transport)
         yield _handover_row(alone, records.transfers, transport)
 
 
