@@ -46,19 +46,21 @@ def test_batch_sizes():
     assert batch_sizes(150) == [1, 2, 4, 8, 16, 32, 64, 128, 192]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [96, 256])
-def test_fused_norm(size):
-    given = torch.randn(5, size), torch.randn(5, size), torch.randn(size)
+def test_fused_norm(size, dtype):
+    given = [torch.randn(*shape).to(dtype) for shape in ((5, size), (5, size), (size,))]
     x, residual, weight = (part.to(GPU_OR_CPU, copy=True) for part in given)
     expected = operations.add_rms_norm_(*given, 1e-5)
     close(fused.add_rms_norm_(x, residual, weight, 1e-5), expected)
 
 
+@pytest.mark.parametrize("position_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("normed", [False, True])
-def test_fused_rotation(normed):
+def test_fused_rotation(normed, position_dtype):
     angles = operations.rotary_angles(from_catalog("tiny-qwen3").llama, 32, 100, CPU)
     norms = (torch.randn(32), torch.randn(32)) if normed else None
-    qkv, positions = torch.randn(3, 14, 32), torch.tensor([7, 0, 99])
+    qkv, positions = torch.randn(3, 14, 32), torch.tensor([7, 0, 99], dtype=position_dtype)
     expected = operations.norm_rotate_(qkv[:, :11].clone(), 8, norms, 1e-6, angles, positions)
     values = qkv[:, 11:].clone()
     qkv, angles, positions = (part.to(GPU_OR_CPU) for part in (qkv, angles, positions))

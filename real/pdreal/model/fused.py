@@ -1,41 +1,72 @@
-"""The operations of operations.py as one Triton kernel each: at decode, launches and small reads are what they cost."""
+"""The operations of operations.py as one Triton kernel each: launches and small reads are what they cost.
+
+A prefill launches four of them per layer, one by one: so they go through a Launcher, and know at compile time all but
+addresses. Every tensor begins at a multiple of 16 bytes, which only positions need not.
+"""
+
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from pdkernels.launch import Launcher
 from torch import Tensor
 
 _HEADS = 8
 """Heads of a token that one program rotates."""
 _COLUMNS = 1024
 """Of a token's gate that one program multiplies."""
+_TYPES: dict[torch.dtype, Any] = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+}
 
 
 @triton.jit
-def add_rms_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, PADDED: tl.constexpr):
+def aligned(address, TYPE: tl.constexpr):
+    """An address as a pointer to elements of a type, the first at a multiple of 16 bytes."""
+    return tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
+
+
+@triton.jit(do_not_specialize=("x", "residual", "weight", "out"))
+def add_rms_norm_kernel(
+    x: tl.int64,
+    residual: tl.int64,
+    weight: tl.int64,
+    out: tl.int64,
+    TYPE: tl.constexpr,
+    EPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
     """One token: the residual in place, its normalised value to out."""
     column = tl.arange(0, PADDED)
     live = column < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + column
-    total = tl.load(residual + at, mask=live, other=0.0).to(tl.float32)
-    total += tl.load(x + at, mask=live, other=0.0).to(tl.float32)
-    rounded = total.to(residual.dtype.element_ty)
-    tl.store(residual + at, rounded, mask=live)
+    total = tl.load(aligned(residual, TYPE) + at, mask=live, other=0.0).to(tl.float32)
+    total += tl.load(aligned(x, TYPE) + at, mask=live, other=0.0).to(tl.float32)
+    rounded = total.to(TYPE)
+    tl.store(aligned(residual, TYPE) + at, rounded, mask=live)
     value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
-    normed = value * scale * tl.load(weight + column, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + at, normed.to(out.dtype.element_ty), mask=live)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / SIZE + EPS)
+    normed = value * scale * tl.load(aligned(weight, TYPE) + column, mask=live, other=0.0).to(tl.float32)
+    tl.store(aligned(out, TYPE) + at, normed.to(TYPE), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads", "query_norm", "key_norm", "angles", "positions"))
 def norm_rotate_kernel(
-    heads,
-    query_norm,
-    key_norm,
-    angles,
-    positions,
-    row_stride,
-    eps,
+    heads: tl.int64,
+    query_norm: tl.int64,
+    key_norm: tl.int64,
+    angles: tl.int64,
+    positions: tl.int64,
+    TYPE: tl.constexpr,
+    POSITION: tl.constexpr,
+    EPS: tl.constexpr,
+    ROW: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     ALL_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -47,39 +78,79 @@ def norm_rotate_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, HALF)
     live = (head < ALL_HEADS)[:, None]
-    at = heads + token * row_stride + head[:, None] * (2 * HALF) + column[None, :]
+    at = aligned(heads, TYPE) + token * ROW + head[:, None] * (2 * HALF) + column[None, :]
     first = tl.load(at, mask=live, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=live, other=0.0).to(tl.float32)
     if NORM:
-        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+        scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + EPS)[:, None]
         is_query = (head < QUERY_HEADS)[:, None]
-        query_first, query_second = tl.load(query_norm + column), tl.load(query_norm + HALF + column)
-        key_first, key_second = tl.load(key_norm + column), tl.load(key_norm + HALF + column)
-        first *= scale * tl.where(is_query, query_first[None, :], key_first[None, :])
-        second *= scale * tl.where(is_query, query_second[None, :], key_second[None, :])
-    angle = angles + tl.load(positions + token).to(tl.int64) * (2 * HALF) + column
+        of_query, of_key = aligned(query_norm, TYPE) + column, aligned(key_norm, TYPE) + column
+        first *= scale * tl.where(is_query, tl.load(of_query)[None, :], tl.load(of_key)[None, :])
+        second *= scale * tl.where(is_query, tl.load(of_query + HALF)[None, :], tl.load(of_key + HALF)[None, :])
+    position = tl.load(positions.to(tl.pointer_type(POSITION)) + token).to(tl.int64)
+    angle = aligned(angles, tl.float32) + position * (2 * HALF) + column
     cos, sin = tl.load(angle)[None, :], tl.load(angle + HALF)[None, :]
-    tl.store(at, (first * cos - second * sin).to(heads.dtype.element_ty), mask=live)
-    tl.store(at + HALF, (second * cos + first * sin).to(heads.dtype.element_ty), mask=live)
+    tl.store(at, (first * cos - second * sin).to(TYPE), mask=live)
+    tl.store(at + HALF, (second * cos + first * sin).to(TYPE), mask=live)
 
 
-@triton.jit
-def silu_and_multiply_kernel(gate_up, out, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit(do_not_specialize=("gate_up", "out"))
+def silu_and_multiply_kernel(
+    gate_up: tl.int64, out: tl.int64, TYPE: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Some columns of one token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live = column < SIZE
-    gate = tl.load(gate_up + token * (2 * SIZE) + column, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * (2 * SIZE) + SIZE + column, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + token * SIZE + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=live)
+    at = aligned(gate_up, TYPE) + token * (2 * SIZE) + column
+    gate = tl.load(at, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(at + SIZE, mask=live, other=0.0).to(tl.float32)
+    tl.store(aligned(out, TYPE) + token * SIZE + column, (gate * tl.sigmoid(gate) * up).to(TYPE), mask=live)
+
+
+@cache
+def _add_rms_norm(dtype: torch.dtype, eps: float, size: int) -> Launcher:
+    constants = {"TYPE": _TYPES[dtype], "EPS": eps, "SIZE": size, "PADDED": triton.next_power_of_2(size)}
+    return Launcher(add_rms_norm_kernel, constants, warps=8)
+
+
+@cache
+def _norm_rotate(
+    dtype: torch.dtype,
+    position_dtype: torch.dtype,
+    eps: float,
+    row: int,
+    num_query_heads: int,
+    num_heads: int,
+    head_dim: int,
+    normed: bool,
+) -> Launcher:
+    constants = {
+        "TYPE": _TYPES[dtype],
+        "POSITION": _TYPES[position_dtype],
+        "EPS": eps,
+        "ROW": row,
+        "QUERY_HEADS": num_query_heads,
+        "ALL_HEADS": num_heads,
+        "HALF": head_dim // 2,
+        "NORM": normed,
+        "HEADS": _HEADS,
+    }
+    return Launcher(norm_rotate_kernel, constants, warps=4)
+
+
+@cache
+def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
+    constants = {"TYPE": _TYPES[dtype], "SIZE": size, "COLUMNS": _COLUMNS}
+    return Launcher(silu_and_multiply_kernel, constants, warps=4)
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The residual in place."""
     num_tokens, size = x.shape
     out = torch.empty_like(x)
-    padded = triton.next_power_of_2(size)
-    add_rms_norm_kernel[(num_tokens,)](x, residual, weight, out, eps, SIZE=size, PADDED=padded, num_warps=8)
+    pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
+    _add_rms_norm(x.dtype, eps, size)(x.device, (num_tokens, 1, 1), *pointers)
     return out, residual
 
 
@@ -94,27 +165,18 @@ def norm_rotate_(
     """In place. Heads of a token lie side by side; head_dim is a power of two."""
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
-    norm_rotate_kernel[num_tokens, triton.cdiv(num_heads, _HEADS)](
-        heads,
-        query_norm,
-        key_norm,
-        angles,
-        positions,
-        heads.stride(0),
-        eps,
-        QUERY_HEADS=num_query_heads,
-        ALL_HEADS=num_heads,
-        HALF=head_dim // 2,
-        NORM=norms is not None,
-        HEADS=_HEADS,
-        num_warps=4,
+    launch = _norm_rotate(
+        heads.dtype, positions.dtype, eps, heads.stride(0), num_query_heads, num_heads, head_dim, norms is not None
     )
+    norm_pointers = query_norm.data_ptr(), key_norm.data_ptr()
+    pointers = heads.data_ptr(), *norm_pointers, angles.data_ptr(), positions.data_ptr()
+    launch(heads.device, (num_tokens, triton.cdiv(num_heads, _HEADS), 1), *pointers)
     return heads
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
     num_tokens, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, size)
-    grid = num_tokens, triton.cdiv(size, _COLUMNS)
-    silu_and_multiply_kernel[grid](gate_up, out, SIZE=size, COLUMNS=_COLUMNS, num_warps=4)
+    grid = num_tokens, triton.cdiv(size, _COLUMNS), 1
+    _silu_and_multiply(gate_up.dtype, size)(gate_up.device, grid, gate_up.data_ptr(), out.data_ptr())
     return out
