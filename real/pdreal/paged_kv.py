@@ -42,6 +42,9 @@ class PagedKv:
         else:
             self.memory = memory.view(dtype).view(shape)
         self.planes = self.memory.unbind()
+        self._num_slots = shape[1]
+        self._layers = self.memory.view(num_layers, 2 * self._num_slots, num_kv_heads, head_dim).unbind()
+        """The two planes of each as one."""
 
     @staticmethod
     def num_bytes(
@@ -65,10 +68,15 @@ class PagedKv:
         else:
             keys[slots], values[slots] = key, value
 
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, slots: Tensor) -> Tensor:
+        """What read takes for slots: where a layer has their keys, and then where it has their values."""
+        slots = slots.long()  # indexing by int32 would convert them again at each layer
+        return torch.cat((slots, slots + self._num_slots))
+
+    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of keys and values, [tokens, heads, head_dim]."""
-        keys, values = self.layer(layer)
-        return keys[slots], values[slots]
+        keys, values = self._layers[layer][rows].chunk(2)
+        return keys, values
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Its planes of keys and of values."""

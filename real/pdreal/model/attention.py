@@ -1,6 +1,6 @@
 """Attention of a forward's tokens: over themselves alone, or over a paged cache in prefill and in decode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -13,6 +13,8 @@ from pdreal.paged_kv import PagedKv
 
 torch.backends.cuda.enable_cudnn_sdp(False)
 """cuDNN, which would be preferred, builds a plan for each new length of a prompt: 46 ms for 917 tokens on an H200."""
+
+_FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -40,6 +42,36 @@ class WholeSequence:
         return causal_attention(query, key, value)
 
 
+class PackedAttention:
+    """Of sequences packed one after another: causal, of the last tokens of each over all of it."""
+
+    def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
+        """Tokens of each sequence: num_new attend, to num_all of which they are the last."""
+        self._longest = max(num_new), max(num_all)
+        bounds = [list(accumulate(lengths, initial=0)) for lengths in (num_new, num_all)]
+        self._slices = [[slice(*ends) for ends in pairwise(b)] for b in bounds]
+        self._bounds = torch.tensor(bounds, dtype=torch.int32).to(device).unbind()
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim]."""
+        if query.is_cuda and query.dtype in _FLASH_DTYPES:
+            return self._flash(query, key, value)
+        sequences = zip(*self._slices, strict=True)
+        return torch.cat([causal_attention(query[new], key[whole], value[whole]) for new, whole in sequences])
+
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """One launch. A sequence alone goes in unpacked: then its context is split over processors that are idle."""
+        alone = len(self._slices[0]) == 1
+        bounds = (None, None) if alone else self._bounds
+        if alone:
+            query, key, value = query[None], key[None], value[None]
+        dropout, is_causal, with_mask = 0.0, True, False
+        # not torch.nn.attention.varlen: its signature changes from version to version, and it costs more host time
+        flash = torch.ops.aten._flash_attention_forward.default  # noqa: SLF001
+        out: Tensor = flash(query, key, value, *bounds, *self._longest, dropout, is_causal, with_mask)[0]
+        return out[0] if alone else out
+
+
 class PagedPrefill:
     """Chunks of several sequences, each over its own context in the cache and itself."""
 
@@ -47,24 +79,21 @@ class PagedPrefill:
         """on_kv is called with each layer when its keys and values have been written, or will be on the stream."""
         self._kv = kv
         self._on_kv = on_kv
-        bounds = accumulate((len(chunk.tokens) for chunk in batch.chunks), initial=0)
-        slots = [kv.slots(chunk.page_table, 0, chunk.num_kv_tokens) for chunk in batch.chunks]
-        new = [s[chunk.num_context_tokens :] for s, chunk in zip(slots, batch.chunks, strict=True)]
+        chunks = batch.chunks
+        slots = [kv.slots(chunk.page_table, 0, chunk.num_kv_tokens) for chunk in chunks]
+        new = [s[chunk.num_context_tokens :] for s, chunk in zip(slots, chunks, strict=True)]
         self._new_slots = torch.cat(new).to(device)
-        self._chunks = [
-            (slice(*rows), s.to(device) if chunk.num_context_tokens else None)
-            for rows, s, chunk in zip(pairwise(bounds), slots, batch.chunks, strict=True)
-        ]
-        """Of each its tokens, and the slots of context and tokens if it has a context."""
+        has_context = any(chunk.num_context_tokens for chunk in chunks)
+        self._rows = kv.rows(torch.cat(slots).to(device)) if has_context else None
+        """Of contexts and chunks; without contexts nothing need be read."""
+        self._attention = PackedAttention([len(c.tokens) for c in chunks], [c.num_kv_tokens for c in chunks], device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
         self._on_kv(layer)
-        attended = []
-        for rows, slots in self._chunks:
-            keys, values = (key[rows], value[rows]) if slots is None else self._kv.read(layer, slots)
-            attended.append(causal_attention(query[rows], keys, values))
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
+        if self._rows is not None:
+            key, value = self._kv.read(layer, self._rows)
+        return self._attention(query, key, value)
 
 
 class GatheredDecode:
@@ -72,16 +101,15 @@ class GatheredDecode:
 
     def __init__(self, kv: PagedKv, batch: DecodeBatch) -> None:
         self._kv = kv
-        self._slots = [
-            kv.slots(table, 0, num_kv_tokens + 1)
-            for table, num_kv_tokens in zip(batch.page_tables, batch.num_kv_tokens, strict=True)
-        ]
-        self._new_slots = torch.stack([slots[-1] for slots in self._slots])
+        lengths = [num_kv_tokens + 1 for num_kv_tokens in batch.num_kv_tokens]
+        slots = [kv.slots(table, 0, length) for table, length in zip(batch.page_tables, lengths, strict=True)]
+        self._new_slots = torch.stack([s[-1] for s in slots])
+        self._rows = kv.rows(torch.cat(slots))
+        self._attention = PackedAttention([1] * len(lengths), lengths, self._rows.device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
-        context = [self._kv.read(layer, slots) for slots in self._slots]
-        return torch.cat([causal_attention(q[None], *c) for q, c in zip(query, context, strict=True)])
+        return self._attention(query, *self._kv.read(layer, self._rows))
 
 
 class KernelDecode:

@@ -73,13 +73,12 @@ class Transformer:
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        heads = linear(x, layer.qkv).unflatten(-1, (-1, self.config.head_dim))
-        num_rotated = self.num_query_heads + self.num_kv_heads
-        rotated = operations.norm_rotate_(
-            heads[:, :num_rotated], self.num_query_heads, layer.head_norms, self._eps, self._angles, positions
-        )
-        query, key = rotated[:, : self.num_query_heads], rotated[:, self.num_query_heads :]
-        attended = attend(index, query, key, heads[:, num_rotated:])
+        num_query, num_kv = self.num_query_heads, self.num_kv_heads
+        heads = linear(x, layer.qkv).view(len(x), -1, self.config.head_dim)
+        rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
+        rotated = operations.norm_rotate_(rotated, num_query, layer.head_norms, self._eps, self._angles, positions)
+        query, key = rotated.split((num_query, num_kv), dim=1)
+        attended = attend(index, query, key, value)
         return self.tp.sum_(linear(attended.flatten(1), layer.output))
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
