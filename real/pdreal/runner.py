@@ -68,8 +68,8 @@ class ModelRunner:
         while num_tokens:
             pages, context = range(1, -(-num_tokens // self.kv.page_size) + 1), num_tokens // 2
             behind_context = PrefillInput(0, [0] * (num_tokens - context), context, pages)
-            self.prefill(PrefillBatch((PrefillInput(0, [0] * num_tokens, 0, pages),)))
-            self.prefill(PrefillBatch((behind_context, behind_context)))
+            for chunks in (PrefillInput(0, [0] * num_tokens, 0, pages),), (behind_context,), (behind_context,) * 2:
+                self.prefill(PrefillBatch(chunks))
             num_tokens //= 2
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
