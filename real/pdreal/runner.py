@@ -17,6 +17,7 @@ from pdreal.streams import to_host, wait_for_engines
 
 _WARM_UP_TOKENS = 8192
 """At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
+_FEW_TOKENS = 2048
 
 
 class ModelRunner:
@@ -64,13 +65,17 @@ class ModelRunner:
         A process's first one takes 0.7 s on an H200. Libraries have handles for each thread, and load the kernels of a
         shape when it comes: so it is done by the thread that will compute, from the longest forward down.
         """
-        num_tokens = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
-        while num_tokens:
-            pages, context = range(1, -(-num_tokens // self.kv.page_size) + 1), num_tokens // 2
-            behind_context = PrefillInput(0, [0] * (num_tokens - context), context, pages)
-            for chunks in (PrefillInput(0, [0] * num_tokens, 0, pages),), (behind_context,), (behind_context,) * 2:
-                self.prefill(PrefillBatch(chunks))
-            num_tokens //= 2
+        longest = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
+        for num_tokens in _warm_up_lengths(longest, self.model.device):
+            self.prefill(PrefillBatch((self._warm_up_chunk(num_tokens, 0),)))
+            if num_tokens.bit_count() == 1:  # contexts matter to attention alone, whose kernels are few
+                behind_context = self._warm_up_chunk(num_tokens, num_tokens // 2)
+                self.prefill(PrefillBatch((behind_context,)))
+                self.prefill(PrefillBatch((behind_context, behind_context)))
+
+    def _warm_up_chunk(self, num_tokens: int, num_context_tokens: int) -> PrefillInput:
+        pages = range(1, -(-num_tokens // self.kv.page_size) + 1)
+        return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Next tokens of a batch, in its order; none of other work, which is done on return."""
@@ -114,3 +119,11 @@ class ModelRunner:
         attend = GatheredDecode(self.kv, batch)
         best: list[int] = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
         return best
+
+
+def _warm_up_lengths(longest: int, device: torch.device) -> list[int]:
+    """From the longest down: powers of two, and on a GPU many between, since products have kernels by their length."""
+    lengths = {longest, *(2**power for power in range(longest.bit_length()))}
+    if device.type == "cuda":
+        lengths.update(range(128, min(longest, _FEW_TOKENS), 128), range(_FEW_TOKENS, longest, 512))
+    return sorted(lengths, reverse=True)
