@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from pdreal import transfer_bench
 from pdreal.transports.choice import NAMES, open_transport
 from pdreal.transports.libraries import DEBIAN_PACKAGES, load_engine
+from pdreal.transports.mooncake import BATCH_DESCRIPTORS
 from pdreal.transports.protocol import UnavailableError
 
 from pdsim.system.catalog import names
@@ -61,6 +62,21 @@ def test_the_benchmark_writes_rows_with_their_provenance(tmp_path, capsys):
         float(row["time_us"]) >= float(row["min_us"]) > 0 and row["date"] and row["python_version"] for row in rows
     )
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+def test_mooncake_gets_many_descriptors_in_batches(monkeypatch):
+    """The benchmark checks the bytes itself."""
+    engine = pytest.importorskip("mooncake.engine", exc_type=ImportError).TransferEngine
+    write, sizes = engine.batch_transfer_sync_write, []
+
+    def counted(self, address, local, remote, lengths):
+        sizes.append(len(lengths))
+        return write(self, address, local, remote, lengths)
+
+    monkeypatch.setattr(engine, "batch_transfer_sync_write", counted)
+    num_descriptors = 2 * BATCH_DESCRIPTORS + 1
+    list(transfer_bench.measure("mooncake-tcp", [(1024 * num_descriptors, num_descriptors)], (CPU, CPU), budget_s=0))
+    assert sizes[:3] == [BATCH_DESCRIPTORS, BATCH_DESCRIPTORS, 1]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
