@@ -31,7 +31,8 @@ BATCH_DESCRIPTORS = 2048
 """Of one call to the engine, which keeps all other Python of the process waiting while it reads its lists: for 0.3 us a
 descriptor, and for all of a request's slices as long as a forward takes."""
 _POLLED_BYTES = 1 << 20
-"""Over TCP, writes of so many bytes are waited for asleep: the engine's own wait takes the CPU that its I/O needs."""
+"""Over TCP, writes of so many bytes are waited for asleep: the engine's own wait takes the CPU that its I/O needs. On a
+CPU all writes are: there it takes the core that computes, too."""
 _POLL_S = 20e-6
 _DONE, _RUNNING = 1, 0
 
@@ -66,24 +67,25 @@ class MooncakeTransport:
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if not len(lengths):
             return
-        if self._kind == "tcp" and lengths.min() >= _POLLED_BYTES:
-            written = self._write_asleep(address, local, remote, lengths)
-        else:
-            written = self._write_batches(address, local, remote, lengths)
+        begins = range(0, len(lengths), BATCH_DESCRIPTORS)
+        batches = (
+            [each[begin : begin + BATCH_DESCRIPTORS].tolist() for each in (local, remote, lengths)] for begin in begins
+        )
+        write_batch = self._write_asleep if self._waits_asleep(lengths) else self._write_at_once
+        written = all(write_batch(address, *batch) for batch in batches)  # after one that is not, none is begun
         synchronize_engines(self._device)
         if not written:
             raise TransferError(f"Mooncake could not write {lengths.sum()} bytes to {address}")
 
-    def _write_batches(self, address: str, *ranges: Addresses) -> bool:
-        """One after the other. Whether all are written: after one that is not, none is begun."""
-        begins = range(0, len(ranges[0]), BATCH_DESCRIPTORS)
-        batches = ([each[begin : begin + BATCH_DESCRIPTORS].tolist() for each in ranges] for begin in begins)
-        return all(self._engine.batch_transfer_sync_write(address, *batch) == 0 for batch in batches)
+    def _waits_asleep(self, lengths: Addresses) -> bool:
+        return self._kind == "tcp" and (self._device.type == "cpu" or bool(lengths.min() >= _POLLED_BYTES))
 
-    def _write_asleep(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> bool:
+    def _write_at_once(self, address: str, *ranges: list[int]) -> bool:
+        return int(self._engine.batch_transfer_sync_write(address, *ranges)) == 0
+
+    def _write_asleep(self, address: str, *ranges: list[int]) -> bool:
         """Each range on its own, for the engine's check looks at one only. Whether all are written."""
-        ranges = zip(local.tolist(), remote.tolist(), lengths.tolist(), strict=True)
-        submitted = [self._engine.transfer_submit_write(address, *each) for each in ranges]
+        submitted = [self._engine.transfer_submit_write(address, *each) for each in zip(*ranges, strict=True)]
         return all([self._ended(write) == _DONE for write in submitted])  # noqa: C419 - waits for all, failed or not
 
     def _ended(self, write: int) -> int:
