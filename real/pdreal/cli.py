@@ -135,6 +135,7 @@ def measure(
     tp: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     only: str | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
+    rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
 ) -> None:
     """Measure this machine, in rows that `pdsim calibrate` reads.
 
@@ -152,6 +153,8 @@ def measure(
         Of prefill, decode, gather, scatter, transfer, host; joined by commas.
     quick
         A few shapes of each, to see that all works here.
+    rounds
+        How often all is measured, one round after the other: for a machine that is slow at times.
 
     """
     from pdreal.measure.plan import FULL, QUICK
@@ -161,7 +164,7 @@ def measure(
         print(line, file=sys.stderr, flush=True)
 
     options = Options(device=device, dtype=dtype, threads=threads)
-    chosen = measurement(model, options, page_size, tp, only, QUICK if quick else FULL)
+    chosen = measurement(model, options, page_size, tp, only, QUICK if quick else FULL, rounds)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

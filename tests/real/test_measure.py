@@ -86,6 +86,13 @@ def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
     assert shapes(rows, "decode", "batch", "context_tokens", "tp") == [("1", "16", "2"), ("4", "64", "2")]
 
 
+def test_rounds_follow_each_other(tiny, tmp_path):
+    assert not measure(tmp_path / "rows.csv", "--only", "prefill,decode", "--rounds", "2")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = [(row["kind"], row["new_tokens"], row["batch"]) for row in csv.DictReader(file)]
+    assert rows == 2 * [("prefill", "8", ""), ("prefill", "16", ""), ("decode", "", "1"), ("decode", "", "4")]
+
+
 def test_a_prefill_row_is_of_lengths_around_the_cases(monkeypatch):
     computed = []
 

@@ -40,6 +40,7 @@ class Measurement:
     """Ranks of an instance."""
     kinds: tuple[Kind, ...]
     plan: Plan
+    rounds: int
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,8 +52,15 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """As they are measured. What this machine cannot run is told."""
+        """As they are measured. What this machine cannot run is told.
+
+        A machine that is slow for a while spoils one round's rows of some shapes; those of the others outvote them.
+        """
         torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
+        for _ in range(self.rounds):
+            yield from self._round(left_out)
+
+    def _round(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         yield from self._forward_rows(left_out)
         if copies := [kind for kind in self.kinds if kind in {"gather", "scatter"}]:
             yield from copy_rows(
@@ -101,7 +109,9 @@ def _release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def measurement(model: str, options: Options, page_size: int, tp: int, only: str | None, plan: Plan) -> Measurement:
+def measurement(
+    model: str, options: Options, page_size: int, tp: int, only: str | None, plan: Plan, rounds: int
+) -> Measurement:
     """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
@@ -129,6 +139,7 @@ def measurement(model: str, options: Options, page_size: int, tp: int, only: str
         tp=tp,
         kinds=kinds,
         plan=plan,
+        rounds=rounds,
     )
 
 
