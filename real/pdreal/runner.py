@@ -18,6 +18,7 @@ from pdreal.streams import to_host, wait_for_engines
 _WARM_UP_TOKENS = 8192
 """At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
 _FEW_TOKENS = 2048
+"""Up to so many, lengths are near to each other."""
 
 
 class ModelRunner:
@@ -62,11 +63,11 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Forwards of many lengths, before the first request: all pages are free.
 
-        A process's first one takes 0.7 s on an H200. Libraries have handles for each thread, and load the kernels of a
-        shape when it comes: so it is done by the thread that will compute, from the longest forward down.
+        On an H200 a process's first one takes 0.7 s, and all of them 6. Libraries have handles for each thread, and
+        load the kernels of a shape when it comes: so it is done by the thread that will compute, from the longest down.
         """
         longest = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
-        for num_tokens in _warm_up_lengths(longest, self.model.device):
+        for num_tokens in _warm_up_lengths(longest):
             self.prefill(PrefillBatch((self._warm_up_chunk(num_tokens, 0),)))
             if num_tokens.bit_count() == 1:  # contexts matter to attention alone, whose kernels are few
                 behind_context = self._warm_up_chunk(num_tokens, num_tokens // 2)
@@ -121,9 +122,8 @@ class ModelRunner:
         return best
 
 
-def _warm_up_lengths(longest: int, device: torch.device) -> list[int]:
-    """From the longest down: powers of two, and on a GPU many between, since products have kernels by their length."""
-    lengths = {longest, *(2**power for power in range(longest.bit_length()))}
-    if device.type == "cuda":
-        lengths.update(range(128, min(longest, _FEW_TOKENS), 128), range(_FEW_TOKENS, longest, 512))
-    return sorted(lengths, reverse=True)
+def _warm_up_lengths(longest: int) -> list[int]:
+    """From the longest down: powers of two and many between, since products have kernels by their length."""
+    powers = (2**power for power in range(longest.bit_length()))
+    between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)
+    return sorted({longest, *powers, *between}, reverse=True)
