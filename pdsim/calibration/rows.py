@@ -9,6 +9,7 @@ import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "handover": ("payload_bytes", "num_descriptors"),
 }
 """What a row of each kind must have, besides `time_us`."""
+FORWARDS = ("prefill", "decode")
 STAGING = ("gather", "scatter")
 OPTIONAL: dict[str, dict[str, float]] = {
     "prefill": {"prompts": 1.0},
@@ -98,7 +100,7 @@ class Measurements:
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
         """What so many ranks took of what depends on them; of all else, what one did. Raises ConfigError."""
         asked = {"prefill": prefill_tp, "clock": prefill_tp, "decode": decode_tp, "loop": decode_tp}
-        for phase in ("prefill", "decode"):
+        for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
@@ -114,8 +116,13 @@ class Measurements:
 
 
 def read_rows(paths: Sequence[Path]) -> Measurements:
-    """Raises ConfigError with file, line and column of what is wrong."""
+    """Raises ConfigError with file, line and column of what is wrong.
+
+    Of forwards that were measured in rounds, rows of one shape become one.
+    """
     found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
+    single: set[str] = set()
+    """Kinds with rows of one forward each, as a server under load writes them."""
     provenance = []
     for path in paths:
         lines = _lines(path)
@@ -126,13 +133,28 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
                 values = _values(kind, line, f"{path}, line {number}")
                 name, tp = line[NAMES[kind]] if kind in NAMES else "", _ranks(line, f"{path}, line {number}")
                 found.setdefault((kind, name, tp), []).append(values)
+                if not line.get("repeats"):
+                    single.add(kind)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
     rows = [
-        Rows(kind, name, {column: np.array([row[column] for row in values]) for column in values[0]}, tp)
-        for (kind, name, tp), values in found.items()
+        Rows(kind, name, _columns(_means(of_kind) if kind in FORWARDS and kind not in single else of_kind), tp)
+        for (kind, name, tp), of_kind in found.items()
     ]
     return Measurements(tuple(rows), tuple(provenance))
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
+    return {column: np.array([row[column] for row in rows]) for column in rows[0]}
+
+
+def _means(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """One of each shape: a machine that is slow a third of the time is so in runs as well, and no median says it."""
+    times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
+    for row in rounds:
+        shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
+        times_ns.setdefault(shape, []).append(row["time_ns"])
+    return [{**dict(shape), "time_ns": fmean(times)} for shape, times in times_ns.items()]
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

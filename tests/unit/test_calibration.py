@@ -274,6 +274,17 @@ def test_transfers_beside_each_other_tell_what_they_take_and_whether_they_wait(t
     assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(expected["transfer_latency"], rel=0.1)
 
 
+def test_of_rounds_the_mean_counts_and_single_forwards_stay_single(tmp_path):
+    fast, slow = ([{**row, "repeats": 20} for row in decode_rows(lambda b, c: 1000 + b + c, 0)] for _ in range(2))
+    for row in slow:
+        row["time_us"] *= 1.6
+    single = [{k: v for k, v in row.items() if k != "repeats"} for row in (*fast, *slow)]
+    (rounds,) = measured(tmp_path, fast + slow).of("decode")
+    assert len(rounds) == len(fast)
+    assert rounds.columns["time_ns"] == pytest.approx([1.3e3 * row["time_us"] for row in fast])
+    assert len(measured(tmp_path, single).of("decode")[0]) == 2 * len(fast)
+
+
 def test_rows_of_so_many_ranks_are_chosen(tmp_path):
     """What depends on the ranks of one side follows its; all else is of one."""
     of_two = [{**row, "tp": 2, "time_us": row["time_us"] / 2} for row in decode_rows(affine_decode_us)]
