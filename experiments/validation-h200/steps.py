@@ -1,7 +1,7 @@
 """Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
-A run is a folder that `pdreal run --out` has written. Medians over steps, by kind, without the first two of an
-instance: they load kernels.
+A run is a folder in the data of a study, which has the scenario and the profile beside it. Medians over steps, by
+kind, without the first two of an instance: they load kernels.
 """
 
 import sys
@@ -18,18 +18,14 @@ from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import RestSettings
 
-SCENARIO = Path(__file__).parent / "scenario.yaml"
 NUM_COLD_STEPS = 2
 
 
 def main() -> None:
-    scenario = load_scenario(SCENARIO, ["cost.profile=profile.yaml"])
-    without_rest = scenario.cost.model_copy(update={"rest": RestSettings()})
-    scenario = scenario.model_copy(update={"cost": without_rest})
     print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
     print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
-        costs = build(scenario).costs  # a GPU that has rested
+        costs = costs_of(folder.parent.parent)  # a GPU that has rested
         steps: dict[str, list[StepRecord]] = defaultdict(list)
         for step in read_records(folder).steps:
             steps[step.kind].append(step)
@@ -40,6 +36,13 @@ def main() -> None:
             ratio = median(p / m for m, p in pairs)
             cells = [folder.name, kind, str(len(rows)), f"{rows[0].duration_ns / 1e6:.0f}", f"{measured:.2f}"]
             print(f"| {' | '.join(cells)} | {predicted:.2f} | {100 * (ratio - 1):+.1f} % |")
+
+
+def costs_of(study: Path) -> Mapping[str, CostModel]:
+    """By its profile, without the rest behind a step."""
+    scenario = load_scenario(study / "scenario.yaml", ["cost.profile=profile.yaml"])
+    cost = scenario.cost.model_copy(update={"rest": RestSettings()})
+    return build(scenario.model_copy(update={"cost": cost})).costs
 
 
 def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:
