@@ -8,7 +8,7 @@ from typing import Any
 Work = Callable[[], Any]
 
 _LEAST = 3
-_LEAST_RESTED = 7
+_LEAST_RESTED = 5
 """After a pause the host is slow to begin as well, now and then."""
 _MOST = 50
 
@@ -21,7 +21,7 @@ def repeat_us(work: Work, seconds: float, *, warm_ups: int = 1) -> list[float]:
 def repeat_each_us(
     works: Iterator[Work], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Of one work after another, which are alike. Seven times at least with a pause before each."""
+    """Of one work after another, which are alike. Five times at least with a pause before each."""
     for _ in range(warm_ups):
         next(works)()
     times_us: list[float] = []

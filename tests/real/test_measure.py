@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 import torch
 from pdreal.cli import main
-from pdreal.measure import copies, forwards, plan
+from pdreal.measure import copies, forwards, pace, plan
 from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
@@ -26,6 +26,7 @@ TINY = Plan(
     served_batches=(2,),
     served_tokens=32,
     served_outputs=24,
+    pace_seconds=0.0,
     seconds=0.0,
 )
 
@@ -66,6 +67,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]
+    assert {what for (what,) in shapes(rows, "pace", "what")} <= {"full", "slow"}
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
 
@@ -76,6 +78,17 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     rows = list(forward_rows(model, 16, [SustainedCase(PrefillCase(2, 8))], 0.0, print))
     assert [row.busy_us for row in rows] == pytest.approx([0, *accumulate(row.time_us for row in rows[:-1])])
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
+
+
+def test_each_spell_of_a_core_is_a_row(monkeypatch):
+    """Of a core that is slow for thirty units of work; one that was interrupted is no spell."""
+    times_us = [500.0] * 40 + [900.0] * 30 + [500.0] * 20 + [4000.0] + [500.0] * 40
+    units = iter(times_us)
+    monkeypatch.setattr(pace, "once_us", lambda work: next(units))
+    monkeypatch.setattr(pace, "perf_counter", iter(range(len(times_us) + 2)).__next__)
+    rows = list(pace.pace_rows(len(times_us) + 0.5))
+    assert [(row.what, row.repeats) for row in rows] == [("full", 40), ("slow", 30), ("full", 61)]
+    assert [row.time_us for row in rows] == pytest.approx([500, 900, (60 * 500 + 4000) / 61])
 
 
 def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
@@ -147,7 +160,11 @@ def test_the_plan_names_no_shape_twice():
     [
         (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
         (["--model", "tiny-qwen"], "--model: "),
-        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are"),
+        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; possible here are"),
+        (
+            ["--only", "pace", "--tp", "2"],
+            "--only: pace is measured with one rank; possible here are prefill, decode, host",
+        ),
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
         (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),

@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 0.12
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
 """Tokens more than a case has, one length after another; as many as there are repeats at most, and warm-ups."""
 _BURSTS = 3
-_BURST_SECONDS = 0.8
+_BURST_SECONDS = 2.0
 _SHARE_OF_MEMORY = 0.75
 """Of what is free beside the weights; the rest is for activations and CUDA graphs."""
 

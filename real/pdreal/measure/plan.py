@@ -22,6 +22,8 @@ class Plan:
     """Of each of their prompts."""
     served_outputs: int
     """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+    pace_seconds: float
+    """In which a core is watched."""
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -36,7 +38,7 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
-    sustained=(SustainedCase(PrefillCase(1, 1024)), SustainedCase(PrefillCase(4, 1024))),
+    sustained=tuple(SustainedCase(PrefillCase(prompts, 1024)) for prompts in (1, 4, 8)),
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
@@ -47,6 +49,7 @@ FULL = Plan(
     served_batches=(1, 8, 16, 24, 64),
     served_tokens=256,
     served_outputs=320,
+    pace_seconds=10.0,
     seconds=0.2,
 )
 QUICK = Plan(
@@ -59,5 +62,6 @@ QUICK = Plan(
     served_batches=(1, 8),
     served_tokens=128,
     served_outputs=160,
+    pace_seconds=0.2,
     seconds=0.02,
 )

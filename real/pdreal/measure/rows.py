@@ -15,7 +15,7 @@ import torch
 
 from pdreal.machine import driver_version, installed, machine_name
 
-Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
+Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host", "pace"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
 """Prefill on a GPU that is busy, and host work that depends on sizes, have kinds of their own."""
