@@ -20,7 +20,8 @@ from pdsim.scenario.component import base_folder
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 
-_BESIDE = {"measured", "pace"}
+_BESIDE = ("measured", "pace")
+"""Sections of a profile's cost that a scenario may change."""
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
@@ -28,9 +29,9 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     if not (isinstance(value, dict) and "profile" in value):
         return value
     beside = {key: changes for key, changes in value.items() if key != "profile"}
-    if not beside.keys() <= _BESIDE or not all(isinstance(changes, dict) for changes in beside.values()):
-        known = " and ".join(sorted(_BESIDE))
-        raise ValueError(f"profile stands alone, or beside {known}, found {', '.join(beside)} beside it")
+    if any(section not in _BESIDE or not isinstance(changes, dict) for section, changes in beside.items()):
+        known, found = " and ".join(_BESIDE), ", ".join(beside)
+        raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
     cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
     for section in beside:
         if section not in cost:

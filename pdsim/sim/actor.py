@@ -34,9 +34,9 @@ from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 class Actor:
     """One instance and what it is doing: waiting, a forward, or a number of decode steps.
 
-    Decode steps run as many at once as the instance allows, until a sequence ends or the pace may change. A message cuts
-    them short: the step in progress finishes, then the instance is asked again. With single_steps, each runs alone;
-    nothing else differs.
+    Decode steps run as many at once as the instance allows, until a sequence ends or the pace may change. A message
+    cuts them short: the step in progress finishes, then the instance is asked again. With single_steps, each runs
+    alone; nothing else differs.
     """
 
     def __init__(
