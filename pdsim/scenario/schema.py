@@ -262,9 +262,13 @@ class PaceSettings(Section):
     seed: int = 0
     """Of the spells, which depend on nothing else of a scenario."""
 
+    @property
+    def is_none(self) -> bool:
+        return not (self.slowdown and self.share)
+
     def of(self, instance_id: str, num_ranks: int) -> Pace | None:
         """A fresh one; None: the instance is never slow."""
-        if not self.slowdown or not self.share:
+        if self.is_none:
             return None
         return Pace(
             instance_id, num_ranks, slowdown=self.slowdown, share=self.share, spell_ns=self.spell, seed=self.seed
