@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdsim.calibration.pace import Pace
+from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, plain_least_squares
 from pdsim.calibration.rows import Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
@@ -104,7 +104,7 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
     return {}
 
 
-def rest_ns(measurements: Measurements, decode: Fitted, pace: Pace) -> Times:
+def rest_ns(measurements: Measurements, decode: Fitted, pace: CorePace) -> Times:
     """What the periods of decode loops have over their steps alone, on cores at full speed: periods are means."""
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"] / pace.mean_stretch(rows.tp)

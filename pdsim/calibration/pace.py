@@ -8,8 +8,8 @@ from pdsim.calibration.rows import SPELLS, Measurements
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Of one core; nothing slows it where no row says so."""
+class CorePace:
+    """Nothing slows it where no row says so."""
 
     slowdown: float = 0.0
     share: float = 0.0
@@ -18,7 +18,7 @@ class Pace:
     """Mean length of a slow spell."""
 
     @classmethod
-    def of(cls, measurements: Measurements) -> "Pace":
+    def of(cls, measurements: Measurements) -> "CorePace":
         """Each row is a spell: the mean time of a unit of work in it, and how many there were."""
         spells = {rows.name: rows.columns for rows in measurements.of("pace")}
         if not spells.keys() >= set(SPELLS):

@@ -12,7 +12,7 @@ import numpy as np
 from pdsim.calibration import forms, host
 from pdsim.calibration.clock import Clock, clock_of
 from pdsim.calibration.forms import Form
-from pdsim.calibration.pace import Pace
+from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
 from pdsim.scenario.hint import did_you_mean
@@ -46,7 +46,7 @@ class Calibration:
     """Medians."""
     clock: Clock | None
     """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
-    pace: Pace
+    pace: CorePace
     gpu: str | None
     """In the catalog: staging is told as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
@@ -78,7 +78,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
     medians_ns = host.medians_ns(measurements)
-    return Calibration(measurements, fits, medians_ns, clock, Pace.of(measurements), gpu, tuple(notes))
+    return Calibration(measurements, fits, medians_ns, clock, CorePace.of(measurements), gpu, tuple(notes))
 
 
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _slowdown(clock: Clock | None) -> dict[str, Any]:
     return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
 
 
-def _pace(pace: Pace) -> dict[str, Any]:
+def _pace(pace: CorePace) -> dict[str, Any]:
     if not pace.slowdown:
         return {}
     return {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}

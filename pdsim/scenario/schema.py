@@ -257,7 +257,7 @@ class PaceSettings(Section):
     """How much longer a step takes that begins in a slow spell; 0: there are none."""
     share: float = Field(default=0.1, ge=0, lt=1)
     """Of each core's time that is slow; an instance is while the core of any of its ranks is."""
-    spell: Duration = Field(default=100_000_000, ge=1_000_000)
+    spell: Duration = Field(default=100_000_000, ge=100_000)
     """Mean length of a slow spell."""
     seed: int = 0
     """Of the spells, which depend on nothing else of a scenario."""

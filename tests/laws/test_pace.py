@@ -123,11 +123,11 @@ def test_steps_one_behind_the_other_are_as_long_as_the_mean_speed_says():
     """Of time a share is slow, and in it fewer steps are made: 1 - share + share / (1 + slowdown) as many in all."""
     share, steps = 0.3, 60_000
     alone = small(request(0, 8, steps + 1), decode__pool_tokens=4 * steps)
-    run_ = run(paced(alone, PaceSettings(slowdown=SLOWDOWN, share=share, spell=f"{SPELL_NS} ns")))
-    (record,) = run_.records.requests
+    traced = run(paced(alone, PaceSettings(slowdown=SLOWDOWN, share=share, spell=f"{SPELL_NS} ns")))
+    (record,) = traced.records.requests
     mean_ms = (record.end_ns - record.first_token_ns) / steps / MILLISECOND
     assert mean_ms == pytest.approx(10 / (1 - share + share / (1 + SLOWDOWN)), rel=0.01)
-    assert len(run_.records.steps) < steps / 5
+    assert len(traced.records.steps) < steps / 5
 
 
 def test_a_forward_has_the_pace_in_which_it_begins():
