@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pdsim.core.sequence import Spans
 from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.schema import FrontEndSettings, Scenario
+from pdsim.scenario.schema import FrontEndSettings, PaceSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.workload.request_spec import RequestSpec, Streams
 from tests.support import MILLISECOND, request, small, small_aggregated
@@ -174,6 +174,17 @@ COSTS: list[dict[str, Any]] = [
     },
 ]
 """Whole milliseconds, where everything happens at once, and odd fractions of ns."""
+
+
+@st.composite
+def paces(draw: st.DrawFn) -> PaceSettings:
+    """Spells of a step and less, and of many."""
+    return PaceSettings(
+        slowdown=draw(st.sampled_from([0.1, 0.6, 1 / 3])),
+        share=draw(st.sampled_from([0.05, 0.5, 0.9])),
+        spell=draw(st.sampled_from(["1 ms", "10 ms", "70 ms", "400 ms"])),
+        seed=draw(st.integers(0, 1000)),
+    )
 
 
 times_ms = st.integers(0, 1500)

@@ -15,7 +15,7 @@ from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSe
 from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import CostInterval, HostSettings, PaceSettings, Scenario, Section, StagingSettings
 from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals
@@ -33,7 +33,7 @@ BY_FIELD = {"Top level": Scenario} | {
     if isinstance(hint, type) and issubclass(hint, Section)
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
+BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval, "cost.pace": PaceSettings}
 BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {

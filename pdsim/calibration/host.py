@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, plain_least_squares
 from pdsim.calibration.rows import Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
@@ -103,10 +104,10 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
     return {}
 
 
-def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
-    """What the periods of decode loops have over their steps alone."""
+def rest_ns(measurements: Measurements, decode: Fitted, pace: CorePace) -> Times:
+    """What the periods of decode loops have over their steps alone, on cores at full speed: periods are means."""
     for rows in measurements.of("loop"):
-        batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
+        batch, period_ns = rows.columns["batch"], rows.columns["time_ns"] / pace.mean_stretch(rows.tp)
         left_over = np.maximum(period_ns - decode.times_ns(rows.columns), 0)
         terms = np.column_stack([np.ones_like(batch), batch])
         step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], left_over / period_ns)

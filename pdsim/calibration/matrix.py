@@ -3,6 +3,7 @@
 scenario: scenario.yaml     without costs
 profile: profile.yaml       what the simulator takes them from
 runs: runs                  where the folders of real runs are
+simulations: 5              of each variant whose costs have a pace: each with another seed of it
 real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   how pdreal runs each
 within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                what is asked for
 variants:
@@ -81,6 +82,8 @@ class Matrix:
     real: Real
     asked: Asked
     variants: tuple[Variant, ...]
+    simulations: int = 1
+    """Of each variant whose costs have a pace."""
 
     def scenario(self, variant: Variant) -> Scenario:
         """As the simulator runs it: with the KV of the real run, and the profile's costs."""
@@ -91,6 +94,16 @@ class Matrix:
         sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
         costs = (f"{section}.profile={profile}" for section in sections)
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
+
+    def scenarios(self, variant: Variant) -> tuple[Scenario, ...]:
+        """All that are simulated: they differ in nothing but the spells of their cores."""
+        scenario = self.scenario(variant)
+        cost, pace = scenario.cost, scenario.cost.pace
+        if pace.is_none:
+            return (scenario,)
+        paces = (pace.model_copy(update={"seed": seed}) for seed in range(self.simulations))
+        costs = (cost.model_copy(update={"pace": one}) for one in paces)
+        return tuple(scenario.model_copy(update={"cost": one}) for one in costs)
 
     def with_profile(self, profile: Path) -> "Matrix":
         """Of another machine: for all variants."""
@@ -123,7 +136,7 @@ def load_matrix(name: str, experiments: Path) -> Matrix:
 
 def matrix_of(data: Any, path: Path) -> Matrix:
     """What the file at this path says."""
-    _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
+    _require_fields(data, ("scenario", "profile", "runs", "simulations", "real", "within", "variants"), str(path))
     for needed in ("scenario", "variants"):
         if needed not in data:
             raise ConfigError(f"{path}: {needed} is missing")
@@ -136,6 +149,7 @@ def matrix_of(data: Any, path: Path) -> Matrix:
         _real(data.get("real", {}), f"{path}: real"),
         _asked(data.get("within", {}), f"{path}: within"),
         tuple(_variants(data["variants"], folder, f"{path}: variants")),
+        _at_least_one(data.get("simulations", 1), f"{path}: simulations"),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from pdsim.calibration import forms, host
 from pdsim.calibration.clock import Clock, clock_of
 from pdsim.calibration.forms import Form
+from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
 from pdsim.scenario.hint import did_you_mean
@@ -24,7 +25,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (forms.prefill_form, forms.prefill_table),
     "decode": (forms.decode_form, forms.decode_table),
 }
-_NOT_FITTED = (*host.MEASURED_KINDS, "clock")
+_NOT_FITTED = (*host.MEASURED_KINDS, "clock", "pace")
 """As the others are."""
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
@@ -45,6 +46,7 @@ class Calibration:
     """Medians."""
     clock: Clock | None
     """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
+    pace: CorePace
     gpu: str | None
     """In the catalog: staging is told as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
@@ -75,7 +77,8 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
-    return Calibration(measurements, fits, host.medians_ns(measurements), clock, gpu, tuple(notes))
+    medians_ns = host.medians_ns(measurements)
+    return Calibration(measurements, fits, medians_ns, clock, CorePace.of(measurements), gpu, tuple(notes))
 
 
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
@@ -95,7 +98,8 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
         "host": _times(host.loop_ns(made.host_ns)),
-        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"], made.pace)),
+        "pace": _pace(made.pace),
         "graphs": _graphs(made.fits["decode"]),
         "measured": _ranges(made.fits),
     }
@@ -169,6 +173,12 @@ def _slowdown(clock: Clock | None) -> dict[str, Any]:
     if clock is None or not clock.slowdown:
         return {}
     return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
+
+
+def _pace(pace: CorePace) -> dict[str, Any]:
+    if not pace.slowdown:
+        return {}
+    return {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}
 
 
 def _decode(of: Fitted) -> dict[str, Any]:

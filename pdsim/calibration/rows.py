@@ -6,10 +6,10 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "loop": ("batch", "context_tokens"),
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
+    "pace": ("repeats",),
 }
 """What a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
@@ -43,8 +44,10 @@ OPTIONAL: dict[str, dict[str, float]] = {
     "host": {"new_tokens": 0.0},
 } | {kind: {"submit_us": 0.0} for kind in STAGING}
 """What it may have, and what stands for an empty field."""
-NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
+NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what", "pace": "what"}
 """Which column tells apart rows of one kind that are fitted each for themselves."""
+SPELLS = ("full", "slow")
+"""What a core was in a row of `pace`."""
 DEVICE = ("device", "machine")
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
@@ -118,7 +121,8 @@ class Measurements:
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Raises ConfigError with file, line and column of what is wrong.
 
-    Of forwards that were measured in rounds, rows of one shape become one.
+    Of forwards that were measured in rounds, rows of one shape become one: their mean, for a machine that is slow a
+    third of the time is so in runs as well, and no median says it. Where rows of `pace` do, it is the median.
     """
     found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     single: set[str] = set()
@@ -137,8 +141,9 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
                     single.add(kind)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
+    middle = median if any(kind == "pace" for kind, _, _ in found) else fmean
     rows = [
-        Rows(kind, name, _columns(_means(of_kind) if kind in FORWARDS and kind not in single else of_kind), tp)
+        Rows(kind, name, _columns(_rounds(of_kind, middle) if kind in FORWARDS and kind not in single else of_kind), tp)
         for (kind, name, tp), of_kind in found.items()
     ]
     return Measurements(tuple(rows), tuple(provenance))
@@ -148,13 +153,15 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
     return {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
-def _means(rounds: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """One of each shape: a machine that is slow a third of the time is so in runs as well, and no median says it."""
+def _rounds(
+    rounds: Sequence[Mapping[str, float]], middle: Callable[[Sequence[float]], float]
+) -> list[dict[str, float]]:
+    """One of each shape."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rounds:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
         times_ns.setdefault(shape, []).append(row["time_ns"])
-    return [{**dict(shape), "time_ns": fmean(times)} for shape, times in times_ns.items()]
+    return [{**dict(shape), "time_ns": middle(times)} for shape, times in times_ns.items()]
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -216,6 +223,8 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
 def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     if kind in NAMES and not line.get(NAMES[kind]):
         raise ConfigError(f"{where}: {kind} needs {NAMES[kind]}")
+    if kind == "pace" and line["what"] not in SPELLS:
+        raise ConfigError(f"{where}: what: expected {' or '.join(SPELLS)}, found {line['what']!r}")
     optional = OPTIONAL.get(kind, {})
     values = {name: _number(line, name, where) for name in (*QUANTITIES[kind], "time_us")}
     values |= {name: _number(line, name, where) if line.get(name) else empty for name, empty in optional.items()}
@@ -224,6 +233,8 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     values["time_ns"] = 1e3 * values.pop("time_us")
     if values["time_ns"] <= 0:
         raise ConfigError(f"{where}: time_us: expected a time above 0, found {line['time_us']!r}")
+    if not values.get("repeats", 1):
+        raise ConfigError(f"{where}: repeats: expected a number above 0, found {line['repeats']!r}")
     return values
 
 

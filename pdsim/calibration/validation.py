@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from pdsim.calibration.compare import MetricError
@@ -116,21 +116,29 @@ class Validation:
         return Spread(metric, middle, errors[where].error, where, num_missed, is_met)
 
 
-def compare_sides(name: str, asked: Asked, measured: Side, simulated: Side) -> Comparison:
+def compare_sides(name: str, asked: Asked, measured: Side, simulated: Sequence[Side]) -> Comparison:
+    """Of several simulations metrics and stages are means, distributions are of all together, and what does not depend
+    on time is of the first.
+    """
+    first = simulated[0]
     return Comparison(
         name,
         measured.summary["completed"],
         {
-            metric: MetricError(measured.summary[metric], simulated.summary[metric], asked_of(asked, metric))
+            metric: MetricError(
+                measured.summary[metric], fmean(side.summary[metric] for side in simulated), asked_of(asked, metric)
+            )
             for metric in METRICS
         },
-        _stages(measured.records, simulated.records),
+        _stages(measured.records, [side.records for side in simulated]),
         {
-            time: ks_distance(_samples(measured.records, time), _samples(simulated.records, time))
+            time: ks_distance(
+                _samples(measured.records, time), [x for side in simulated for x in _samples(side.records, time)]
+            )
             for time in ("ttft", "tpot", "e2e_latency")
         },
-        compare_counts(measured.records, measured.journal, simulated.records, simulated.journal),
-        equal_prefixes(measured.journal, simulated.journal),
+        compare_counts(measured.records, measured.journal, first.records, first.journal),
+        equal_prefixes(measured.journal, first.journal),
     )
 
 
@@ -141,10 +149,13 @@ def asked_of(asked: Asked, metric: str) -> float | None:
     return asked.mean if metric.startswith(("mean", "request")) else None
 
 
-def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
-    ours = {stage.stage: stage.mean_ms for stage in stage_times(measured.requests)}
-    theirs = {stage.stage: stage.mean_ms for stage in stage_times(simulated.requests)}
-    return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}
+def _stages(measured: RunRecords, simulated: Sequence[RunRecords]) -> dict[str, MetricError]:
+    ours, *theirs = (
+        {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, *simulated)
+    )
+    return {
+        stage: MetricError(mean_ms, fmean(of.get(stage, 0.0) for of in theirs), None) for stage, mean_ms in ours.items()
+    }
 
 
 def _samples(records: RunRecords, time: str) -> Sequence[float]:

@@ -78,9 +78,12 @@ def _compare_variant(matrix: Matrix, variant: Variant) -> Comparison:
     folder = matrix.runs / variant.name
     matrix.require_same(variant, load_scenario(folder / SCENARIO), folder)
     measured = Side(read_summary(folder), read_records(folder), list(read_journal(folder)))
-    journal: list[Entry] = []
-    result = simulate(matrix.scenario(variant), Observation(journal=journal.append))
-    return compare_sides(variant.name, matrix.asked, measured, Side(result.summary(), result.records, journal))
+    simulated = []
+    for scenario in matrix.scenarios(variant):
+        journal: list[Entry] = []
+        result = simulate(scenario, Observation(journal=journal.append))
+        simulated.append(Side(result.summary(), result.records, journal))
+    return compare_sides(variant.name, matrix.asked, measured, simulated)
 
 
 def _show(validation: Validation, plots: Path | None, *, quiet: bool) -> None:

@@ -18,6 +18,9 @@ class DecodeLine(NamedTuple):
     per_distinct_token: int
     """Once, however many requests share it."""
 
+    def stretched(self, factor: float) -> "DecodeLine":
+        return DecodeLine(*(round(part * factor) for part in self))
+
     @classmethod
     def of_ns(cls, base_ns: float, per_context_token_ns: float, per_distinct_token_ns: float) -> "DecodeLine":
         one_ns = 1 << FRACTION_BITS

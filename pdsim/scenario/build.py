@@ -36,7 +36,7 @@ from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.memory import default_mem_fraction
+from pdsim.system.memory import Role, default_mem_fraction
 from pdsim.system.topology import Topology
 from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
@@ -57,8 +57,6 @@ class Interconnect:
     staging: StagingCost | None
     layer_groups: int
     """In which the KV of a forward is sent; 0: when it is done."""
-    num_ranks: Mapping[str, int]
-    """Tensor-parallel, of each instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +70,8 @@ class Cluster:
     router: Router | RetryingRouter | AggregatedRouter
     monitor: HealthMonitor | None
     """Who watches the instances, if anybody does."""
+    num_ranks: Mapping[str, int]
+    """Tensor-parallel, of each instance."""
     costs: Mapping[str, CostModel]
     hosts: Mapping[str, HostSettings]
     """Of the loops of prefill instances."""
@@ -111,6 +111,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         agents=build_agents(scenario),
         router=build_router(scenario),
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
+        num_ranks=_num_ranks(scenario),
         costs=_costs(scenario),
         hosts={} if is_aggregated else _hosts(scenario),
         host_copies=None if is_aggregated else _host_copies(scenario),
@@ -253,6 +254,11 @@ def _plain_router(scenario: Scenario) -> Router | AggregatedRouter:
     )
 
 
+def _num_ranks(scenario: Scenario) -> dict[str, int]:
+    roles: Sequence[Role] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
+    return {i: layout_of(scenario, role).tp for role in roles for i in instance_ids(getattr(scenario, role), role)}
+
+
 def _costs(scenario: Scenario) -> dict[str, CostModel]:
     if scenario.aggregated is not None:
         return aggregated_costs(scenario, scenario.aggregated)
@@ -287,7 +293,6 @@ def _interconnect(scenario: Scenario) -> Interconnect:
         topology=wiring.topology(scenario.network, transport, sides, wire),
         staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
         layer_groups=scenario.pair.prefill.layer_groups,
-        num_ranks={i: layout.tp for ids, layout in sides.values() for i in ids},
     )
 
 

@@ -20,20 +20,23 @@ from pdsim.scenario.component import base_folder
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 
+_BESIDE = ("measured", "pace")
+"""Sections of a profile's cost that a scenario may change."""
+
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by what the file says. Of what may change it, `measured.outside` alone stands beside."""
+    """Replaces {profile: FILE} by what the file says. Only changes of `measured` and `pace` may stand beside it."""
     if not (isinstance(value, dict) and "profile" in value):
         return value
     beside = {key: changes for key, changes in value.items() if key != "profile"}
-    if beside and (beside.keys() != {"measured"} or not isinstance(beside["measured"], dict)):
-        raise ValueError(f"profile stands alone, or beside measured, found {', '.join(beside)} beside it")
+    if any(section not in _BESIDE or not isinstance(changes, dict) for section, changes in beside.items()):
+        known, found = " and ".join(_BESIDE), ", ".join(beside)
+        raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
     cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
-    if not beside:
-        return cost
-    if "measured" not in cost:
-        raise ValueError(f"profile {value['profile']} does not say what was measured")
-    return {**cost, "measured": {**cost["measured"], **beside["measured"]}}
+    for section in beside:
+        if section not in cost:
+            raise ValueError(f"profile {value['profile']} has no {section} to change")
+    return {**cost, **{section: {**cost[section], **changes} for section, changes in beside.items()}}
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, m
 from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
+from pdsim.cost.pace import Pace
 from pdsim.cost.roofline import Roofline
 from pdsim.policy.admission import ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -247,6 +248,33 @@ class RestSettings(Section):
     """For each of the batch."""
 
 
+class PaceSettings(Section):
+    """How the speed of virtual cores comes and goes, where they compute the steps: on a GPU that replays graphs the
+    host's pace does not show. Nothing beside the steps is slowed.
+    """
+
+    slowdown: float = Field(default=0, ge=0)
+    """How much longer a step takes that begins in a slow spell; 0: there are none."""
+    share: float = Field(default=0.1, ge=0, lt=1)
+    """Of each core's time that is slow; an instance is while the core of any of its ranks is."""
+    spell: Duration = Field(default=100_000_000, ge=100_000)
+    """Mean length of a slow spell."""
+    seed: int = 0
+    """Of the spells, which depend on nothing else of a scenario."""
+
+    @property
+    def is_none(self) -> bool:
+        return not (self.slowdown and self.share)
+
+    def of(self, instance_id: str, num_ranks: int) -> Pace | None:
+        """A fresh one; None: the instance is never slow."""
+        if self.is_none:
+            return None
+        return Pace(
+            instance_id, num_ranks, slowdown=self.slowdown, share=self.share, spell_ns=self.spell, seed=self.seed
+        )
+
+
 class CostEnd(Section):
     """One end of an interval, in place of what the cost says of the same roles."""
 
@@ -270,6 +298,7 @@ class CostChoice(Section):
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
     host: HostSettings = HostSettings()
     rest: RestSettings = RestSettings()
+    pace: PaceSettings = PaceSettings()
     graphs: GraphSettings | None = None
     """None: a decode step is as large as its batch."""
     measured: MeasuredSettings | None = None

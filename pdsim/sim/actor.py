@@ -24,6 +24,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host_memory import HostMemory
 from pdsim.cost.model import FRACTION_BITS, CostModel
+from pdsim.cost.pace import Pace
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
@@ -33,8 +34,9 @@ from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 class Actor:
     """One instance and what it is doing: waiting, a forward, or a number of decode steps.
 
-    Decode steps run as many at once as the instance allows, until a sequence ends. A message cuts them short: the step
-    in progress finishes, then the instance is asked again. With single_steps, each runs alone; nothing else differs.
+    Decode steps run as many at once as the instance allows, until a sequence ends or the pace may change. A message
+    cuts them short: the step in progress finishes, then the instance is asked again. With single_steps, each runs
+    alone; nothing else differs.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Actor:
         instance: Instance,
         *,
         cost: CostModel,
+        pace: Pace | None,
         host: HostSettings,
         host_memory: HostMemory | None,
         executor: Executor,
@@ -59,6 +62,8 @@ class Actor:
         self._instance_id = instance.instance_id
         self._timeline = timeline
         self._cost = cost
+        self._pace = pace
+        """A step has the one in which it begins. None: always the same."""
         self._on_step = on_step
         self._agreement = agreement_ns << FRACTION_BITS
         """Of its ranks, in each decode step during which KV is on its way."""
@@ -214,7 +219,10 @@ class Actor:
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns + self._host.start, self._free_ns)
-        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns)
+        duration_ns = self._cost.prefill_ns(step, start_ns)
+        if self._pace is not None:
+            duration_ns = round(duration_ns * self._pace.stretch(start_ns))
+        self._free_ns = start_ns + duration_ns
         self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch
         if self._layer_groups:
             self._announce_layers(step, start_ns)
@@ -273,8 +281,12 @@ class Actor:
         line = self._cost.decode_line(step.num_requests)
         if self._agreement and self.instance.levels().num_transferring:
             line = line._replace(base=line.base + self._agreement)
+        if self._pace is not None:
+            line = line.stretched(self._pace.stretch(self._start_ns))
         self._clock.begin(line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
+        if self._pace is not None:
+            num_steps = min(num_steps, self._clock.steps_until(self._pace.steady_ns(self._start_ns)))
         self._run(step, 1 if self._single_steps or self._inbox else num_steps)
 
     def _run(self, step: DecodeStep, num_steps: int) -> None:

@@ -106,7 +106,7 @@ class Simulation:
         if ranks is not None and cluster.interconnect is not None:
             self._ranks = Ranks(
                 self._timeline,
-                cluster.interconnect.num_ranks,
+                cluster.num_ranks,
                 agreement_ns=ranks.agreement,
                 skew_ns=ranks.skew,
                 streams=Streams(cluster.scenario.seed),
@@ -161,13 +161,15 @@ class Simulation:
 
     def _actor(self, instance: Any) -> Actor:
         instance_id, interconnect = instance.instance_id, self._cluster.interconnect
-        ranks = self._cluster.scenario.network.ranks
-        agrees = ranks is not None and interconnect is not None and interconnect.num_ranks[instance_id] > 1
+        scenario, num_ranks = self._cluster.scenario, self._cluster.num_ranks[instance_id]
+        ranks = scenario.network.ranks
+        agrees = ranks is not None and interconnect is not None and num_ranks > 1
         return Actor(
             self._timeline,
             self._order[instance_id],
             self._recorded(instance),
             cost=self._cluster.costs[instance_id],
+            pace=scenario.cost.pace.of(instance_id, num_ranks),
             host=self._cluster.hosts.get(instance_id, HostSettings()),
             host_memory=self._host_memory(instance),
             executor=self._executor(),

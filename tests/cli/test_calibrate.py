@@ -100,7 +100,8 @@ def test_wrong_rows_are_one_message(capsys, folder, arguments, message):
     ("change", "message"),
     [
         ("network.transport=mooncake-rdma", "has no transport 'mooncake-rdma'"),
-        ("cost.host={}", "profile stands alone, or beside measured, found host beside it"),
+        ("cost.host={}", "profile stands alone, or beside measured and pace, found host beside it"),
+        ("cost.pace.seed=1", "has no pace to change"),
         ("cost.measured.outside=crash", "cost.measured.outside: Input should be 'clamp' or 'extend'"),
         ("cost.measured.decode_batch=[5, 1]", "a range is [least, most], found [5.0, 1.0]"),
     ],

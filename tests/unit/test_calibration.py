@@ -285,6 +285,42 @@ def test_of_rounds_the_mean_counts_and_single_forwards_stay_single(tmp_path):
     assert len(measured(tmp_path, single).of("decode")[0]) == 2 * len(fast)
 
 
+def pace_rows(*spells):
+    """Units of 500 us at full speed, 800 us in slow spells."""
+    unit_us = {"full": 500.0, "slow": 800.0}
+    return [{"kind": "pace", "what": what, "time_us": unit_us[what], "repeats": units} for what, units in spells]
+
+
+def test_spells_of_a_core_tell_its_pace(tmp_path):
+    spells = pace_rows(("full", 1800), ("slow", 100), ("full", 1000), ("slow", 150))
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    slow_ms = 0.8 * 250
+    told = {"slowdown": 0.6, "share": round(slow_ms / (slow_ms + 0.5 * 2800), 4), "spell": "100 ms"}
+    assert profile_of(calibrate(measured(tmp_path, *phases, spells)), "x", "y")["cost"]["pace"] == told
+    for steady in ([], pace_rows(("full", 1800)), pace_rows(("slow", 1800))):
+        made = calibrate(measured(tmp_path, *phases, *([steady] if steady else [])))
+        assert "pace" not in profile_of(made, "x", "y")["cost"]
+
+
+@pytest.mark.parametrize(("tp", "mean_stretch"), [(1, 1 / (0.75 + 0.25 / 1.6)), (2, 1 / (0.5625 + 0.4375 / 1.6))])
+def test_where_the_pace_is_told_rounds_are_of_full_speed_and_periods_are_means_over_spells(tp, mean_stretch, tmp_path):
+    """Of two ranks, either slows both: of each core a quarter of time is slow."""
+    at_full = [{**row, "tp": tp, "repeats": 20} for row in decode_rows(affine_decode_us, 0)]
+    slowed = [{**row, "time_us": 1.6 * row["time_us"]} for row in at_full]
+    loops = [
+        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "tp": tp}
+        | {"time_us": mean_stretch * (affine_decode_us(b, 900 * b) + 300 + 4 * b)}
+        for b in (1, 4, 16, 64)
+    ]
+    spells = pace_rows(("full", 4800), ("slow", 1000))
+    rows = measured(tmp_path, prefill_rows(affine_prefill_us), at_full + slowed + at_full, loops, spells)
+    cost = profile_of(calibrate(rows.of_ranks(1, tp)), "x", "y")["cost"]
+    assert float(cost["decode"]["decode_base"].removesuffix(" ms")) == pytest.approx(5.2, rel=0.001)
+    in_us = {name: float(time.removesuffix(" us")) for name, time in cost["rest"].items()}
+    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
+    assert cost["pace"]["share"] == 0.25
+
+
 def test_rows_of_so_many_ranks_are_chosen(tmp_path):
     """What depends on the ranks of one side follows its; all else is of one."""
     of_two = [{**row, "tp": 2, "time_us": row["time_us"] / 2} for row in decode_rows(affine_decode_us)]
@@ -366,6 +402,8 @@ def test_parquet_reads_as_csv_does(tmp_path):
         ({"date": ""}, "does not say where its rows come from: no date"),
         ({"device": ""}, "does not say where its rows come from: no device"),
         ({"kind": "transfer"}, "line 2: transfer needs transport"),
+        ({"kind": "pace", "what": "slower", "repeats": 5}, "line 2: what: expected full or slow, found 'slower'"),
+        ({"kind": "pace", "what": "slow", "repeats": 0}, "line 2: repeats: expected a number above 0, found '0'"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, change, message):

@@ -89,7 +89,7 @@ def test_pairs_that_are_almost_equal_have_no_winner():
 
 def test_a_run_beside_itself_has_no_error(scenario):
     one, again = side(scenario), side(scenario)
-    found = compare_sides("same", Asked(0.0, 0.0, 0.0), one, again)
+    found = compare_sides("same", Asked(0.0, 0.0, 0.0), one, [again])
     assert {error.error for error in (*found.metrics.values(), *found.stages_ms.values())} == {0.0}
     assert set(found.distances.values()) == {0.0}
     assert found.counts.are_equal
@@ -106,12 +106,24 @@ def test_one_request_at_a_time_is_decided_alike_however_long_it_takes(scenario):
         side(scenario, "client.concurrency=1", f"cost={{use: roofline, step_overhead: {overhead}}}")
         for overhead in ("1 ms", "9 ms")
     )
-    found = compare_sides("slow", Asked(mean=0.1), one, slow)
+    found = compare_sides("slow", Asked(mean=0.1), one, [slow])
     assert found.metrics["mean_tpot_ms"].error > 1
     assert not found.metrics["mean_tpot_ms"].is_met
     assert all(prefix.num_equal == prefix.num_decisions for prefix in found.decisions.values())
     assert found.counts.are_equal
     assert not found.counts.otherwise_cached
+
+
+def test_several_simulations_are_compared_by_their_means_and_all_their_samples(scenario):
+    one = side(scenario)
+    slow = side(scenario, "cost={use: roofline, step_overhead: 9 ms}")
+    found, alone = compare_sides("both", Asked(), one, [one, slow]), compare_sides("slow", Asked(), one, [slow])
+    for errors, errors_alone in ((found.metrics, alone.metrics), (found.stages_ms, alone.stages_ms)):
+        for name, error in errors.items():
+            assert error.measured == errors_alone[name].measured
+            assert error.simulated == pytest.approx((error.measured + errors_alone[name].simulated) / 2)
+    assert found.distances == pytest.approx({time: distance / 2 for time, distance in alone.distances.items()})
+    assert all(prefix.num_equal == prefix.num_decisions for prefix in found.decisions.values())
 
 
 def test_decisions_are_equal_until_the_first_that_differs(scenario):
@@ -202,6 +214,7 @@ def test_a_matrix_is_read(matrix, tmp_path):
         ("90 s", "ninety", "timeout"),
         ("device: cpu", "device: cpu, threads: 0", "threads: expected an integer of at least 1, found 0"),
         ("10 %", "10", "expected a percentage"),
+        ("within:", "simulations: 0\nwithin:", "simulations: expected an integer of at least 1, found 0"),
         ("c4: []", "c4: radix", "c4: expected a list of path=value"),
         ("c4: []", "c4: {change: []}", "c4: unknown field 'change' .did you mean 'changes'"),
         ("c4: []", "a/b: []", "cannot name a folder"),
@@ -235,6 +248,23 @@ provenance: {}
     other = found.with_profile(tmp_path / "other.yaml")
     with pytest.raises(ConfigError, match=r"other\.yaml"):
         other.scenario(other.variants[1])
+
+
+def test_so_many_paces_are_simulated_where_there_is_one(matrix, tmp_path):
+    paced = MATRIX.replace("c4: []", "c4: {changes: [], profile: paced.yaml}")
+    matrix.write_text(f"{paced}profile: steady.yaml\nsimulations: 3\n")
+    for name, pace in (("steady", "{}"), ("paced", "{slowdown: 0.6, seed: 7}")):
+        (tmp_path / f"{name}.yaml").write_text(f"""\
+cost: {{prefill: {{use: roofline}}, decode: {{use: roofline}}, pace: {pace}}}
+network: {{transports: {{mooncake-tcp: {{bandwidth: 1 GB/s}}}}}}
+provenance: {{}}
+""")
+    found = load_matrix(str(matrix), tmp_path)
+    steady, often = (found.scenarios(variant) for variant in found.variants)
+    assert steady == (found.scenario(found.variants[0]),)
+    assert [scenario.cost.pace.seed for scenario in often] == [0, 1, 2]
+    summaries = [simulate(scenario).summary()["p99_itl_ms"] for scenario in often]
+    assert len(set(summaries)) > 1
 
 
 def test_the_folder_of_another_scenario_is_refused(matrix):

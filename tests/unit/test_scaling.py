@@ -165,6 +165,7 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
     kept = {
         "host": {"launch": "5 ms"},
         "rest": {"step": "2 ms"},
+        "pace": {"slowdown": 0.6, "share": 0.1, "spell": "100 ms"},
         "graphs": {"sizes": [1, 8], "empty_row_kv": 0.5},
         "measured": {"decode_batch": [1, 128]},
     }
