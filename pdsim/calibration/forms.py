@@ -4,7 +4,7 @@ A monotone table is such a sum too: a first value, and what each step from one k
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -84,9 +84,10 @@ def decode_form(rows: Rows) -> Form:
 
 def prefill_table(rows: Rows) -> Form:
     """Of table.py: a step for each knot, instead of base and time per token."""
-    knots = _knots(rows.columns["new_tokens"])
-    terms = {"first": _one, **_steps(_column("new_tokens"), knots), "per_pair": _pairs}
-    return Form("table", terms, ("new_tokens", "context_tokens", "prompts"), {"least": _one}, knots=knots)
+    lines, knots = prefill_form(rows), _knots(rows.columns["new_tokens"])
+    beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
+    terms = {"first": _one, **_steps(_column("new_tokens"), knots), **beyond}
+    return replace(lines, name="table", terms=terms, knots=knots)
 
 
 def decode_table(rows: Rows) -> Form:

@@ -134,7 +134,7 @@ def _fit(rows: Rows, clock: Clock | None, table_above: float) -> Fitted:
     if lines.error <= table_above and not _graph_sizes(rows):
         return lines
     try:
-        return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.error)
+        return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.typical_error)
     except ValueError:  # too few shapes for a table
         return lines
 
@@ -159,14 +159,9 @@ def _gpu_of(device: str) -> str | None:
 
 
 def _prefill(of: Fitted) -> dict[str, Any]:
-    if of.form.name == "table":
-        return {
-            "use": "table",
-            "prefill": _entries(of),
-            "prefill_per_pair": _time(of.values["per_pair"]),
-            "prefill_least": _time(of.values["least"]),
-        }
-    return {"use": "affine", **{f"prefill_{name}": _time(value) for name, value in of.values.items()}}
+    entries = {"prefill": _entries(of)} if of.form.name == "table" else {}
+    lines = {name: value for name, value in of.values.items() if not _is_entry(name)}
+    return {"use": of.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
 
 
 def _slowdown(clock: Clock | None) -> dict[str, Any]:
@@ -202,8 +197,13 @@ def _graphs(of: Fitted) -> dict[str, Any]:
 
 
 def _entries(of: Fitted) -> dict[int, str]:
-    climbs = [of.values["first"], *(value for name, value in of.values.items() if name.startswith("to "))]
+    climbs = [value for name, value in of.values.items() if _is_entry(name)]
     return {round(k): _time(float(ns)) for k, ns in zip(of.form.knots, np.cumsum(climbs), strict=True)}
+
+
+def _is_entry(name: str) -> bool:
+    """Of a table: the first, or a step to the next."""
+    return name == "first" or name.startswith("to ")
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class Fitted:
         return float(np.abs(self.held_out).mean())
 
     @property
+    def typical_error(self) -> float:
+        """Median absolute, held out: rows of a machine that was slow for a while do not move it."""
+        return float(np.median(np.abs(self.held_out)))
+
+    @property
     def error_p90(self) -> float:
         return float(np.percentile(np.abs(self.held_out), 90))
 

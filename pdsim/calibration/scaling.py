@@ -92,7 +92,7 @@ class Scaling:
         return {"prefill": _told(prefill), "decode": _told(self._decode(cost.decode, ratio, token_ns))}
 
     def _decode(self, of: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
-        if not isinstance(of, Affine):
+        if isinstance(of, Table) or not isinstance(of, Affine):
             raise ConfigError(f"decode of the profile is {_name(of)}: only that of affine profiles is scaled")
         weights_ns = min(self.weights_ns, of.decode_base_ns)
         return replace(
@@ -105,19 +105,18 @@ class Scaling:
         )
 
 
-def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine | Table, float]:
+def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
     """And its matrix products of one token."""
-    if isinstance(of, Affine):
-        scaled = replace(of, **{name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()})
-        return scaled, scaled.prefill_per_token_ns
+    if not isinstance(of, Affine):
+        raise ConfigError(f"prefill of the profile is {_name(of)}: only affine profiles and tables are scaled")
+    lines = {name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()}
     if isinstance(of, Table) and of.prefill_ns and len(of.prefill_ns) > 1:
         sizes = sorted(of.prefill_ns)
         least_ns = of.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
         entries = {size: least_ns + (of.prefill_ns[size] - least_ns) * ratio["matrix"] for size in sizes}
-        pair_ns = of.prefill_per_pair_ns * ratio["attention"]
         token_ns = (entries[sizes[-1]] - least_ns) / (sizes[-1] - sizes[0])
-        return replace(of, prefill_ns=entries, prefill_per_pair_ns=pair_ns), token_ns
-    raise ConfigError(f"prefill of the profile is {_name(of)}: only affine profiles and tables are scaled")
+        return replace(of, prefill_ns=entries, **lines), token_ns
+    return replace(of, **lines), lines["prefill_per_token_ns"]
 
 
 def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _name(of: Any) -> str:
     return described if isinstance(described, str) else str(described["use"])
 
 
-def _told(of: Affine | Table) -> dict[str, Any]:
+def _told(of: Affine) -> dict[str, Any]:
     """What differs from the defaults, in four digits."""
     changed = {
         field.name: _rounded(getattr(of, field.name))

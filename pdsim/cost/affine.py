@@ -67,8 +67,7 @@ class AffineModel:
         pairs = sum(attended_pairs(chunk) for chunk in step.chunks) + waves
         continued = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         rested_ns = (
-            of.prefill_base_ns
-            + of.prefill_per_token_ns * num_tokens
+            self._tokens_ns(num_tokens)
             + of.prefill_per_pair_ns * pairs
             + of.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued))
             + of.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued)
@@ -82,7 +81,13 @@ class AffineModel:
         return max(1, round(max(least_ns, self._clock.stretch(start_ns, rested_ns))))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
+        of, base_ns = self._settings, max(1, self._batch_ns(num_requests))
+        return DecodeLine.of_ns(base_ns, of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)
+
+    def _tokens_ns(self, num_tokens: int) -> float:
+        return self._settings.prefill_base_ns + self._settings.prefill_per_token_ns * num_tokens
+
+    def _batch_ns(self, num_requests: int) -> float:
         of = self._settings
         matrices_ns = max(of.decode_weights_ns, of.decode_matrices_per_request_ns * num_requests)
-        base_ns = of.decode_base_ns + matrices_ns + of.decode_per_request_ns * num_requests
-        return DecodeLine.of_ns(max(1, base_ns), of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)
+        return of.decode_base_ns + matrices_ns + of.decode_per_request_ns * num_requests
