@@ -183,6 +183,7 @@ def paces(draw: st.DrawFn) -> PaceSettings:
         slowdown=draw(st.sampled_from([0.1, 0.6, 1 / 3])),
         share=draw(st.sampled_from([0.05, 0.5, 0.9])),
         spell=draw(st.sampled_from(["1 ms", "10 ms", "70 ms", "400 ms"])),
+        slows=draw(st.sampled_from(["steps", "launches"])),
         seed=draw(st.integers(0, 1000)),
     )
 

@@ -107,8 +107,8 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 def rest_ns(measurements: Measurements, decode: Fitted, pace: CorePace) -> Times:
     """What the periods of decode loops have over their steps alone, on cores at full speed: periods are means."""
     for rows in measurements.of("loop"):
-        batch, period_ns = rows.columns["batch"], rows.columns["time_ns"] / pace.mean_stretch(rows.tp)
-        left_over = np.maximum(period_ns - decode.times_ns(rows.columns), 0)
+        batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
+        left_over = pace.rest_ns(period_ns, decode.times_ns(rows.columns), rows.tp)
         terms = np.column_stack([np.ones_like(batch), batch])
         step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], left_over / period_ns)
         return {"step": float(step_ns), "request": float(request_ns)}

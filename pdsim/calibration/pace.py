@@ -1,10 +1,11 @@
 """How the speed of a core comes and goes: what rows of its spells say of pdsim/cost/pace.py."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from pdsim.calibration.rows import SPELLS, Measurements
+from pdsim.calibration.rows import SPELLS, Floats, Measurements
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,9 @@ class CorePace:
     share: float = 0.0
     """Of time that is slow."""
     spell_ns: float = 0.0
-    """Mean length of a slow spell."""
+    """Mean length of exponentially distributed spells in which slow steps would find themselves in as long a one."""
+    slows: Literal["steps", "launches"] = "steps"
+    """The GPU computes a step that replays a graph, and cores launch it."""
 
     @classmethod
     def of(cls, measurements: Measurements) -> "CorePace":
@@ -25,14 +28,20 @@ class CorePace:
             return cls()
         lasted_ns = {name: rows["time_ns"] * rows["repeats"] for name, rows in spells.items()}
         unit_ns = {name: lasted_ns[name].sum() / rows["repeats"].sum() for name, rows in spells.items()}
-        slow_ns = lasted_ns["slow"].sum()
+        slow_ns = lasted_ns["slow"]
         return cls(
             slowdown=max(0.0, float(unit_ns["slow"] / unit_ns["full"] - 1)),
-            share=float(slow_ns / (slow_ns + lasted_ns["full"].sum())),
-            spell_ns=float(np.mean(lasted_ns["slow"])),
+            share=float(slow_ns.sum() / (slow_ns.sum() + lasted_ns["full"].sum())),
+            spell_ns=float(np.square(slow_ns).sum() / slow_ns.sum() / 2),
+            slows="launches" if any(rows.columns["graph"].any() for rows in measurements.of("decode")) else "steps",
         )
 
-    def mean_stretch(self, num_ranks: int) -> float:
-        """Of steps one behind the other, which are fewer in slow spells; an instance is slow while any core is."""
+    def rest_ns(self, period_ns: Floats, step_ns: Floats, num_ranks: int) -> Floats:
+        """At full speed, of loops with such mean periods and steps; an instance is slow while any rank's core is.
+
+        Of whole steps one behind the other there are fewer in slow spells.
+        """
         share = 1 - (1 - self.share) ** num_ranks
-        return 1 / (1 - share + share / (1 + self.slowdown))
+        if self.slows == "launches":
+            return np.maximum(period_ns - step_ns, 0) / (1 + share * self.slowdown)
+        return np.maximum(period_ns * (1 - share + share / (1 + self.slowdown)) - step_ns, 0)

@@ -173,7 +173,8 @@ def _slowdown(clock: Clock | None) -> dict[str, Any]:
 def _pace(pace: CorePace) -> dict[str, Any]:
     if not pace.slowdown:
         return {}
-    return {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}
+    spells = {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}
+    return {**spells, "slows": pace.slows}
 
 
 def _decode(of: Fitted) -> dict[str, Any]:

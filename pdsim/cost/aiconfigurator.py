@@ -67,7 +67,8 @@ class AiConfiguratorModel:
         self._decode_ms = engine.predict_decode_latency
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+        del host_stretch
         num_prompts = len(step.chunks)
         context = sum(chunk.num_context_tokens for chunk in step.chunks) // num_prompts
         new = max(1, sum(chunk.num_tokens for chunk in step.chunks) // num_prompts)
@@ -75,7 +76,8 @@ class AiConfiguratorModel:
         gpu_ms: float = self._prefill_ms(num_prompts, context + new, context)
         return max(1, round(1e6 * gpu_ms + overhead_ns))
 
-    def decode_line(self, num_requests: int) -> DecodeLine:
+    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+        del host_stretch
         if num_requests not in self._lines:
             short, long = CONTEXTS
             short_ns, long_ns = (1e6 * self._decode_ms(num_requests, context) for context in CONTEXTS)

@@ -30,11 +30,14 @@ class DecodeLine(NamedTuple):
 class CostModel(Protocol):
     """Times of one instance. It may remember what its GPU did before, but asks no one else."""
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
+    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order.
+
+        host_stretch: how many times as long as at full speed the cores of its host take then.
+        """
         ...
 
-    def decode_line(self, num_requests: int) -> DecodeLine:
+    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
         """Durations of decode steps of this batch size: equal arguments, equal answers."""
         ...
 

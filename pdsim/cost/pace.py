@@ -5,7 +5,24 @@ times as slowly, in spells of some 50 to 200 ms, for 5 to 20 % of the time. Deco
 percentile of 1.5 to 1.65 times their median, and resemble each other for 5 to 20 steps.
 """
 
+from dataclasses import dataclass
 from random import Random
+
+from pdsim.core.messages import PrefillStep
+from pdsim.cost.model import CostModel, DecodeLine
+
+
+@dataclass(frozen=True)
+class OnCores:
+    """A model whose steps are computed by the host's cores, and are as slow as they are."""
+
+    model: CostModel
+
+    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+        return round(host_stretch * self.model.prefill_ns(step, start_ns))
+
+    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+        return self.model.decode_line(num_requests).stretched(host_stretch)
 
 
 class Pace:
@@ -23,7 +40,7 @@ class Pace:
         self._until_ns = 0
 
     def stretch(self, at_ns: int) -> float:
-        """How many times as long a step takes that begins then: 1, or 1 + slowdown."""
+        """How many times as long a core takes then as at full speed: 1, or 1 + slowdown."""
         if at_ns >= self._until_ns:
             for core in self._cores:
                 core.follow(at_ns)

@@ -79,16 +79,17 @@ class RooflineModel:
         self._exchange_ns = exchanges * settings.expert_exchange_ns
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
         pairs = sum(map(attended_pairs, step.chunks))
         attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
         work_ns = self._matrices_ns(num_tokens) + attention_ns + self._reductions_ns(num_tokens)
-        launch_ns = self._settings.prefill_layer_ns * self._spec.num_layers
+        launch_ns = host_stretch * self._settings.prefill_layer_ns * self._spec.num_layers
         overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
         return round(max(work_ns, launch_ns) + overhead_ns)
 
-    def decode_line(self, num_requests: int) -> DecodeLine:
+    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+        del host_stretch
         line = self._lines.get(num_requests)
         if line is None:
             work_ns = self._matrices_ns(num_requests) + self._reductions_ns(num_requests)

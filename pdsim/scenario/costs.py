@@ -3,6 +3,7 @@
 from pdsim.cost.aiconfigurator import UnavailableError
 from pdsim.cost.graphs import GraphReplay, captured_batches
 from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.pace import OnCores
 from pdsim.cost.rest import Resting
 from pdsim.cost.verification import Verification
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
@@ -11,7 +12,7 @@ from pdsim.system.memory import Layout, memory_tier
 
 
 def prefill_cost(scenario: Scenario, layout: Layout) -> CostModel:
-    return _model(scenario, scenario.cost.prefill, layout)
+    return _computed(scenario, _model(scenario, scenario.cost.prefill, layout))
 
 
 def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
@@ -32,11 +33,17 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
         launch_ns = graphs.eager_layer * layout.model.num_layers
         model = GraphReplay(model, sorted(graphs.sizes or default), launch_ns, graphs.empty_row_kv)
     rest = scenario.cost.rest
-    return Resting(model, rest.step, rest.request) if rest.step or rest.request else model
+    return _computed(scenario, Resting(model, rest.step, rest.request) if rest.step or rest.request else model)
+
+
+def _computed(scenario: Scenario, model: CostModel) -> CostModel:
+    """Where steps are the work of cores that may be slow."""
+    pace = scenario.cost.pace
+    return model if pace.is_none or pace.slows == "launches" else OnCores(model)
 
 
 def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:
-    """Of GPU steps as they were measured, before drafts and graphs change them."""
+    """Of steps as they were measured, before drafts and graphs change them."""
     try:
         model = settings.model(layout)
     except UnavailableError as wrong:

@@ -191,6 +191,9 @@ class Actor:
                 self._copying_ns += self._host_memory.load_ns(command.request_id)
         self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
 
+    def _host_stretch(self, at_ns: int) -> float:
+        return 1 if self._pace is None else self._pace.stretch(at_ns)
+
     # Waiting.
 
     def _begin_wait(self, wait: Wait) -> None:
@@ -219,10 +222,7 @@ class Actor:
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns + self._host.start, self._free_ns)
-        duration_ns = self._cost.prefill_ns(step, start_ns)
-        if self._pace is not None:
-            duration_ns = round(duration_ns * self._pace.stretch(start_ns))
-        self._free_ns = start_ns + duration_ns
+        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns, self._host_stretch(start_ns))
         self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch
         if self._layer_groups:
             self._announce_layers(step, start_ns)
@@ -278,11 +278,9 @@ class Actor:
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._start_ns = self._timeline.now_ns + self._copying_ns
-        line = self._cost.decode_line(step.num_requests)
+        line = self._cost.decode_line(step.num_requests, self._host_stretch(self._start_ns))
         if self._agreement and self.instance.levels().num_transferring:
             line = line._replace(base=line.base + self._agreement)
-        if self._pace is not None:
-            line = line.stretched(self._pace.stretch(self._start_ns))
         self._clock.begin(line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
         if self._pace is not None:

@@ -160,10 +160,10 @@ def test_the_plan_names_no_shape_twice():
     [
         (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
         (["--model", "tiny-qwen"], "--model: "),
-        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; possible here are"),
+        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are"),
         (
             ["--only", "pace", "--tp", "2"],
-            "--only: pace is measured with one rank; possible here are prefill, decode, host",
+            "--only: pace is measured with one rank; with --tp there are",
         ),
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),

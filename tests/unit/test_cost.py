@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import Affine, AffineModel
 from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.pace import OnCores
 from pdsim.cost.rest import Resting
 from pdsim.cost.roofline import Roofline
+from pdsim.cost.table import Table, TableModel
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 
@@ -86,3 +88,28 @@ def test_a_rest_follows_each_decode_step_and_no_forward():
     resting = Resting(lines, step_ns=100, request_ns=10)
     assert resting.decode_line(4) == lines.decode_line(4)._replace(base=(5 + 8 + 140) << FRACTION_BITS)
     assert resting.prefill_ns(prefill((0, 1)), 0) == 3
+
+
+def test_a_slow_host_is_late_with_launches_and_rests_and_slow_cores_with_all():
+    lines = Affine(prefill_least_ns=100, prefill_per_token_ns=2, decode_base_ns=50)
+    on_gpu = Resting(AffineModel(lines), step_ns=10, request_ns=0)
+    forwards = prefill((0, 4)), prefill((0, 60)), prefill((0, 90))
+    assert [on_gpu.prefill_ns(step, 0, 1.5) for step in forwards] == [150, 150, 180]
+    assert on_gpu.decode_line(1, 1.5).base == (50 + 15) << FRACTION_BITS
+    assert [OnCores(on_gpu).prefill_ns(step, 0, 1.5) for step in forwards] == [150, 180, 270]
+    assert OnCores(on_gpu).decode_line(1, 1.5).base == 90 << FRACTION_BITS
+
+
+@given(st.integers(1, 5000), st.integers(0, 3000), st.integers(1, 64))
+def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens, batch):
+    """Between its entries; what is beside them is as in affine."""
+    beside = {"prefill_per_pair_ns": 0.5, "prefill_per_context_token_ns": 3, "prefill_per_prompt_ns": 40}
+    beside |= {"prefill_least_ns": 900, "prefill_slowdown": 0.2, "decode_per_context_token_ns": 2}
+    lines = AffineModel(
+        Affine(prefill_base_ns=700, prefill_per_token_ns=2, decode_base_ns=300, decode_per_request_ns=8, **beside)
+    )
+    at_tokens, at_batches = {n: 700 + 2 * n for n in (1, 70, 5000)}, {n: 300 + 8 * n for n in (1, 16, 64)}
+    table = TableModel(Table(prefill_ns=at_tokens, decode_ns=at_batches, **beside))
+    step = prefill((num_context_tokens, num_tokens))
+    assert table.prefill_ns(step, 0) == pytest.approx(lines.prefill_ns(step, 0), abs=1)
+    assert table.decode_line(batch) == pytest.approx(lines.decode_line(batch), abs=1)

@@ -28,7 +28,6 @@ from pdsim.system.catalog import UnknownNameError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
 """Measured with several ranks."""
-_OF_CPUS: tuple[Kind, ...] = ("pace",)
 _RANKS = 2
 """One prefill and one decode instance: forwards and copies have the threads that they have there."""
 
@@ -119,7 +118,7 @@ def measurement(
     """only: kinds, joined by commas. Raises ConfigError, or LaunchError for what this machine lacks."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
-    kinds = _kinds(only, tp, options)
+    kinds = _kinds(only, KINDS if tp == 1 else _OF_RANKS)
     if options.device == "cuda" and tp > 1:
         needed, found = tp * (_RANKS if "host" in kinds else 1), torch.cuda.device_count()
         if needed > found:
@@ -147,9 +146,8 @@ def measurement(
     )
 
 
-def _kinds(only: str | None, tp: int, options: Options) -> tuple[Kind, ...]:
+def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """All that are possible, if it is not said which."""
-    possible = tuple(kind for kind in KINDS if not _reason_against(kind, tp, options))
     if only is None:
         return possible
     asked = [word.strip() for word in only.split(",")]
@@ -157,15 +155,8 @@ def _kinds(only: str | None, tp: int, options: Options) -> tuple[Kind, ...]:
         if word not in KINDS:
             raise ConfigError(f"--only: no kind {word!r}{did_you_mean(word, KINDS)}; there are {', '.join(KINDS)}")
         if word not in possible:
-            reason = _reason_against(word, tp, options)
-            raise ConfigError(f"--only: {word} is measured {reason}; possible here are {', '.join(possible)}")
+            raise ConfigError(f"--only: {word} is measured with one rank; with --tp there are {', '.join(possible)}")
     return tuple(kind for kind in possible if kind in asked)
-
-
-def _reason_against(kind: Kind, tp: int, options: Options) -> str | None:
-    if tp > 1 and kind not in _OF_RANKS:
-        return "with one rank"
-    return "on CPUs, where cores compute" if kind in _OF_CPUS and options.device != "cpu" else None
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
