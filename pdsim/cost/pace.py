@@ -1,8 +1,7 @@
 """How the speed of virtual cores comes and goes, by what their neighbours on the server compute.
 
-Measured on a server's virtual cores (data of the validation-cpu study): a core computes at full speed, or 1.5 to 1.8
-times as slowly, in spells of some 50 to 200 ms, for 5 to 20 % of the time. Decode steps that cores compute have a 99th
-percentile of 1.5 to 1.65 times their median, and resemble each other for 5 to 20 steps.
+Measured on cores of a server with H200s (rows of `pace` of the validation-h200 study), six times for ten seconds: a
+core computes at full speed, or 1.5 to 1.8 times as slowly for 15 to 53 % of the time.
 """
 
 from dataclasses import dataclass
