@@ -279,7 +279,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
 @pytest.mark.parametrize(
     ("name", "num_variants"),
     [
-        ("validation-h200", 15),
+        ("validation-h200", 13),
         ("validation-h200-aggregated", 7),
         ("validation-h200-tp", 4),
         ("validation-cpu", 8),
