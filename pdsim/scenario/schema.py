@@ -249,12 +249,12 @@ class RestSettings(Section):
 
 
 class PaceSettings(Section):
-    """How the speed of the host's cores comes and goes, where they are virtual. Nothing beside steps is slowed."""
+    """How the speed of the host's cores comes and goes, where they are virtual: those of instances and of senders."""
 
     slowdown: float = Field(default=0, ge=0)
     """How much longer cores take in a slow spell; 0: there are none."""
     slows: Literal["steps", "launches"] = "steps"
-    """Whole steps, which cores compute; or those of a GPU, of which the host has the least times and the rest."""
+    """Whole steps, which cores compute; or of a GPU's, what its host has: the least times and the rest."""
     share: float = Field(default=0.1, ge=0, lt=1)
     """Of each core's time that is slow; an instance is while the core of any of its ranks is."""
     spell: Duration = Field(default=100_000_000, ge=100_000)

@@ -63,7 +63,7 @@ class Actor:
         self._timeline = timeline
         self._cost = cost
         self._pace = pace
-        """A step has the one in which it begins. None: always the same."""
+        """What its core does has the one in which it begins. None: always the same."""
         self._on_step = on_step
         self._agreement = agreement_ns << FRACTION_BITS
         """Of its ranks, in each decode step during which KV is on its way."""
@@ -161,7 +161,7 @@ class Actor:
     def _on_result(self, result: Result) -> None:
         self._num_in_flight -= 1
         if self._host.result:
-            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result
+            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._on_host_ns(self._host.result)
         self._advance(result)
 
     def _go_on_later(self) -> None:
@@ -174,7 +174,7 @@ class Actor:
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
         for unit in units:
-            self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send
+            self._host_free_ns = max(self._host_free_ns, now_ns) + self._on_host_ns(self._host.send)
             self._timeline.after(self._host_free_ns - now_ns, self._send_unit, unit)
 
     def _send_unit(self, unit: TransferUnit) -> None:
@@ -193,6 +193,10 @@ class Actor:
 
     def _host_stretch(self, at_ns: int) -> float:
         return 1 if self._pace is None else self._pace.stretch(at_ns)
+
+    def _on_host_ns(self, duration_ns: int) -> int:
+        """Of what its core begins now."""
+        return round(duration_ns * self._host_stretch(self._timeline.now_ns))
 
     # Waiting.
 
@@ -221,9 +225,9 @@ class Actor:
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
-        start_ns = max(now_ns + self._host.start, self._free_ns)
-        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns, self._host_stretch(start_ns))
-        self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch
+        start_ns = max(now_ns + self._on_host_ns(self._host.start), self._free_ns)
+        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns, self._host_stretch(now_ns))
+        self._host_free_ns = max(self._host_free_ns, now_ns) + self._on_host_ns(self._host.launch)
         if self._layer_groups:
             self._announce_layers(step, start_ns)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)

@@ -140,3 +140,31 @@ def test_a_forward_has_the_pace_in_which_it_begins():
     ]
     assert set(forwards) == {20 * MILLISECOND, 32 * MILLISECOND}
     assert forwards.count(32 * MILLISECOND) / len(forwards) == pytest.approx(share, abs=0.04)
+
+
+def test_a_transfer_has_the_pace_in_which_its_host_posts_it():
+    """A batch of 2 ms and 5 descriptors of 1 ms, of prompts far apart; senders have cores of their own."""
+    prompts = [request(i, 20, 2, arrival_ns=2000 * i * MILLISECOND) for i in range(600)]
+    network = {"network__transfer_latency": "2 ms", "network__descriptor_latency": "1 ms"}
+    scenario = small(*prompts, **network)
+    traced = run(paced(scenario, PaceSettings(slowdown=SLOWDOWN, share=0.3, spell=f"{SPELL_NS} ns")))
+    posted = [(transfer.setup_ns, transfer.posting_ns) for transfer in traced.records.transfers]
+    plain = [(transfer.setup_ns, transfer.posting_ns) for transfer in run(scenario).records.transfers]
+    ((setup_ns, posting_ns),) = set(plain)
+    slow = round(setup_ns * (1 + SLOWDOWN)), round(posting_ns * (1 + SLOWDOWN))
+    assert set(posted) == {(setup_ns, posting_ns), slow}
+    assert posted.count(slow) / len(posted) == pytest.approx(0.3, abs=0.06)
+    forwards = [step.duration_ns for step in traced.records.steps if step.kind == "prefill"]
+    assert len(set(zip(forwards, posted, strict=True))) == 4
+
+
+def test_a_loop_takes_its_host_work_slowly_as_well():
+    """3 ms before each forward of prompts far apart, from the grant to its begin; forwards themselves are a GPU's."""
+    prompts = [request(i, 20, 1, arrival_ns=2000 * i * MILLISECOND) for i in range(600)]
+    lines = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    scenario = small(*prompts, cost={"prefill": lines, "decode": lines, "host": {"start": "3 ms"}})
+    traced = run(paced(scenario, PaceSettings(slowdown=SLOWDOWN, share=0.3, spell=f"{SPELL_NS} ns", slows="launches")))
+    starts = [one.prefill_start_ns - one.admitted_ns for one in traced.records.requests]
+    (plain_ns,) = {one.prefill_start_ns - one.admitted_ns for one in run(scenario).records.requests}
+    assert set(starts) == {plain_ns, plain_ns + round(SLOWDOWN * 3 * MILLISECOND)}
+    assert {step.duration_ns for step in traced.records.steps if step.kind == "prefill"} == {20 * MILLISECOND}
