@@ -14,8 +14,9 @@ from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_com
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.pace import PaceSettings
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import CostInterval, HostSettings, PaceSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
 from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals

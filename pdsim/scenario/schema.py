@@ -6,7 +6,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, m
 from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
-from pdsim.cost.pace import Pace
 from pdsim.cost.roofline import Roofline
 from pdsim.policy.admission import ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -26,6 +25,7 @@ from pdsim.scenario.component import Component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.pace import PaceSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
@@ -246,33 +246,6 @@ class RestSettings(Section):
     step: Duration = 0
     request: Duration = 0
     """For each of the batch."""
-
-
-class PaceSettings(Section):
-    """How the speed of the host's cores comes and goes, where they are virtual: those of instances and of senders."""
-
-    slowdown: float = Field(default=0, ge=0)
-    """How much longer cores take in a slow spell; 0: there are none."""
-    slows: Literal["steps", "launches"] = "steps"
-    """Whole steps, which cores compute; or of a GPU's, what its host has: the least times and the rest."""
-    share: float = Field(default=0.1, ge=0, lt=1)
-    """Of each core's time that is slow; an instance is while the core of any of its ranks is."""
-    spell: Duration = Field(default=100_000_000, ge=100_000)
-    """Mean length of a slow spell."""
-    seed: int = 0
-    """Of the spells, which depend on nothing else of a scenario."""
-
-    @property
-    def is_none(self) -> bool:
-        return not (self.slowdown and self.share)
-
-    def of(self, instance_id: str, num_ranks: int) -> Pace | None:
-        """A fresh one; None: the instance is never slow."""
-        if self.is_none:
-            return None
-        return Pace(
-            instance_id, num_ranks, slowdown=self.slowdown, share=self.share, spell_ns=self.spell, seed=self.seed
-        )
 
 
 class CostEnd(Section):

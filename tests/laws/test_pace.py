@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import decisions, digest
 from pdsim.cost.pace import Pace
-from pdsim.scenario.schema import PaceSettings, Scenario
+from pdsim.scenario.pace import PaceSettings
+from pdsim.scenario.schema import Scenario
 from tests.strategies import any_scenarios, paces
 from tests.support import MILLISECOND, examples, request, run, small
 

@@ -11,57 +11,21 @@ from pyarrow import parquet
 
 from pdsim.calibration import forms
 from pdsim.calibration.host import front_end_ns
-from pdsim.calibration.pace import CorePace
 from pdsim.calibration.profile import calibrate, profile_of
 from pdsim.calibration.regression import fit
 from pdsim.calibration.rows import Measurements, Rows, read_rows, write_rows
 from pdsim.cost.gpu_clock import GpuClock
 from pdsim.scenario.yaml_file import ConfigError
+from tests.made_rows import (
+    BATCHES,
+    PROVENANCE,
+    affine_decode_us,
+    affine_prefill_us,
+    decode_rows,
+    measured,
+    prefill_rows,
+)
 from tests.support import examples
-
-PROVENANCE = {"device": "NVIDIA H200", "driver": "570", "command": "pdreal measure", "date": "2026-11-22"}
-NEW_TOKENS, CONTEXTS = (16, 64, 256, 1024, 4096, 8192), (0, 1024, 8192, 32768)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def prefill_rows(time_us, noise=0.01):
-    random = np.random.default_rng(0)
-    return [
-        {"kind": "prefill", "new_tokens": n, "context_tokens": c, "time_us": time_us(n, c) * random.lognormal(0, noise)}
-        for n in NEW_TOKENS
-        for c in CONTEXTS
-        for _ in range(3)
-    ]
-
-
-def decode_rows(time_us, noise=0.01):
-    random = np.random.default_rng(0)
-    return [
-        {
-            "kind": "decode",
-            "batch": b,
-            "context_tokens": b * c,
-            "time_us": time_us(b, b * c) * random.lognormal(0, noise),
-        }
-        for b in BATCHES
-        for c in (500, 2000, 8000)
-    ]
-
-
-def affine_prefill_us(n, c):
-    return max(11_800, 1000 + 19.45 * n + 0.00085 * n * (c + n / 2))
-
-
-def affine_decode_us(b, context):
-    return 5200 + 6.3 * b + 0.037 * context
-
-
-def measured(tmp_path, *tables):
-    paths = []
-    for i, rows in enumerate(tables):
-        paths.append(tmp_path / f"rows{i}.csv.gz")
-        write_rows(paths[-1], rows, PROVENANCE)
-    return read_rows(paths)
 
 
 def test_the_coefficients_of_the_rows_are_found(tmp_path):
@@ -284,67 +248,6 @@ def test_of_rounds_the_mean_counts_and_single_forwards_stay_single(tmp_path):
     assert len(rounds) == len(fast)
     assert rounds.columns["time_ns"] == pytest.approx([1.3e3 * row["time_us"] for row in fast])
     assert len(measured(tmp_path, single).of("decode")[0]) == 2 * len(fast)
-
-
-def pace_rows(*spells):
-    """Units of 500 us at full speed, 800 us in slow spells."""
-    unit_us = {"full": 500.0, "slow": 800.0}
-    return [{"kind": "pace", "what": what, "time_us": unit_us[what], "repeats": units} for what, units in spells]
-
-
-def test_spells_of_a_core_tell_its_pace(tmp_path):
-    spells = pace_rows(("full", 1800), ("slow", 100), ("full", 1000), ("slow", 150))
-    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
-    slow_ms = 0.8 * 250
-    as_long_ms = (80**2 + 120**2) / slow_ms / 2
-    told = {"slowdown": 0.6, "share": round(slow_ms / (slow_ms + 0.5 * 2800), 4), "spell": f"{as_long_ms:.0f} ms"}
-    assert profile_of(calibrate(measured(tmp_path, *phases, spells)), "x", "y")["cost"]["pace"] == told | {
-        "slows": "steps"
-    }
-    for steady in ([], pace_rows(("full", 1800)), pace_rows(("slow", 1800))):
-        made = calibrate(measured(tmp_path, *phases, *([steady] if steady else [])))
-        assert "pace" not in profile_of(made, "x", "y")["cost"]
-
-
-def test_a_spell_is_as_long_as_those_in_which_slow_steps_find_themselves(tmp_path):
-    """Of exponentially distributed ones the mean comes back, however many short ones there are."""
-    spells = np.random.default_rng(0).exponential(200, 20_000).astype(int) + 1
-    rows = measured(tmp_path, pace_rows(("full", 1800), *(("slow", int(units)) for units in spells)))
-    assert CorePace.of(rows).spell_ns == pytest.approx(200 * 800e3, rel=0.03)
-
-
-def test_on_a_gpu_the_pace_is_of_launches_and_the_rest_of_a_loop_has_it(tmp_path):
-    """Of two ranks, each slow a quarter of time: the rest is longer by 0.6 in 0.4375 of it, and the step never."""
-    graphs = [{**row, "tp": 2, "graph": row["batch"]} for row in decode_rows(affine_decode_us, 0)]
-    loops = [
-        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "tp": 2, "graph": b}
-        | {"time_us": affine_decode_us(b, 900 * b) + (1 + 0.6 * 0.4375) * (300 + 4 * b)}
-        for b in (1, 4, 16, 64)
-    ]
-    rows = measured(tmp_path, prefill_rows(affine_prefill_us), graphs, loops, pace_rows(("full", 4800), ("slow", 1000)))
-    cost = profile_of(calibrate(rows.of_ranks(1, 2)), "x", "y")["cost"]
-    in_us = {name: float(time.removesuffix(" us")) for name, time in cost["rest"].items()}
-    assert cost["pace"]["slows"] == "launches"
-    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
-
-
-@pytest.mark.parametrize(("tp", "mean_stretch"), [(1, 1 / (0.75 + 0.25 / 1.6)), (2, 1 / (0.5625 + 0.4375 / 1.6))])
-def test_where_the_pace_is_told_rounds_are_of_full_speed_and_periods_are_means_over_spells(tp, mean_stretch, tmp_path):
-    """Of two ranks, either slows both: of each core a quarter of time is slow."""
-    at_full = [{**row, "tp": tp, "repeats": 20} for row in decode_rows(affine_decode_us, 0)]
-    slowed = [{**row, "time_us": 1.6 * row["time_us"]} for row in at_full]
-    loops = [
-        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "tp": tp}
-        | {"time_us": mean_stretch * (affine_decode_us(b, 900 * b) + 300 + 4 * b)}
-        for b in (1, 4, 16, 64)
-    ]
-    spells = pace_rows(("full", 4800), ("slow", 1000))
-    rows = measured(tmp_path, prefill_rows(affine_prefill_us), at_full + slowed + at_full, loops, spells)
-    cost = profile_of(calibrate(rows.of_ranks(1, tp)), "x", "y")["cost"]
-    assert float(cost["decode"]["decode_base"].removesuffix(" ms")) == pytest.approx(5.2, rel=0.001)
-    in_us = {name: float(time.removesuffix(" us")) for name, time in cost["rest"].items()}
-    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
-    assert cost["pace"]["share"] == 0.25
 
 
 def test_rows_of_so_many_ranks_are_chosen(tmp_path):
