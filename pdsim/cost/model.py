@@ -33,7 +33,7 @@ class CostModel(Protocol):
     def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
         """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order.
 
-        host_stretch: how many times as long as at full speed the cores of its host take then.
+        host_stretch: how many times as long as at full speed its host's cores take when they begin with it.
         """
         ...
 

@@ -29,7 +29,7 @@ class Row:
 
     kind: RowKind
     time_us: float
-    """Median, from the call on the host to the result there."""
+    """Median, from the call on the host to the result there; of `loop` and `pace` the mean."""
     min_us: float | None = None
     repeats: int | None = None
     prompts: int | None = None
