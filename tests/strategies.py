@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
+from pdsim.scenario.cores import PaceSettings
 from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
-from pdsim.scenario.pace import PaceSettings
 from pdsim.scenario.schema import FrontEndSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.workload.request_spec import RequestSpec, Streams

@@ -105,11 +105,16 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: Fitted, pace: CorePace) -> Times:
-    """What the periods of decode loops have over their steps alone, on cores at full speed: periods are means."""
+    """Between the steps of decode loops, on cores at full speed.
+
+    Where rows do not tell it, it is what periods have over steps that were measured alone, whose errors it then has.
+    """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
-        left_over = pace.rest_ns(period_ns, decode.times_ns(rows.columns), rows.tp)
+        told_ns = pace.loop_ns(1e3 * rows.columns["rest_us"], rows.tp)
+        left_over_ns = pace.rest_ns(period_ns, decode.times_ns(rows.columns), rows.tp)
+        between_ns = np.where(np.isnan(told_ns), left_over_ns, told_ns)
         terms = np.column_stack([np.ones_like(batch), batch])
-        step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], left_over / period_ns)
+        step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], between_ns / period_ns)
         return {"step": float(step_ns), "request": float(request_ns)}
     return {}

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from pdsim.calibration.rows import SPELLS, Floats, Measurements
+from pdsim.calibration.rows import FORWARDS, SPELLS, Floats, Measurements
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,10 @@ class CorePace:
     """Nothing slows it where no row says so."""
 
     slowdown: float = 0.0
+    """Of what the host does."""
+    prefill: float = 0.0
+    """Of whole forwards, which wait for memory less or more than the host's work does."""
+    decode: float = 0.0
     share: float = 0.0
     """Of time that is slow."""
     spell_ns: float = 0.0
@@ -29,19 +33,32 @@ class CorePace:
         lasted_ns = {name: rows["time_ns"] * rows["repeats"] for name, rows in spells.items()}
         unit_ns = {name: lasted_ns[name].sum() / rows["repeats"].sum() for name, rows in spells.items()}
         slow_ns = lasted_ns["slow"]
+        slowdown = max(0.0, float(unit_ns["slow"] / unit_ns["full"] - 1))
+        slowed = {rows.kind: rows.slowed for kind in FORWARDS for rows in measurements.of(kind)}
+        of_forwards = {kind: slowdown if told is None else told for kind, told in slowed.items()}
         return cls(
-            slowdown=max(0.0, float(unit_ns["slow"] / unit_ns["full"] - 1)),
+            slowdown=slowdown,
+            prefill=of_forwards.get("prefill", slowdown),
+            decode=of_forwards.get("decode", slowdown),
             share=float(slow_ns.sum() / (slow_ns.sum() + lasted_ns["full"].sum())),
             spell_ns=float(np.square(slow_ns).sum() / slow_ns.sum() / 2),
             slows="launches" if any(rows.columns["graph"].any() for rows in measurements.of("decode")) else "steps",
         )
 
     def rest_ns(self, period_ns: Floats, step_ns: Floats, num_ranks: int) -> Floats:
-        """At full speed, of loops with such mean periods and steps; an instance is slow while any rank's core is.
+        """At full speed, of loops with such mean periods, and steps that were measured alone."""
+        if self.slows == "launches":
+            return self.loop_ns(np.maximum(period_ns - step_ns, 0), num_ranks)
+        return np.maximum(period_ns / (1 + self._slow_steps(num_ranks) * self.decode) - step_ns, 0)
 
-        Of whole steps one behind the other there are fewer in slow spells.
+    def loop_ns(self, mean_ns: Floats, num_ranks: int) -> Floats:
+        """At full speed, of what takes the host such a time in the mean over a loop's steps."""
+        return mean_ns / (1 + self._slow_steps(num_ranks) * self.slowdown)
+
+    def _slow_steps(self, num_ranks: int) -> float:
+        """Of a loop's steps, how many are slow: an instance is while any rank's core is.
+
+        Of whole steps in a row there are fewer in slow spells.
         """
         share = 1 - (1 - self.share) ** num_ranks
-        if self.slows == "launches":
-            return np.maximum(period_ns - step_ns, 0) / (1 + share * self.slowdown)
-        return np.maximum(period_ns * (1 - share + share / (1 + self.slowdown)) - step_ns, 0)
+        return share if self.slows == "launches" else share / (1 + self.decode * (1 - share))

@@ -15,6 +15,7 @@ from pdsim.calibration.forms import Form
 from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
+from pdsim.calibration.waking import CoreWaking
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_transport, names
@@ -25,7 +26,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (forms.prefill_form, forms.prefill_table),
     "decode": (forms.decode_form, forms.decode_table),
 }
-_NOT_FITTED = (*host.MEASURED_KINDS, "clock", "pace")
+_NOT_FITTED = (*host.MEASURED_KINDS, "clock", "pace", "waking")
 """As the others are."""
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
@@ -47,6 +48,7 @@ class Calibration:
     clock: Clock | None
     """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
     pace: CorePace
+    waking: CoreWaking
     gpu: str | None
     """In the catalog: staging is told as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
@@ -77,8 +79,16 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
-    medians_ns = host.medians_ns(measurements)
-    return Calibration(measurements, fits, medians_ns, clock, CorePace.of(measurements), gpu, tuple(notes))
+    return Calibration(
+        measurements,
+        fits,
+        host_ns=host.medians_ns(measurements),
+        clock=clock,
+        pace=CorePace.of(measurements),
+        waking=CoreWaking.of(measurements),
+        gpu=gpu,
+        notes=tuple(notes),
+    )
 
 
 def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
@@ -100,6 +110,7 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
         "host": _times(host.loop_ns(made.host_ns)),
         "rest": _times(host.rest_ns(made.measurements, made.fits["decode"], made.pace)),
         "pace": _pace(made.pace),
+        "waking": _waking(made.waking),
         "graphs": _graphs(made.fits["decode"]),
         "measured": _ranges(made.fits),
     }
@@ -174,7 +185,14 @@ def _pace(pace: CorePace) -> dict[str, Any]:
     if not pace.slowdown:
         return {}
     spells = {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}
-    return {**spells, "slows": pace.slows}
+    if pace.slows == "launches":
+        return {**spells, "slows": pace.slows}
+    of_steps = {"prefill_slowdown": round(pace.prefill, 4), "decode_slowdown": round(pace.decode, 4)}
+    return {**spells, "slows": pace.slows, **of_steps}
+
+
+def _waking(waking: CoreWaking) -> dict[str, str]:
+    return {"most": _time(waking.most_ns), "memory": _time(waking.memory_ns)} if waking.most_ns > LEAST_NS else {}
 
 
 def _decode(of: Fitted) -> dict[str, Any]:

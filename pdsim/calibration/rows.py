@@ -8,6 +8,7 @@ import csv
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,6 +21,8 @@ from pdsim.scenario.yaml_file import ConfigError
 
 Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
+Shape = tuple[tuple[str, float], ...]
+"""Columns but the time, of a forward that was measured in rounds."""
 
 QUANTITIES: dict[str, tuple[str, ...]] = {
     "prefill": ("new_tokens", "context_tokens"),
@@ -33,14 +36,16 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
     "pace": ("repeats",),
+    "waking": ("new_tokens", "context_tokens", "idle_us"),
 }
 """What a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
 STAGING = ("gather", "scatter")
 OPTIONAL: dict[str, dict[str, float]] = {
     "prefill": {"prompts": 1.0},
+    "waking": {"prompts": 1.0},
     "decode": {"graph": 0.0},
-    "loop": {"graph": 0.0},
+    "loop": {"graph": 0.0, "rest_us": nan},
     "host": {"new_tokens": 0.0},
 } | {kind: {"submit_us": 0.0} for kind in STAGING}
 """What it may have, and what stands for an empty field."""
@@ -65,6 +70,9 @@ PROVENANCE = (
     "page_size",
     "tp",
 )
+_LEAST_ROUNDS = 3
+_SLOW_ROUND = 1.2
+"""Times the median of a shape's rounds: these scatter by some percent, and slow cores add a quarter and more."""
 OUR_KERNELS = "fused"
 """The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
 A_COPY = "copy"
@@ -81,6 +89,8 @@ class Rows:
     """Among them `time_ns`."""
     tp: int = 1
     """Ranks of the instance."""
+    slowed: float | None = None
+    """How much longer than the median of their shape those rounds took that were slow, in the mean; None: none was."""
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
@@ -102,7 +112,7 @@ class Measurements:
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
         """What so many ranks took of what depends on them; of all else, what one did. Raises ConfigError."""
-        asked = {"prefill": prefill_tp, "clock": prefill_tp, "decode": decode_tp, "loop": decode_tp}
+        asked = dict.fromkeys(("prefill", "clock", "waking"), prefill_tp) | dict.fromkeys(("decode", "loop"), decode_tp)
         for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
             if found and asked[phase] not in found:
@@ -142,10 +152,13 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
     middle = median if any(kind == "pace" for kind, _, _ in found) else fmean
-    rows = [
-        Rows(kind, name, _columns(_rounds(of_kind, middle) if kind in FORWARDS and kind not in single else of_kind), tp)
-        for (kind, name, tp), of_kind in found.items()
-    ]
+    rows = []
+    for (kind, name, tp), of_kind in found.items():
+        if kind in FORWARDS and kind not in single:
+            rounds = _by_shape(of_kind)
+            rows.append(Rows(kind, name, _columns(_rounds(rounds, middle)), tp, _slowed(rounds.values())))
+        else:
+            rows.append(Rows(kind, name, _columns(of_kind), tp))
     return Measurements(tuple(rows), tuple(provenance))
 
 
@@ -153,15 +166,26 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
     return {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
-def _rounds(
-    rounds: Sequence[Mapping[str, float]], middle: Callable[[Sequence[float]], float]
-) -> list[dict[str, float]]:
-    """One of each shape."""
-    times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
+def _by_shape(rounds: Sequence[Mapping[str, float]]) -> dict[Shape, list[float]]:
+    times_ns: dict[Shape, list[float]] = {}
     for row in rounds:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
         times_ns.setdefault(shape, []).append(row["time_ns"])
-    return [{**dict(shape), "time_ns": middle(times)} for shape, times in times_ns.items()]
+    return times_ns
+
+
+def _rounds(
+    rounds: Mapping[Shape, Sequence[float]], middle: Callable[[Sequence[float]], float]
+) -> list[dict[str, float]]:
+    """One of each shape."""
+    return [{**dict(shape), "time_ns": middle(times)} for shape, times in rounds.items()]
+
+
+def _slowed(rounds: Iterable[Sequence[float]]) -> float | None:
+    """Each shape needs three of them: of two neither is the usual one."""
+    stretches = [time / median(times) for times in rounds if len(times) >= _LEAST_ROUNDS for time in times]
+    slow = [stretch for stretch in stretches if stretch > _SLOW_ROUND]
+    return fmean(slow) - 1 if slow else None
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

@@ -13,15 +13,20 @@ from pdsim.cost.model import CostModel, DecodeLine
 
 @dataclass(frozen=True)
 class OnCores:
-    """A model whose steps are computed by the host's cores, and are as slow as they are."""
+    """A model whose steps are computed by the host's cores."""
 
     model: CostModel
+    share: float = 1
+    """Of what slow cores add to the host's work, as much is added to the steps'."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        return round(host_stretch * self.model.prefill_ns(step, start_ns))
+        return round(self._stretch(host_stretch) * self.model.prefill_ns(step, start_ns))
 
     def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        return self.model.decode_line(num_requests).stretched(host_stretch)
+        return self.model.decode_line(num_requests).stretched(self._stretch(host_stretch))
+
+    def _stretch(self, host_stretch: float) -> float:
+        return 1 + self.share * (host_stretch - 1)
 
 
 class Pace:

@@ -6,13 +6,22 @@ from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.pace import OnCores
 from pdsim.cost.rest import Resting
 from pdsim.cost.verification import Verification
+from pdsim.cost.waking import Waking
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout, memory_tier
 
 
 def prefill_cost(scenario: Scenario, layout: Layout) -> CostModel:
-    return _computed(scenario, _model(scenario, scenario.cost.prefill, layout))
+    """Of an instance that does nothing else, and waits in between."""
+    model, waking = forward_cost(scenario, layout), scenario.cost.waking
+    return Waking(model, waking.most, waking.memory) if waking.most else model
+
+
+def forward_cost(scenario: Scenario, layout: Layout) -> CostModel:
+    """Of prefill, whatever the instance does besides."""
+    model = _model(scenario, scenario.cost.prefill, layout)
+    return _computed(scenario, model, scenario.cost.pace.prefill_slowdown)
 
 
 def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
@@ -32,14 +41,17 @@ def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSetting
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
         launch_ns = graphs.eager_layer * layout.model.num_layers
         model = GraphReplay(model, sorted(graphs.sizes or default), launch_ns, graphs.empty_row_kv)
+    model = _computed(scenario, model, scenario.cost.pace.decode_slowdown)
     rest = scenario.cost.rest
-    return _computed(scenario, Resting(model, rest.step, rest.request) if rest.step or rest.request else model)
+    return Resting(model, rest.step, rest.request) if rest.step or rest.request else model
 
 
-def _computed(scenario: Scenario, model: CostModel) -> CostModel:
-    """Where steps are the work of cores that may be slow."""
+def _computed(scenario: Scenario, model: CostModel, slowdown: float | None) -> CostModel:
+    """Where steps are the work of cores that may be slow. slowdown: of such steps; None: as of the host's work."""
     pace = scenario.cost.pace
-    return model if pace.is_none or pace.slows == "launches" else OnCores(model)
+    if pace.is_none or pace.slows == "launches":
+        return model
+    return OnCores(model, 1 if slowdown is None else slowdown / pace.slowdown)
 
 
 def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:

@@ -22,10 +22,10 @@ from pdsim.policy.protocols import (
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
+from pdsim.scenario.cores import PaceSettings, WakingSettings
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.pace import PaceSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
@@ -272,6 +272,7 @@ class CostChoice(Section):
     host: HostSettings = HostSettings()
     rest: RestSettings = RestSettings()
     pace: PaceSettings = PaceSettings()
+    waking: WakingSettings = WakingSettings()
     graphs: GraphSettings | None = None
     """None: a decode step is as large as its batch."""
     measured: MeasuredSettings | None = None

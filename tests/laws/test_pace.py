@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import decisions, digest
 from pdsim.cost.pace import Pace
-from pdsim.scenario.pace import PaceSettings
+from pdsim.scenario.cores import PaceSettings
 from pdsim.scenario.schema import Scenario
 from tests.strategies import any_scenarios, paces
 from tests.support import MILLISECOND, examples, request, run, small
@@ -141,6 +141,16 @@ def test_a_forward_has_the_pace_in_which_it_begins():
     ]
     assert set(forwards) == {20 * MILLISECOND, 32 * MILLISECOND}
     assert forwards.count(32 * MILLISECOND) / len(forwards) == pytest.approx(share, abs=0.04)
+
+
+def test_steps_of_either_kind_have_a_slowdown_of_their_own_and_the_rest_has_the_hosts():
+    prompts = [request(i, 20, 2, arrival_ns=2000 * i * MILLISECOND) for i in range(300)]
+    lines = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    scenario = small(*prompts, cost={"prefill": lines, "decode": lines, "rest": {"step": "5 ms"}})
+    settings = PaceSettings(slowdown=0.8, share=0.3, spell=f"{SPELL_NS} ns", prefill_slowdown=0.2, decode_slowdown=0.4)
+    steps = run(paced(scenario, settings)).records.steps
+    assert {step.duration_ns / MILLISECOND for step in steps if step.kind == "prefill"} == {20, 24}
+    assert {step.duration_ns / MILLISECOND for step in steps if step.kind == "decode"} == {15, 14 + 9}
 
 
 def test_a_transfer_has_the_pace_in_which_its_host_posts_it():

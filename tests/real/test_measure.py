@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 import torch
 from pdreal.cli import main
 from pdreal.measure import copies, forwards, pace, plan
-from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, WakingCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
 
@@ -19,6 +19,7 @@ from tests.real.models import CPU, tiny_model
 TINY = Plan(
     prefill=(PrefillCase(1, 8), PrefillCase(2, 8, 16)),
     sustained=(),
+    waking=(WakingCase(PrefillCase(1, 8), 0.0), WakingCase(PrefillCase(1, 8), 0.01)),
     decode=(DecodeCase(1, 16), DecodeCase(4, 16)),
     copied_pages=(1, 3),
     transferred_bytes=(4096,),
@@ -53,6 +54,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert shapes(rows, "prefill", "prompts", "new_tokens", "context_tokens") == [("1", "8", "0"), ("2", "16", "32")]
+    assert shapes(rows, "waking", "new_tokens", "idle_us") == [("8", "0.0"), ("8", "10000.0")]
     assert shapes(rows, "decode", "batch", "context_tokens") == [("1", "16"), ("4", "64")]
     page_bytes = 2 * 4 * 16 * 4 * 32 * 4  # planes of 4 layers, tokens, heads, elements of 4 bytes
     assert shapes(rows, "gather", "payload_bytes") == [(str(page_bytes // 2),), (str(3 * page_bytes // 2),)]
@@ -67,6 +69,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert set(shapes(rows, "sending", "transport", "payload_bytes")) <= wave_bytes  # of transfers that waited
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]
+    assert all(0 < float(row["rest_us"]) < float(row["time_us"]) for row in rows if row["kind"] == "loop")
     assert {what for (what,) in shapes(rows, "pace", "what")} <= {"full", "slow"}
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
@@ -103,7 +106,8 @@ def test_rounds_follow_each_other(tiny, tmp_path):
     assert not measure(tmp_path / "rows.csv", "--only", "prefill,decode", "--rounds", "2")
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = [(row["kind"], row["new_tokens"], row["batch"]) for row in csv.DictReader(file)]
-    assert rows == 2 * [("prefill", "8", ""), ("prefill", "16", ""), ("decode", "", "1"), ("decode", "", "4")]
+    prefill = [("prefill", "8", ""), ("prefill", "16", ""), ("waking", "8", ""), ("waking", "8", "")]
+    assert rows == 2 * [*prefill, ("decode", "", "1"), ("decode", "", "4")]
 
 
 def test_a_prefill_row_is_of_lengths_around_the_cases(monkeypatch):

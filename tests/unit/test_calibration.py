@@ -209,6 +209,18 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(20 + 900, rel=0.02)
 
 
+def test_what_lies_between_steps_is_told_by_loops_and_not_by_what_steps_take_alone(tmp_path):
+    """Steps that took a fifth longer in the loop than alone."""
+    loops = [
+        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "rest_us": 300 + 4 * b}
+        | {"time_us": 1.2 * affine_decode_us(b, 900 * b) + 300 + 4 * b}
+        for b in (1, 4, 16, 64)
+    ]
+    rows = measured(tmp_path, prefill_rows(affine_prefill_us), decode_rows(affine_decode_us), loops)
+    rest = profile_of(calibrate(rows), "x", "y")["cost"]["rest"]
+    assert {name: float(time.removesuffix(" us")) for name, time in rest.items()} == {"step": 300, "request": 4}
+
+
 def sending_rows(transport, time_us):
     """Of an engine that takes 20 us, 2 us a descriptor and 1 us for 6 kB; and of transfers beside each other."""
 

@@ -21,7 +21,9 @@ def test_spells_of_a_core_tell_its_pace(tmp_path):
     as_long_ms = (80**2 + 120**2) / slow_ms / 2
     told = {"slowdown": 0.6, "share": round(slow_ms / (slow_ms + 0.5 * 2800), 4), "spell": f"{as_long_ms:.0f} ms"}
     assert profile_of(calibrate(measured(tmp_path, *phases, spells)), "x", "y")["cost"]["pace"] == told | {
-        "slows": "steps"
+        "slows": "steps",
+        "prefill_slowdown": 0.6,
+        "decode_slowdown": 0.6,
     }
     for steady in ([], pace_rows(("full", 1800)), pace_rows(("slow", 1800))):
         made = calibrate(measured(tmp_path, *phases, *([steady] if steady else [])))
@@ -67,3 +69,33 @@ def test_where_the_pace_is_told_rounds_are_of_full_speed_and_periods_are_means_o
     in_us = {name: float(time.removesuffix(" us")) for name, time in cost["rest"].items()}
     assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.02)
     assert cost["pace"]["share"] == 0.25
+
+
+@pytest.mark.parametrize(("graph", "mean_stretch"), [(0, 1 / (0.75 + 0.25 / 1.6)), (64, 1 + 0.25 * 0.6)])
+def test_a_rest_that_loops_tell_is_a_mean_over_spells_too(graph, mean_stretch, tmp_path):
+    """In slow spells there are fewer steps if cores compute them, and as many of a GPU's."""
+    at_full = [{**row, "graph": graph and row["batch"]} for row in decode_rows(affine_decode_us, 0)]
+    loops = [
+        {"kind": "loop", "batch": b, "context_tokens": 900 * b, "graph": graph and b, "time_us": 9000}
+        | {"rest_us": mean_stretch * (300 + 4 * b)}
+        for b in (1, 4, 16, 64)
+    ]
+    spells = pace_rows(("full", 4800), ("slow", 1000))
+    rest = profile_of(calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), at_full, loops, spells)), "x", "y")
+    in_us = {name: float(time.removesuffix(" us")) for name, time in rest["cost"]["rest"].items()}
+    assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.001)
+
+
+def test_rounds_far_above_the_median_of_their_shape_tell_how_slow_cores_slow_forwards(tmp_path):
+    """Of five rounds one is of a slow spell. Of two rounds neither tells."""
+    spells = pace_rows(("full", 4800), ("slow", 1000))
+
+    def rounds(rows, slow, num_rounds=5):
+        stretches = (slow, *[1] * (num_rounds - 1))
+        return [{**row, "time_us": stretch * row["time_us"], "repeats": 20} for stretch in stretches for row in rows]
+
+    prefill, decode = prefill_rows(affine_prefill_us, 0)[::3], decode_rows(affine_decode_us, 0)
+    for num_rounds, told in ((5, {"prefill": 0.3, "decode": 0.5}), (2, {"prefill": 0.6, "decode": 0.6})):
+        tables = rounds(prefill, 1.3, num_rounds), rounds(decode, 1.5, num_rounds), spells
+        pace = profile_of(calibrate(measured(tmp_path, *tables)), "x", "y")["cost"]["pace"]
+        assert {kind: pace[f"{kind}_slowdown"] for kind in told} == pytest.approx(told)

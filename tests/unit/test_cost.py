@@ -1,5 +1,7 @@
 """The roofline against measurements it was not fitted to, and its laws."""
 
+from math import log
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from pdsim.cost.pace import OnCores
 from pdsim.cost.rest import Resting
 from pdsim.cost.roofline import Roofline
 from pdsim.cost.table import Table, TableModel
+from pdsim.cost.waking import Waking
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 
@@ -98,6 +101,24 @@ def test_a_slow_host_is_late_with_launches_and_rests_and_slow_cores_with_all():
     assert on_gpu.decode_line(1, 1.5).base == (50 + 15) << FRACTION_BITS
     assert [OnCores(on_gpu).prefill_ns(step, 0, 1.5) for step in forwards] == [150, 180, 270]
     assert OnCores(on_gpu).decode_line(1, 1.5).base == 90 << FRACTION_BITS
+    assert [OnCores(on_gpu, share=0.4).prefill_ns(step, 0, 1.5) for step in forwards] == [120, 144, 216]
+    assert OnCores(on_gpu, share=0.4).decode_line(1, 1.5).base == 72 << FRACTION_BITS
+
+
+def test_a_core_that_has_waited_takes_longer_the_longer_it_did_and_a_slow_one_still_longer():
+    waking = Waking(AffineModel(Affine(prefill_base_ns=1000, decode_base_ns=50)), most_ns=400, memory_ns=10_000)
+    step, end_ns, half_ns = prefill((0, 1)), 0, round(10_000 * log(2))
+    for pause_ns, stretch, waking_ns in (
+        (0, 1, 400),
+        (0, 1, 0),
+        (half_ns, 1, 200),
+        (10**6, 1, 400),
+        (half_ns, 1.5, 300),
+    ):
+        duration_ns = waking.prefill_ns(step, end_ns + pause_ns, stretch)
+        assert duration_ns == pytest.approx(1000 + waking_ns, abs=1)
+        end_ns += pause_ns + duration_ns
+    assert waking.decode_line(1).base == 50 << FRACTION_BITS
 
 
 @given(st.integers(1, 5000), st.integers(0, 3000), st.integers(1, 64))

@@ -77,7 +77,22 @@ class SustainedCase(NamedTuple):
         return self.forward.num_sequences
 
 
-Case = PrefillCase | DecodeCase | SustainedCase
+class WakingCase(NamedTuple):
+    """A prefill forward behind a pause, in which its core waits."""
+
+    forward: PrefillCase
+    pause_seconds: float
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.forward.num_kv_tokens
+
+    @property
+    def num_sequences(self) -> int:
+        return self.forward.num_sequences
+
+
+Case = PrefillCase | DecodeCase | SustainedCase | WakingCase
 
 
 class ForwardBench:
@@ -97,16 +112,25 @@ class ForwardBench:
             runner.kv.memory.normal_()
 
     def measure(self, case: Case) -> Iterator[Row]:
-        if isinstance(case, SustainedCase):
-            yield from self.sustained(case.forward)
-        else:
-            yield self.prefill(case) if isinstance(case, PrefillCase) else self.decode(case)
+        match case:
+            case SustainedCase(forward):
+                yield from self.sustained(forward)
+            case WakingCase(forward, pause_seconds):
+                times_us = self._prefill_us(forward, pause_seconds)
+                yield row_of("waking", times_us, idle_us=1e6 * pause_seconds, **_sizes(forward))
+            case PrefillCase():
+                yield self.prefill(case)
+            case DecodeCase():
+                yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Of a GPU that has rested, and of lengths near the case's: each length costs libraries something at first."""
+        """Of a GPU that has rested, or of a core that has not."""
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
-        forwards = (self._prefilling(case, num_more) for num_more in _AROUND)
-        return row_of("prefill", self._times_us(forwards, pause_seconds), **_sizes(case))
+        return row_of("prefill", self._prefill_us(case, pause_seconds), **_sizes(case))
+
+    def _prefill_us(self, case: PrefillCase, pause_seconds: float) -> list[float]:
+        """Of lengths near the case's: each length costs libraries something at first."""
+        return self._times_us((self._prefilling(case, num_more) for num_more in _AROUND), pause_seconds)
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
         """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""

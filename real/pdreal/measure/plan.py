@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
-from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, WakingCase
 
 _KIB, _MIB = 2**10, 2**20
 
@@ -12,6 +12,9 @@ _KIB, _MIB = 2**10, 2**20
 class Plan:
     prefill: tuple[PrefillCase, ...]
     sustained: tuple[SustainedCase, ...]
+    """On GPUs."""
+    waking: tuple[WakingCase, ...]
+    """On CPUs."""
     decode: tuple[DecodeCase, ...]
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
@@ -33,12 +36,17 @@ _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),
+        *(PrefillCase(1, new, context) for new, context in product((16, 32), (0, 128, 512))),
         *(PrefillCase(prompts, 64, context) for prompts, context in product((1, 2, 4, 8), (0, 512, 2048, 8192))),
         *(PrefillCase(prompts, 256, context) for prompts, context in product((2, 4, 8), (0, 2048, 4096))),
         *(PrefillCase(*case) for case in ((16, 128), (4, 512), (16, 512), (8, 1024), (2, 4096))),
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
     sustained=tuple(SustainedCase(PrefillCase(prompts, 1024)) for prompts in (1, 4, 8)),
+    waking=tuple(
+        WakingCase(PrefillCase(*case), pause_ms / 1e3)
+        for case, pause_ms in product(((1, 64, 128), (1, 256), (4, 64)), (0, 1, 3, 6, 12, 25, 50, 100))
+    ),
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
@@ -55,6 +63,7 @@ FULL = Plan(
 QUICK = Plan(
     prefill=tuple(PrefillCase(*case) for case in ((1, 128), (1, 512), (1, 1024), (1, 512, 1024), (4, 128))),
     sustained=(SustainedCase(PrefillCase(1, 512)),),
+    waking=tuple(WakingCase(PrefillCase(1, 128), pause_ms / 1e3) for pause_ms in (0, 3, 12, 50)),
     decode=tuple(DecodeCase(*case) for case in product((1, 4, 16), (256, 1024))),
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),

@@ -17,8 +17,8 @@ from pdreal.machine import driver_version, installed, machine_name
 
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host", "pace"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
-"""Prefill on a GPU that is busy, and host work that depends on sizes, have kinds of their own."""
+RowKind = Kind | Literal["clock", "waking", "loop", "sending", "handover"]
+"""Prefill on a GPU that is busy, or on a core that has waited, and host work that depends on sizes."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
@@ -42,7 +42,11 @@ class Row:
     """Of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
     """How long the GPU had been computing without pause."""
+    idle_us: float | None = None
+    """How long the core had been waiting."""
     payload_bytes: int | None = None
+    rest_us: float | None = None
+    """Mean, of a loop's period: from the end of a step to the begin of the next."""
     submit_us: float | None = None
     """Median, until the host has launched it."""
     transport: str | None = None
@@ -59,7 +63,7 @@ def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None
 def describe(row: Row) -> str:
     """On one line: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
-    for told in ("kind", "time_us", "min_us", "repeats", "submit_us"):
+    for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us"):
         shape.pop(told, None)
     sizes = ", ".join(f"{name} {value}" for name, value in shape.items())
     return f"{row.kind:8} {sizes:64} {row.time_us:12,.1f} us"

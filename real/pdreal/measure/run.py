@@ -87,8 +87,7 @@ class Measurement:
         cases: list[Case] = []
         if "prefill" in self.kinds:
             cases += self.plan.prefill
-            if self.device.type == "cuda":
-                cases += self.plan.sustained
+            cases += self.plan.sustained if self.device.type == "cuda" else self.plan.waking
         if "decode" in self.kinds:
             cases += self.plan.decode
         if not cases:

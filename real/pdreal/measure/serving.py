@@ -222,9 +222,11 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: 
         if len(run) < _LEAST_STEPS:
             continue
         num_periods = len(run) - 1
+        periods_ns = run[-1].start_ns - run[0].start_ns
         yield Row(
             kind="loop",
-            time_us=(run[-1].start_ns - run[0].start_ns) / num_periods / 1e3,
+            time_us=periods_ns / num_periods / 1e3,
+            rest_us=(periods_ns - sum(step.duration_ns for step in run[:-1])) / num_periods / 1e3,
             repeats=num_periods,
             batch=batch_size,
             graph=graph_of(batch_size, device),

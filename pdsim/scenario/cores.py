@@ -9,6 +9,15 @@ from pdsim.scenario.quantity import Duration
 from pdsim.scenario.section import Section
 
 
+class WakingSettings(Section):
+    """What a prefill instance's forward takes longer behind a pause, where cores compute it."""
+
+    most: Duration = 0
+    """Behind a long one; 0: nothing."""
+    memory: Duration = Field(default=10_000_000, ge=1000)
+    """Time constant: behind a pause as long it is 63 % of it."""
+
+
 class PaceSettings(Section):
     """How the speed of the host's cores comes and goes, where they are virtual: those of instances and of senders."""
 
@@ -16,6 +25,10 @@ class PaceSettings(Section):
     """How much longer cores take in a slow spell; 0: there are none."""
     slows: Literal["steps", "launches"] = "steps"
     """Whole steps, which cores compute; or of a GPU's, what its host has: the least times and the rest."""
+    prefill_slowdown: float | None = Field(default=None, ge=0)
+    """Of whole prefill steps; None: the same."""
+    decode_slowdown: float | None = Field(default=None, ge=0)
+    """Of whole decode steps; None: the same."""
     share: float = Field(default=0.1, ge=0, lt=1)
     """Of each core's time that is slow; an instance is while the core of any of its ranks is."""
     spell: Duration = Field(default=100_000_000, ge=100_000)
