@@ -1,6 +1,6 @@
 """Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
-A run is a folder in the data of a study, which has the scenario and the profile beside it. Medians over steps, by
+A run is a folder in the data of a study, whose matrix says the variant's scenario and profile. Medians over steps, by
 kind, without the first two of an instance: they load kernels.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
+from pdsim.calibration.matrix import load_matrix
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.model import FRACTION_BITS, CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.scenario.build import build
-from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import RestSettings
 
 NUM_COLD_STEPS = 2
@@ -25,7 +25,7 @@ def main() -> None:
     print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
     print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
-        costs = costs_of(folder.parent.parent)  # a GPU that has rested
+        costs = costs_of(folder)  # a GPU that has rested, or a core that has waited
         steps: dict[str, list[StepRecord]] = defaultdict(list)
         for step in read_records(folder).steps:
             steps[step.kind].append(step)
@@ -38,9 +38,11 @@ def main() -> None:
             print(f"| {' | '.join(cells)} | {predicted:.2f} | {100 * (ratio - 1):+.1f} % |")
 
 
-def costs_of(study: Path) -> Mapping[str, CostModel]:
+def costs_of(run: Path) -> Mapping[str, CostModel]:
     """By its profile, without the rest behind a step."""
-    scenario = load_scenario(study / "scenario.yaml", ["cost.profile=profile.yaml"])
+    study = run.parent.parent
+    matrix = load_matrix(study.name, study.parent)
+    scenario = next(matrix.scenario(variant) for variant in matrix.variants if variant.name == run.name)
     cost = scenario.cost.model_copy(update={"rest": RestSettings()})
     return build(scenario.model_copy(update={"cost": cost})).costs
 

@@ -281,7 +281,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
     [
         ("validation-h200", 13),
         ("validation-h200-aggregated", 7),
-        ("validation-h200-tp", 4),
+        ("validation-h200-tp", 5),
         ("validation-cpu", 8),
         ("validation-two-cores", 8),
     ],
