@@ -1,11 +1,17 @@
 """How the speed of a core comes and goes: what rows of its spells say of pdsim/cost/pace.py."""
 
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
 
-from pdsim.calibration.rows import FORWARDS, SPELLS, Floats, Measurements
+from pdsim.calibration.rows import FORWARDS, SPELLS, Floats, Measurements, Rows
+
+_LEAST_ROUNDS = 3
+"""Of two neither is the usual one."""
+_SLOW_ROUND = 1.2
+"""Times the median of a shape's rounds: these scatter by some percent, and slow cores add a quarter and more."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,7 @@ class CorePace:
     slowdown: float = 0.0
     """Of what the host does."""
     prefill: float = 0.0
-    """Of whole forwards, which wait for memory less or more than the host's work does."""
+    """Of whole steps, if cores compute them."""
     decode: float = 0.0
     share: float = 0.0
     """Of time that is slow."""
@@ -34,12 +40,11 @@ class CorePace:
         unit_ns = {name: lasted_ns[name].sum() / rows["repeats"].sum() for name, rows in spells.items()}
         slow_ns = lasted_ns["slow"]
         slowdown = max(0.0, float(unit_ns["slow"] / unit_ns["full"] - 1))
-        slowed = {rows.kind: rows.slowed for kind in FORWARDS for rows in measurements.of(kind)}
-        of_forwards = {kind: slowdown if told is None else told for kind, told in slowed.items()}
+        of_steps = {rows.kind: _of_steps(rows, slowdown) for kind in FORWARDS for rows in measurements.of(kind)}
         return cls(
             slowdown=slowdown,
-            prefill=of_forwards.get("prefill", slowdown),
-            decode=of_forwards.get("decode", slowdown),
+            prefill=of_steps.get("prefill", slowdown),
+            decode=of_steps.get("decode", slowdown),
             share=float(slow_ns.sum() / (slow_ns.sum() + lasted_ns["full"].sum())),
             spell_ns=float(np.square(slow_ns).sum() / slow_ns.sum() / 2),
             slows="launches" if any(rows.columns["graph"].any() for rows in measurements.of("decode")) else "steps",
@@ -62,3 +67,11 @@ class CorePace:
         """
         share = 1 - (1 - self.share) ** num_ranks
         return share if self.slows == "launches" else share / (1 + self.decode * (1 - share))
+
+
+def _of_steps(rows: Rows, otherwise: float) -> float:
+    """How much longer than the median of their shape those rounds took that were slow, in the mean."""
+    rounds = [times_ns for times_ns in rows.rounds_ns if len(times_ns) >= _LEAST_ROUNDS]
+    stretches = [time_ns / median(times_ns) for times_ns in rounds for time_ns in times_ns]
+    slow = [stretch for stretch in stretches if stretch > _SLOW_ROUND]
+    return fmean(slow) - 1 if slow else otherwise

@@ -6,7 +6,7 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 
 import csv
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -21,8 +21,6 @@ from pdsim.scenario.yaml_file import ConfigError
 
 Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
-Shape = tuple[tuple[str, float], ...]
-"""Columns but the time, of a forward that was measured in rounds."""
 
 QUANTITIES: dict[str, tuple[str, ...]] = {
     "prefill": ("new_tokens", "context_tokens"),
@@ -70,9 +68,6 @@ PROVENANCE = (
     "page_size",
     "tp",
 )
-_LEAST_ROUNDS = 3
-_SLOW_ROUND = 1.2
-"""Times the median of a shape's rounds: these scatter by some percent, and slow cores add a quarter and more."""
 OUR_KERNELS = "fused"
 """The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
 A_COPY = "copy"
@@ -89,8 +84,8 @@ class Rows:
     """Among them `time_ns`."""
     tp: int = 1
     """Ranks of the instance."""
-    slowed: float | None = None
-    """How much longer than the median of their shape those rounds took that were slow, in the mean; None: none was."""
+    rounds_ns: tuple[tuple[float, ...], ...] = ()
+    """Of each shape, if it is a forward that was measured again and again."""
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
@@ -155,8 +150,9 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     rows = []
     for (kind, name, tp), of_kind in found.items():
         if kind in FORWARDS and kind not in single:
-            rounds = _by_shape(of_kind)
-            rows.append(Rows(kind, name, _columns(_rounds(rounds, middle)), tp, _slowed(rounds.values())))
+            rounds = _rounds(of_kind)
+            shapes = [{**dict(shape), "time_ns": middle(times_ns)} for shape, times_ns in rounds.items()]
+            rows.append(Rows(kind, name, _columns(shapes), tp, tuple(map(tuple, rounds.values()))))
         else:
             rows.append(Rows(kind, name, _columns(of_kind), tp))
     return Measurements(tuple(rows), tuple(provenance))
@@ -166,26 +162,13 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
     return {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
-def _by_shape(rounds: Sequence[Mapping[str, float]]) -> dict[Shape, list[float]]:
-    times_ns: dict[Shape, list[float]] = {}
-    for row in rounds:
+def _rounds(rows: Sequence[Mapping[str, float]]) -> dict[tuple[tuple[str, float], ...], list[float]]:
+    """Of each shape, which is all columns but the time."""
+    times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
+    for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
         times_ns.setdefault(shape, []).append(row["time_ns"])
     return times_ns
-
-
-def _rounds(
-    rounds: Mapping[Shape, Sequence[float]], middle: Callable[[Sequence[float]], float]
-) -> list[dict[str, float]]:
-    """One of each shape."""
-    return [{**dict(shape), "time_ns": middle(times)} for shape, times in rounds.items()]
-
-
-def _slowed(rounds: Iterable[Sequence[float]]) -> float | None:
-    """Each shape needs three of them: of two neither is the usual one."""
-    stretches = [time / median(times) for times in rounds if len(times) >= _LEAST_ROUNDS for time in times]
-    slow = [stretch for stretch in stretches if stretch > _SLOW_ROUND]
-    return fmean(slow) - 1 if slow else None
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
