@@ -3,6 +3,7 @@
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from random import Random
@@ -63,8 +64,9 @@ class DecodeCase(NamedTuple):
         return self.batch_size
 
 
-class SustainedCase(NamedTuple):
-    """A prefill forward again and again without pause, until the GPU's clock falls no further."""
+@dataclass(frozen=True)
+class _ForwardCase:
+    """A prefill forward at a certain time."""
 
     forward: PrefillCase
 
@@ -77,19 +79,16 @@ class SustainedCase(NamedTuple):
         return self.forward.num_sequences
 
 
-class WakingCase(NamedTuple):
-    """A prefill forward behind a pause, in which its core waits."""
+@dataclass(frozen=True)
+class SustainedCase(_ForwardCase):
+    """Again and again without pause, until the GPU's clock falls no further."""
 
-    forward: PrefillCase
+
+@dataclass(frozen=True)
+class WakingCase(_ForwardCase):
+    """Behind a pause, in which its core waits."""
+
     pause_seconds: float
-
-    @property
-    def num_kv_tokens(self) -> int:
-        return self.forward.num_kv_tokens
-
-    @property
-    def num_sequences(self) -> int:
-        return self.forward.num_sequences
 
 
 Case = PrefillCase | DecodeCase | SustainedCase | WakingCase
