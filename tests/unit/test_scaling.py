@@ -165,7 +165,8 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
     kept = {
         "host": {"launch": "5 ms"},
         "rest": {"step": "2 ms"},
-        "pace": {"slowdown": 0.6, "share": 0.1, "spell": "100 ms"},
+        "pace": {"slowdown": 0.6, "share": 0.1, "spell": "100 ms", "decode_slowdown": 0.4},
+        "waking": {"most": "2 ms", "memory": "20 ms"},
         "graphs": {"sizes": [1, 8], "empty_row_kv": 0.5},
         "measured": {"decode_batch": [1, 128]},
     }
