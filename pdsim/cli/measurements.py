@@ -59,7 +59,7 @@ def calibrate(
     if json_:
         print_json(profile)
     else:
-        print_calibration(made)
+        print_calibration(made, profile)
         print(f"profile: {out}")
 
 

@@ -37,6 +37,8 @@ _LEFT = (
     "GPU",
     "instance",
     "what",
+    "section",
+    "settings",
     "asked for",
     "part",
     "form",
@@ -272,15 +274,23 @@ def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
         yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
 
 
-def print_calibration(made: Calibration) -> None:
-    """What was fitted, and the errors on shapes that it was not fitted to."""
+def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
+    """What was fitted, the errors on shapes that it was not fitted to, and what its profile has of the host."""
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
     table = new_table("fits, and their errors on shapes held out", *columns)
     for name, of in made.fits.items():
         values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
         errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", percentage(of.bias))
         table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
-    new_console().print(table)
+    console = new_console()
+    console.print(table)
+    sections = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest", "pace", "waking")}
+    told = {name: section for name, section in (*sections.items(), ("front_end", profile.get("front_end"))) if section}
+    if told:
+        table = new_table("of the host", "section", "settings")
+        for name, section in told.items():
+            table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
+        console.print(table)
 
 
 def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:

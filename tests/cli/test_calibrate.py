@@ -59,6 +59,17 @@ def test_rows_become_a_profile_that_a_scenario_runs_on(capsys, folder):
     assert output_json(capsys, "run", "run/scenario.yaml") == output_json(capsys, "run", "run/scenario.yaml")
 
 
+def test_what_rows_tell_of_the_host_is_printed_as_the_profile_has_it(capsys, folder):
+    assert "of the host" not in output(capsys, "calibrate", *FILES, "-o", "profile.yaml")
+    spells = [
+        {"kind": "pace", "what": what, "time_us": us, "repeats": 300} for what, us in (("full", 200), ("slow", 300))
+    ]
+    write_rows(folder / "pace.csv", spells, PROVENANCE)
+    printed = output(capsys, "calibrate", *FILES, "pace.csv", "-o", "profile.yaml")
+    assert "of the host" in printed
+    assert "cost.pace slowdown 0.5, share 0.6" in " ".join(printed.split())
+
+
 def test_a_profile_says_where_it_comes_from(capsys, folder):
     provenance = output_json(capsys, "calibrate", *FILES, "-o", "made/profile.yaml")["provenance"]
     assert [file["rows"] for file in provenance["measured"]] == list(FILES)
