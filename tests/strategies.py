@@ -161,20 +161,23 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
 
 QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}
 
+ODD: dict[str, Any] = {
+    "use": "affine",
+    "prefill_base": "3 ms",
+    "prefill_per_token": "17.3 us",
+    "prefill_per_pair": "0.7 us",
+    "decode_base": "1.7 ms",
+    "decode_per_request": "33.3 us",
+    "decode_per_context_token": "0.37 ns",
+    "decode_per_distinct_token": "0.11 ns",
+}
+
 COSTS: list[dict[str, Any]] = [
     {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
-    {
-        "use": "affine",
-        "prefill_base": "3 ms",
-        "prefill_per_token": "17.3 us",
-        "prefill_per_pair": "0.7 us",
-        "decode_base": "1.7 ms",
-        "decode_per_request": "33.3 us",
-        "decode_per_context_token": "0.37 ns",
-        "decode_per_distinct_token": "0.11 ns",
-    },
+    ODD,
+    {"prefill": ODD, "decode": ODD, "waking": {"most": "3.3 ms", "memory": "7 ms"}},
 ]
-"""Whole milliseconds, where everything happens at once, and odd fractions of ns."""
+"""Whole milliseconds, where everything happens at once, and odd fractions of ns, also of an instance that wakes."""
 
 
 @st.composite
@@ -185,6 +188,8 @@ def paces(draw: st.DrawFn) -> PaceSettings:
         share=draw(st.sampled_from([0.05, 0.5, 0.9])),
         spell=draw(st.sampled_from(["1 ms", "10 ms", "70 ms", "400 ms"])),
         slows=draw(st.sampled_from(["steps", "launches"])),
+        prefill_slowdown=draw(st.sampled_from([None, 0.0, 0.2])),
+        decode_slowdown=draw(st.sampled_from([None, 0.0, 0.45])),
         seed=draw(st.integers(0, 1000)),
     )
 

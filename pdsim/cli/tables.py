@@ -284,13 +284,18 @@ def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
         table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
     console = new_console()
     console.print(table)
-    sections = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest", "pace", "waking")}
-    told = {name: section for name, section in (*sections.items(), ("front_end", profile.get("front_end"))) if section}
-    if told:
-        table = new_table("of the host", "section", "settings")
-        for name, section in told.items():
+    of_host = _host_table(profile)
+    if of_host.rows:
+        console.print(of_host)
+
+
+def _host_table(profile: Mapping[str, Any]) -> Table:
+    cost = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest", "pace", "waking")}
+    table = new_table("of the host", "section", "settings")
+    for name, section in {**cost, "front_end": profile.get("front_end")}.items():
+        if section:
             table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
-        console.print(table)
+    return table
 
 
 def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:

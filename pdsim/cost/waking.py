@@ -1,4 +1,4 @@
-"""A core that has waited computes its next forward more slowly: its caches and its clock have gone elsewhere.
+"""A core that has waited computes its next forward more slowly.
 
 Measured on a virtual machine with two cores (rows of `waking` of the validation-two-cores study): behind a long pause a
 forward takes 2.5 ms longer, of whatever size it is.

@@ -9,7 +9,7 @@ from pdreal.measure.rows import Row
 from pdreal.stopwatch import once_us
 
 _UNIT_ROUNDS = 20_000
-"""Of a unit of work: 0.3 to 0.4 ms at full speed."""
+"""Of a unit of work: 0.2 to 0.4 ms at full speed."""
 _SLOW = 1.25
 """Times as long as at full speed; cores are seen to take 1.5 times and more, and to wander by a tenth."""
 _NEIGHBOURS = 21
