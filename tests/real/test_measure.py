@@ -1,7 +1,7 @@
 """`pdreal measure`: every kind of row at tiny size, and what is said of what cannot be measured."""
 
 import csv
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import pytest
 
@@ -27,7 +27,9 @@ TINY = Plan(
     served_batches=(2,),
     served_tokens=32,
     served_outputs=24,
+    watched=(PrefillCase(1, 8), DecodeCase(4, 16)),
     pace_seconds=0.0,
+    pace_turns=2,
     seconds=0.0,
 )
 
@@ -71,6 +73,8 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(0 < float(row["rest_us"]) < float(row["time_us"]) for row in rows if row["kind"] == "loop")
     assert {what for (what,) in shapes(rows, "pace", "what")} <= {"full", "slow"}
+    watched = [work for work, _ in groupby(shapes(rows, "pace", "new_tokens", "batch"))]
+    assert watched == 2 * [("", ""), ("8", ""), ("", "4")]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
 
@@ -84,14 +88,15 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
 
 
 def test_each_spell_of_a_core_is_a_row(monkeypatch):
-    """Of a core that is slow for thirty units of work; one that was interrupted is no spell."""
+    """Of a core that is slow thirty times; one that was interrupted is no spell. It rests each time."""
     times_us = [500.0] * 40 + [900.0] * 30 + [500.0] * 20 + [4000.0] + [500.0] * 40
-    units = iter(times_us)
-    monkeypatch.setattr(pace, "once_us", lambda work: next(units))
+    works = iter(times_us)
+    monkeypatch.setattr(pace, "once_us", lambda work: next(works) if work is pace.loop else 430.0)
     monkeypatch.setattr(pace, "perf_counter", iter(range(len(times_us) + 2)).__next__)
-    rows = list(pace.pace_rows(len(times_us) + 0.5))
+    rows = list(pace.pace_rows(pace.loop, len(times_us) + 0.5, batch=8))
     assert [(row.what, row.repeats) for row in rows] == [("full", 40), ("slow", 30), ("full", 61)]
     assert [row.time_us for row in rows] == pytest.approx([500, 900, (60 * 500 + 4000) / 61])
+    assert {(row.kind, row.batch, row.rest_us) for row in rows} == {("pace", 8, 430.0)}
 
 
 def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from random import Random
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -92,6 +92,7 @@ class WakingCase(_ForwardCase):
 
 
 Case = PrefillCase | DecodeCase | SustainedCase | WakingCase
+AnyCase = TypeVar("AnyCase", bound=Case)
 
 
 class ForwardBench:
@@ -159,16 +160,21 @@ class ForwardBench:
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
 
     def decode(self, case: DecodeCase) -> Row:
+        graph = graph_of(case.batch_size, self._runner.model.device)
+        return row_of("decode", self._times_us(repeat(self._decoding(case))), graph=graph, **_sizes(case))
+
+    def _decoding(self, case: DecodeCase) -> Callable[[], Sequence[int]]:
         batch_size, num_context_tokens = case
         tables = [self._page_table(i, case.num_kv_tokens) for i in range(batch_size)]
         batch = DecodeBatch(tuple(self._tokens(batch_size)), (num_context_tokens,) * batch_size, tuple(tables))
-        return row_of(
-            "decode",
-            self._times_us(repeat(partial(self._runner.decode, batch))),
-            batch=batch_size,
-            graph=graph_of(batch_size, self._runner.model.device),
-            context_tokens=batch_size * num_context_tokens,
-        )
+        return partial(self._runner.decode, batch)
+
+    def repeated(self, case: PrefillCase | DecodeCase) -> Work:
+        """The same forward, which has been done before."""
+        forward = self._decoding(case) if isinstance(case, DecodeCase) else self._prefilling(case)
+        for _ in range(_WARM_UPS):
+            forward()
+        return forward
 
     def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
         times_us = repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
@@ -197,31 +203,56 @@ def forward_rows(
 
     followers: the other ranks, if there are several
     """
-    page_bytes = kv_page_bytes(model.config, model.dtype, page_size)
-    most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // page_bytes
-    pages_of = {case: case.num_sequences * -(-case.num_kv_tokens // page_size) for case in cases}
+    if possible := _possible(model, page_size, cases, left_out):
+        bench = _bench(model, page_size, possible, seconds, followers)
+        for case in possible:
+            yield from bench.measure(case)
+
+
+def repeated_forwards(
+    model: Transformer, page_size: int, cases: Sequence[PrefillCase | DecodeCase], left_out: Callable[[str], None]
+) -> list[tuple[Work, dict[str, float]]]:
+    """Each case that can be held, to do again and again, and its sizes."""
+    possible = _possible(model, page_size, cases, left_out)
+    if not possible:
+        return []
+    bench = _bench(model, page_size, possible, 0.0)
+    return [(bench.repeated(case), _sizes(case)) for case in possible]
+
+
+def _possible(
+    model: Transformer, page_size: int, cases: Sequence[AnyCase], left_out: Callable[[str], None]
+) -> list[AnyCase]:
+    most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // kv_page_bytes(model.config, model.dtype, page_size)
     possible = []
     for case in cases:
-        if reason := _reason_against(case, model.config, pages_of[case], most_pages):
+        if reason := _reason_against(case, model.config, _num_pages(case, page_size), most_pages):
             left_out(f"{case}: {reason}")
         else:
             possible.append(case)
-    if not possible:
-        return
-    batch_sizes = [case.batch_size for case in possible if isinstance(case, DecodeCase)]
+    return possible
+
+
+def _bench(
+    model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, followers: Followers | None = None
+) -> ForwardBench:
+    """Of a runner that is as large as the largest case needs."""
     sizes: dict[str, Any] = {
-        "num_pages": max(pages_of[case] for case in possible),
+        "num_pages": max(_num_pages(case, page_size) for case in cases),
         "page_size": page_size,
-        "max_running_requests": max(batch_sizes, default=0),
+        "max_running_requests": max((case.batch_size for case in cases if isinstance(case, DecodeCase)), default=0),
     }
-    runner = ModelRunner(model, **sizes) if followers is None else followers.runner(sizes)
-    bench = ForwardBench(runner, seconds)
-    for case in possible:
-        yield from bench.measure(case)
+    return ForwardBench(ModelRunner(model, **sizes) if followers is None else followers.runner(sizes), seconds)
 
 
-def _sizes(case: PrefillCase) -> dict[str, float]:
-    """Of all prompts together."""
+def _num_pages(case: Case, page_size: int) -> int:
+    return case.num_sequences * -(-case.num_kv_tokens // page_size)
+
+
+def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
+    """Of all prompts, or of all requests, together."""
+    if isinstance(case, DecodeCase):
+        return {"batch": case.batch_size, "context_tokens": case.batch_size * case.num_context_tokens}
     return {
         "prompts": case.num_prompts,
         "new_tokens": case.num_prompts * case.num_tokens,

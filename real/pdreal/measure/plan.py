@@ -25,8 +25,11 @@ class Plan:
     """Of each of their prompts."""
     served_outputs: int
     """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
+    watched: tuple[PrefillCase | DecodeCase, ...]
+    """Forwards that tell the speed of a core, besides a loop; on CPUs."""
     pace_seconds: float
-    """In which a core is watched."""
+    """Of each, in its turn."""
+    pace_turns: int
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -57,7 +60,9 @@ FULL = Plan(
     served_batches=(1, 8, 16, 24, 64),
     served_tokens=256,
     served_outputs=320,
-    pace_seconds=10.0,
+    watched=(PrefillCase(1, 64, 128), DecodeCase(8, 300)),
+    pace_seconds=2.5,
+    pace_turns=4,
     seconds=0.2,
 )
 QUICK = Plan(
@@ -71,6 +76,8 @@ QUICK = Plan(
     served_batches=(1, 8),
     served_tokens=128,
     served_outputs=160,
+    watched=(PrefillCase(1, 128), DecodeCase(4, 256)),
     pace_seconds=0.2,
+    pace_turns=1,
     seconds=0.02,
 )
