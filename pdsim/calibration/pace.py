@@ -1,17 +1,18 @@
 """How the speed of a core comes and goes: what rows of its spells say of pdsim/cost/pace.py."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pdsim.calibration.rows import FORWARDS, SPELLS, Floats, Measurements, Rows
+from pdsim.calibration.rows import Columns, Floats, Measurements, Rows
+from pdsim.scenario.cores import PaceSettings
 
-_LEAST_ROUNDS = 3
-"""Of two neither is the usual one."""
-_SLOW_ROUND = 1.2
-"""Times the median of a shape's rounds: these scatter by some percent, and slow cores add a quarter and more."""
+_SLOW = 1.35
+"""Times as long as the fastest tenth: cores wander by less, and loops take 1.7 times as long in slow spells."""
+_WORKS = ("host", "prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -32,23 +33,33 @@ class CorePace:
 
     @classmethod
     def of(cls, measurements: Measurements) -> "CorePace":
-        """Each row is a spell: the mean time of a unit of work in it, and how many there were."""
-        spells = {rows.name: rows.columns for rows in measurements.of("pace")}
-        if not spells.keys() >= set(SPELLS):
+        """Each row is a spell: the mean time of some work in it, and how often that was done."""
+        found = measurements.of("pace")
+        if not found:
             return cls()
-        lasted_ns = {name: rows["time_ns"] * rows["repeats"] for name, rows in spells.items()}
-        unit_ns = {name: lasted_ns[name].sum() / rows["repeats"].sum() for name, rows in spells.items()}
-        slow_ns = lasted_ns["slow"]
-        slowdown = max(0.0, float(unit_ns["slow"] / unit_ns["full"] - 1))
-        of_steps = {rows.kind: _of_steps(rows, slowdown) for kind in FORWARDS for rows in measurements.of(kind)}
+        rows = _all_spells(found)
+        watched = {work: _Spells.of(rows, work) for work in _WORKS}
+        slowdowns = {work: slowdown for work, of in watched.items() if (slowdown := of.slowdown) is not None}
+        if not slowdowns:
+            return cls()
+        host = slowdowns.get("host", max(slowdowns.values()))
+        slow_ns = np.concatenate([of.slow_ns for of in watched.values()])
         return cls(
-            slowdown=slowdown,
-            prefill=of_steps.get("prefill", slowdown),
-            decode=of_steps.get("decode", slowdown),
-            share=float(slow_ns.sum() / (slow_ns.sum() + lasted_ns["full"].sum())),
+            slowdown=host,
+            prefill=slowdowns.get("prefill", host),
+            decode=slowdowns.get("decode", host),
+            share=float(slow_ns.sum() / sum(of.lasted_ns.sum() for of in watched.values())),
             spell_ns=float(np.square(slow_ns).sum() / slow_ns.sum() / 2),
             slows="launches" if any(rows.columns["graph"].any() for rows in measurements.of("decode")) else "steps",
         )
+
+    def settings(self) -> PaceSettings:
+        if not self.slowdown:
+            return PaceSettings()
+        slowdowns = {"prefill_slowdown": self.prefill, "decode_slowdown": self.decode}
+        spells = {"slowdown": self.slowdown, "share": self.share, "spell": f"{round(self.spell_ns)} ns"}
+        of_steps = slowdowns if self.slows == "steps" else {}
+        return PaceSettings.model_validate({**spells, "slows": self.slows, **of_steps})
 
     def rest_ns(self, period_ns: Floats, step_ns: Floats, num_ranks: int) -> Floats:
         """At full speed, of loops with such mean periods, and steps that were measured alone."""
@@ -69,9 +80,49 @@ class CorePace:
         return share if self.slows == "launches" else share / (1 + self.decode * (1 - share))
 
 
-def _of_steps(rows: Rows, otherwise: float) -> float:
-    """How much longer than the median of their shape those rounds took that were slow, in the mean."""
-    rounds = [times_ns for times_ns in rows.rounds_ns if len(times_ns) >= _LEAST_ROUNDS]
-    stretches = [time_ns / median(times_ns) for times_ns in rounds for time_ns in times_ns]
-    slow = [stretch for stretch in stretches if stretch > _SLOW_ROUND]
-    return fmean(slow) - 1 if slow else otherwise
+@dataclass(frozen=True)
+class _Spells:
+    """Of cores that did one kind of work: a time of it, how many there were, and with rests, in each spell."""
+
+    time_ns: Floats
+    repeats: Floats
+    lasted_ns: Floats
+    is_slow: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: Columns, work: str) -> "_Spells":
+        sizes = {"prefill": rows["new_tokens"] > 0, "decode": rows["batch"] > 0}
+        does = sizes.get(work, ~sizes["prefill"] & ~sizes["decode"])
+        time_ns, repeats = rows["time_ns"][does], rows["repeats"][does]
+        lasted_ns = (time_ns + 1e3 * rows["rest_us"][does]) * repeats
+        is_slow = (rows["is_slow"][does] > 0) | (time_ns > _SLOW * _fastest_tenth(time_ns, lasted_ns))
+        return cls(time_ns, repeats, lasted_ns, is_slow)
+
+    @property
+    def slow_ns(self) -> Floats:
+        return self.lasted_ns[self.is_slow]
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer the work takes in slow spells, in the mean; None: there are none, or no others."""
+        if self.is_slow.all() or not self.is_slow.any():
+            return None
+        full_ns, slow_ns = (
+            np.average(self.time_ns[chosen], weights=self.repeats[chosen]) for chosen in (~self.is_slow, self.is_slow)
+        )
+        return max(0.0, float(slow_ns / full_ns - 1))
+
+
+def _all_spells(rows: Sequence[Rows]) -> Columns:
+    """With what the watching core took them for."""
+    told = [{**of.columns, "is_slow": np.full(len(of), float(of.name == "slow"))} for of in rows]
+    return {name: np.concatenate([columns[name] for columns in told]) for name in told[0]}
+
+
+def _fastest_tenth(time_ns: Floats, lasted_ns: Floats) -> float:
+    """The time that is not exceeded in a tenth of all spells' length."""
+    if not len(time_ns):
+        return 0.0
+    by_speed = np.argsort(time_ns)
+    lasted = np.cumsum(lasted_ns[by_speed])
+    return float(time_ns[by_speed][np.searchsorted(lasted, lasted[-1] / 10)])

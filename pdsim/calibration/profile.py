@@ -182,13 +182,9 @@ def _slowdown(clock: Clock | None) -> dict[str, Any]:
 
 
 def _pace(pace: CorePace) -> dict[str, Any]:
-    if not pace.slowdown:
-        return {}
-    spells = {"slowdown": round(pace.slowdown, 4), "share": round(pace.share, 4), "spell": _time(pace.spell_ns)}
-    if pace.slows == "launches":
-        return {**spells, "slows": pace.slows}
-    of_steps = {"prefill_slowdown": round(pace.prefill, 4), "decode_slowdown": round(pace.decode, 4)}
-    return {**spells, "slows": pace.slows, **of_steps}
+    told = pace.settings().model_dump(exclude_unset=True)
+    rounded = {name: round(value, 4) for name, value in told.items() if isinstance(value, float)}
+    return {**told, **rounded, "spell": _time(pace.spell_ns)} if told else {}
 
 
 def _waking(waking: CoreWaking) -> dict[str, str]:

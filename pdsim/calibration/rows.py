@@ -6,7 +6,7 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -45,6 +45,7 @@ OPTIONAL: dict[str, dict[str, float]] = {
     "decode": {"graph": 0.0},
     "loop": {"graph": 0.0, "rest_us": nan},
     "host": {"new_tokens": 0.0},
+    "pace": {"new_tokens": 0.0, "batch": 0.0, "rest_us": 0.0},
 } | {kind: {"submit_us": 0.0} for kind in STAGING}
 """What it may have, and what stands for an empty field."""
 NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what", "pace": "what"}
@@ -84,8 +85,6 @@ class Rows:
     """Among them `time_ns`."""
     tp: int = 1
     """Ranks of the instance."""
-    rounds_ns: tuple[tuple[float, ...], ...] = ()
-    """Of each shape, if it is a forward that was measured again and again."""
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
@@ -149,12 +148,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     middle = median if any(kind == "pace" for kind, _, _ in found) else fmean
     rows = []
     for (kind, name, tp), of_kind in found.items():
-        if kind in FORWARDS and kind not in single:
-            rounds = _rounds(of_kind)
-            shapes = [{**dict(shape), "time_ns": middle(times_ns)} for shape, times_ns in rounds.items()]
-            rows.append(Rows(kind, name, _columns(shapes), tp, tuple(map(tuple, rounds.values()))))
-        else:
-            rows.append(Rows(kind, name, _columns(of_kind), tp))
+        in_rounds = kind in FORWARDS and kind not in single
+        rows.append(Rows(kind, name, _columns(_shapes(of_kind, middle) if in_rounds else of_kind), tp))
     return Measurements(tuple(rows), tuple(provenance))
 
 
@@ -162,13 +157,13 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
     return {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
-def _rounds(rows: Sequence[Mapping[str, float]]) -> dict[tuple[tuple[str, float], ...], list[float]]:
-    """Of each shape, which is all columns but the time."""
+def _shapes(rows: Sequence[Mapping[str, float]], middle: Callable[[Sequence[float]], float]) -> list[dict[str, float]]:
+    """One row of each, which is all columns but the time."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
         times_ns.setdefault(shape, []).append(row["time_ns"])
-    return times_ns
+    return [{**dict(shape), "time_ns": middle(rounds_ns)} for shape, rounds_ns in times_ns.items()]
 
 
 def _lines(path: Path) -> list[dict[str, str]]:

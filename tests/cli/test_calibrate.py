@@ -67,7 +67,7 @@ def test_what_rows_tell_of_the_host_is_printed_as_the_profile_has_it(capsys, fol
     write_rows(folder / "pace.csv", spells, PROVENANCE)
     printed = output(capsys, "calibrate", *FILES, "pace.csv", "-o", "profile.yaml")
     assert "of the host" in printed
-    assert "cost.pace slowdown 0.5, share 0.6" in " ".join(printed.split())
+    assert "cost.pace slowdown 0.5, slows steps" in " ".join(printed.split())
 
 
 def test_a_profile_says_where_it_comes_from(capsys, folder):

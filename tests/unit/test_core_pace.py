@@ -8,10 +8,10 @@ from pdsim.calibration.profile import calibrate, profile_of
 from tests.made_rows import affine_decode_us, affine_prefill_us, decode_rows, measured, prefill_rows
 
 
-def pace_rows(*spells):
-    """Units of 500 us at full speed, 800 us in slow spells."""
-    unit_us = {"full": 500.0, "slow": 800.0}
-    return [{"kind": "pace", "what": what, "time_us": unit_us[what], "repeats": units} for what, units in spells]
+def pace_rows(*spells, full=500.0, slow=800.0, **sizes):
+    """How often some work was done in each, of so many us."""
+    work_us = {"full": full, "slow": slow}
+    return [{"kind": "pace", "what": what, "time_us": work_us[what], "repeats": n, **sizes} for what, n in spells]
 
 
 def test_spells_of_a_core_tell_its_pace(tmp_path):
@@ -86,16 +86,27 @@ def test_a_rest_that_loops_tell_is_a_mean_over_spells_too(graph, mean_stretch, t
     assert in_us == pytest.approx({"step": 300, "request": 4}, rel=0.001)
 
 
-def test_rounds_far_above_the_median_of_their_shape_tell_how_slow_cores_slow_forwards(tmp_path):
-    """Of five rounds one is of a slow spell. Of two rounds neither tells."""
-    spells = pace_rows(("full", 4800), ("slow", 1000))
+def test_forwards_beside_loops_tell_how_slow_cores_slow_them_and_rests_belong_to_spells(tmp_path):
+    """A core is slow for a fifth of its time whatever it does: 40 ms in each turn of 200, rests with them."""
 
-    def rounds(rows, slow, num_rounds=5):
-        stretches = (slow, *[1] * (num_rounds - 1))
-        return [{**row, "time_us": stretch * row["time_us"], "repeats": 20} for stretch in stretches for row in rows]
+    def turns(stretch, us, **sizes):
+        spells = ("slow", 40_000 / (stretch * us + 200)), ("full", 160_000 / (us + 200))
+        return pace_rows(*spells, full=us, slow=stretch * us, rest_us=200, **sizes)
 
-    prefill, decode = prefill_rows(affine_prefill_us, 0)[::3], decode_rows(affine_decode_us, 0)
-    for num_rounds, told in ((5, {"prefill": 0.3, "decode": 0.5}), (2, {"prefill": 0.6, "decode": 0.6})):
-        tables = rounds(prefill, 1.3, num_rounds), rounds(decode, 1.5, num_rounds), spells
-        pace = profile_of(calibrate(measured(tmp_path, *tables)), "x", "y")["cost"]["pace"]
-        assert {kind: pace[f"{kind}_slowdown"] for kind in told} == pytest.approx(told)
+    spells = turns(1.8, 300), turns(1.3, 1800, new_tokens=64), turns(1.5, 4800, batch=8)
+    found = CorePace.of(measured(tmp_path, *spells))
+    assert (found.slowdown, found.prefill, found.decode) == pytest.approx((0.8, 0.3, 0.5))
+    assert (found.share, found.spell_ns) == pytest.approx((0.2, 40e6 / 2))
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    pace = profile_of(calibrate(measured(tmp_path, *phases, *spells)), "x", "y")["cost"]["pace"]
+    assert (pace["prefill_slowdown"], pace["decode_slowdown"]) == (0.3, 0.5)
+
+
+def test_who_was_slow_for_a_whole_turn_shows_beside_others(tmp_path):
+    """It takes itself for one at full speed; of other work it says nothing."""
+    unaware = pace_rows(("full", 300), full=800.0)
+    rows = pace_rows(("full", 1500), ("slow", 100)), unaware, pace_rows(("full", 100), full=5000.0, batch=8)
+    found = CorePace.of(measured(tmp_path, *rows))
+    slow_ms, full_ms = 0.8 * 400, 0.5 * 1500 + 5 * 100
+    assert found.slowdown == pytest.approx(0.6)
+    assert found.share == pytest.approx(slow_ms / (slow_ms + full_ms))
