@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.matrix import Matrix, Variant
+from pdsim.calibration.matrix import PACE, Matrix, Variant
+from pdsim.cli.watchers import Watchers
 from pdsim.metrics.run_folder import SUMMARY
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -56,7 +57,8 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
     changes = [word for change in variant.changes for word in ("--set", change)]
     command = [sys.executable, "-m", "pdreal", "run", str(matrix.scenario_path), *changes]
     command += [*matrix.real.flags, "--out", str(part), "--json"]
-    with log.open("w", encoding="utf-8") as said:
+    watchers = Watchers(matrix.real.watchers, matrix.watch_flags, matrix.real.timeout_s)
+    with log.open("w", encoding="utf-8") as said, watchers:
         # a process group of its own: its ranks, which hold the devices, end with it
         process = subprocess.Popen(  # noqa: S603  ours
             command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
@@ -76,6 +78,7 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
         print(f"failed with {process.returncode}: see {log}", file=sys.stderr)
         return None
     summary: dict[str, Any] = json.loads(output)
+    watchers.write(part / PACE)
     _keep(part, matrix.runs / variant.name)
     log.unlink()
     return summary

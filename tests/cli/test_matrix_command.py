@@ -43,9 +43,15 @@ provenance: {measured: []}
 """
 
 PDREAL = """\
-import os, sys
-from pdsim.cli import main
+import os, sys, time
+from pathlib import Path
 words = sys.argv[1:]
+if words[0] == "measure":
+    rows = "kind,what,time_us,repeats,device,command,date\\npace,full,500,30,d,c,2026\\npace,slow,900,10,d,c,2026\\n"
+    Path(words[words.index("--out") + 1]).write_text(rows)
+    (Path(os.environ["PROFILE"]).parent / f"{os.getpid()}.watcher").touch()
+    time.sleep(60)
+from pdsim.cli import main
 cut = words.index("--device")
 if any(name in word for word in words for name in os.environ["FAILS"].split()):
     print("pdreal: no such device", file=sys.stderr)
@@ -98,6 +104,20 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
     assert (matrix / "plots" / "parity.png").stat().st_size > 1000
     code, out, _ = validate(capsys, matrix)
     assert (code, "NOT EQUAL" in out, "requests/s" in out) == (0, False, True)
+
+
+def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix):
+    path = matrix / "matrix.yaml"
+    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 2"))
+    assert validate(capsys, matrix, "--real-only")[0] == 0
+    rows = (matrix / "runs" / "c4" / "pace.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["what", *2 * ["full", "slow"]]
+    pids = [int(told.stem) for told in matrix.glob("*.watcher")]
+    assert len(pids) == 4
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert validate(capsys, matrix)[0] == 0
 
 
 def test_other_bytes_fail(capsys, matrix):

@@ -12,11 +12,13 @@ from pdsim.calibration.counts import compare_counts
 from pdsim.calibration.first_decisions import equal_prefixes
 from pdsim.calibration.matrix import Asked, load_matrix
 from pdsim.calibration.ranking import ks_distance, rank
+from pdsim.calibration.rows import write_rows
 from pdsim.calibration.validation import METRICS, Side, Validation, compare_sides
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate
+from tests.made_rows import PROVENANCE
 
 SCENARIO = """\
 name: little
@@ -213,6 +215,7 @@ def test_a_matrix_is_read(matrix, tmp_path):
         ("dtype: float32", "dtype: bf16", "no dtype 'bf16'"),
         ("90 s", "ninety", "timeout"),
         ("device: cpu", "device: cpu, threads: 0", "threads: expected an integer of at least 1, found 0"),
+        ("device: cpu", "device: cpu, watchers: two", "watchers: expected an integer of at least 1, found 'two'"),
         ("10 %", "10", "expected a percentage"),
         ("within:", "simulations: 0\nwithin:", "simulations: expected an integer of at least 1, found 0"),
         ("c4: []", "c4: radix", "c4: expected a list of path=value"),
@@ -265,6 +268,28 @@ provenance: {{}}
     assert [scenario.cost.pace.seed for scenario in often] == [0, 1, 2]
     summaries = [simulate(scenario).summary()["p99_itl_ms"] for scenario in often]
     assert len(set(summaries)) > 1
+
+
+@pytest.mark.parametrize(("device", "slows"), [("cpu", "steps"), ("cuda", "launches")])
+def test_a_run_that_was_watched_is_simulated_with_the_pace_of_its_minutes(matrix, tmp_path, device, slows):
+    matrix.write_text(f"{MATRIX}profile: profile.yaml\nsimulations: 2\n".replace("cpu", device))
+    (tmp_path / "profile.yaml").write_text("""\
+cost: {prefill: {use: roofline}, decode: {use: roofline}, pace: {slowdown: 0.6, share: 0.4}}
+network: {transports: {mooncake-tcp: {bandwidth: 1 GB/s}}}
+provenance: {}
+""")
+    (tmp_path / "runs" / "c1").mkdir(parents=True)
+    spells = [
+        {"kind": "pace", "what": what, "time_us": us, "repeats": 100} for what, us in (("full", 900), ("slow", 1800))
+    ]
+    write_rows(tmp_path / "runs" / "c1" / "pace.csv", spells, PROVENANCE)
+    found = load_matrix(str(matrix), tmp_path)
+    watched, other = (found.scenarios(variant) for variant in found.variants)
+    assert {scenario.cost.pace.share for scenario in other} == {0.4}
+    (pace,) = {scenario.cost.pace.model_copy(update={"seed": 0}) for scenario in watched}
+    assert (pace.slowdown, pace.slows, pace.spell) == (1.0, slows, 90_000_000)
+    assert pace.share == pytest.approx(2 / 3)
+    assert [scenario.cost.pace.seed for scenario in watched] == [0, 1]
 
 
 def test_the_folder_of_another_scenario_is_refused(matrix):
