@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Self
 
 _ROUND_S = 10
@@ -26,7 +25,7 @@ class Watchers:
         self._processes = [self._watch(part) for part in self._parts]
         return self
 
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -37,10 +36,11 @@ class Watchers:
                 self._rows += rows
         self._folder.cleanup()
 
-    def write(self, path: Path) -> None:
-        """All that they have seen; no file if that is nothing."""
+    def write(self, path: Path) -> bool:
+        """All that they have seen; no file if that is nothing, and False."""
         if self._rows:
             path.write_text("".join([self._header, *self._rows]), encoding="utf-8")
+        return bool(self._rows)
 
     def _watch(self, out: Path) -> "subprocess.Popen[bytes]":
         """Not of the terminal's group: an interrupt is for the command that started it, which ends it. Rows tell their

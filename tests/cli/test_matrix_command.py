@@ -120,6 +120,16 @@ def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix):
     assert validate(capsys, matrix)[0] == 0
 
 
+def test_a_run_whose_watchers_saw_nothing_says_so(capsys, matrix):
+    path = matrix / "matrix.yaml"
+    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 1"))
+    fake = matrix / "pdreal" / "__main__.py"
+    fake.write_text(PDREAL.replace("write_text(rows)", 'write_text(rows.partition("pace")[0])'))
+    code, _, said = validate(capsys, matrix, "--real-only")
+    assert (code, said.count("no core was watched for long enough")) == (0, 2)
+    assert not (matrix / "runs" / "c4" / "pace.csv").exists()
+
+
 def test_other_bytes_fail(capsys, matrix):
     assert validate(capsys, matrix, "--real-only")[0] == 0
     path = matrix / "runs" / "c4" / "transfers.parquet"
