@@ -116,6 +116,10 @@ class Matrix:
             return (scenario,)
         return tuple(_paced(scenario, pace.model_copy(update={"seed": seed})) for seed in range(self.simulations))
 
+    def real_scenario(self, variant: Variant) -> Scenario:
+        """As `pdreal` runs it."""
+        return load_scenario(self.scenario_path, self._real_changes(variant))
+
     @property
     def watch_flags(self) -> tuple[str, ...]:
         """Of `pdreal measure`."""
@@ -129,7 +133,7 @@ class Matrix:
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
         """Raises ConfigError for the folder of a run of something else."""
-        asked = resolve(load_scenario(self.scenario_path, self._real_changes(variant)))
+        asked = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):
             is_there, should_be = _part(ran, name), _part(asked, name)
             if is_there != should_be:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.matrix import PACE, Matrix, Variant
+from pdsim.calibration.matrix import MATRIX, PACE, Matrix, Variant
 from pdsim.cli.watchers import Watchers
 from pdsim.metrics.run_folder import SUMMARY
+from pdsim.scenario.build import build
 from pdsim.scenario.yaml_file import ConfigError
 
 _CANNOT = 2
@@ -35,6 +37,8 @@ def run_missing(matrix: Matrix) -> list[str]:
     if variants and find_spec("pdreal") is None:
         names = ", ".join(variant.name for variant in variants)
         raise ConfigError(f"{matrix.runs} lacks runs of {names}, and there is no pdreal: pip install 'pdsim[real]'")
+    if matrix.real.watchers:
+        _require_cores(matrix, variants)
     matrix.runs.mkdir(parents=True, exist_ok=True)
     failed = []
     for i, variant in enumerate(variants):
@@ -48,6 +52,18 @@ def run_missing(matrix: Matrix) -> list[str]:
         values = f"{rate:.3g} requests/s, TTFT {ttft_ms:.4g} ms, TPOT {tpot_ms:.4g} ms"
         print(f"{values}; {time.monotonic() - begin_s:.0f} s in all", file=sys.stderr)
     return failed
+
+
+def _require_cores(matrix: Matrix, variants: Sequence[Variant]) -> None:
+    """Who watches a core that a rank computes on slows it, and sees itself slowed."""
+    num_watchers, num_cores = matrix.real.watchers, len(os.sched_getaffinity(0))
+    for variant in variants:
+        num_ranks = sum(build(matrix.real_scenario(variant)).num_ranks.values())
+        if num_ranks + num_watchers > num_cores:
+            raise ConfigError(
+                f"{variant.name}: {num_ranks} ranks and {num_watchers} watchers need a core each, "
+                f"and this machine has {num_cores}: have fewer watchers, in real of {MATRIX}"
+            )
 
 
 def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:

@@ -106,7 +106,21 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
     assert (code, "NOT EQUAL" in out, "requests/s" in out) == (0, False, True)
 
 
-def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix):
+def has_cores(monkeypatch, number):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
+
+
+def test_watchers_that_would_slow_ranks_are_refused_before_anything_runs(capsys, matrix, monkeypatch):
+    path = matrix / "matrix.yaml"
+    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 2"))
+    has_cores(monkeypatch, 3)
+    code, _, said = validate(capsys, matrix, "--real-only")
+    assert (code, "c1: 2 ranks and 2 watchers need a core each, and this machine has 3" in said) == (2, True)
+    assert not (matrix / "runs").exists()
+
+
+def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix, monkeypatch):
+    has_cores(monkeypatch, 4)
     path = matrix / "matrix.yaml"
     path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 2"))
     assert validate(capsys, matrix, "--real-only")[0] == 0
@@ -120,7 +134,8 @@ def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix):
     assert validate(capsys, matrix)[0] == 0
 
 
-def test_a_run_whose_watchers_saw_nothing_says_so(capsys, matrix):
+def test_a_run_whose_watchers_saw_nothing_says_so(capsys, matrix, monkeypatch):
+    has_cores(monkeypatch, 3)
     path = matrix / "matrix.yaml"
     path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 1"))
     fake = matrix / "pdreal" / "__main__.py"
