@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.calibration.rows import Columns, Floats, Measurements, Rows
+from pdsim.calibration.rows import Floats, Measurements, Rows
 from pdsim.scenario.cores import PaceSettings
 
 _SLOW = 1.35
 """Times as long as the fastest tenth: cores wander by less, and loops take 1.7 times as long in slow spells."""
-_WORKS = ("host", "prefill", "decode")
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,17 @@ class CorePace:
         found = measurements.of("pace")
         if not found:
             return cls()
-        rows = _all_spells(found)
-        watched = {work: _Spells.of(rows, work) for work in _WORKS}
-        slowdowns = {work: slowdown for work, of in watched.items() if (slowdown := of.slowdown) is not None}
+        spells = _Spells.of(found)
+        slowdowns = spells.slowdowns()
         if not slowdowns:
             return cls()
         host = slowdowns.get("host", max(slowdowns.values()))
-        slow_ns = np.concatenate([of.slow_ns for of in watched.values()])
+        slow_ns = spells.lasted_ns[spells.is_slow]
         return cls(
             slowdown=host,
             prefill=slowdowns.get("prefill", host),
             decode=slowdowns.get("decode", host),
-            share=float(slow_ns.sum() / sum(of.lasted_ns.sum() for of in watched.values())),
+            share=float(slow_ns.sum() / spells.lasted_ns.sum()),
             spell_ns=float(np.square(slow_ns).sum() / slow_ns.sum() / 2),
             slows="launches" if any(rows.columns["graph"].any() for rows in measurements.of("decode")) else "steps",
         )
@@ -80,49 +78,48 @@ class CorePace:
         return share if self.slows == "launches" else share / (1 + self.decode * (1 - share))
 
 
-@dataclass(frozen=True)
-class _Spells:
-    """Of cores that did one kind of work: a time of it, how many there were, and with rests, in each spell."""
+class _Spells(NamedTuple):
+    """An element of each array for each spell."""
 
-    time_ns: Floats
+    new_tokens: Floats
+    batch: Floats
+    stretch: Floats
+    """Times as long as the fastest tenth of the same work, in the mean over the spell."""
     repeats: Floats
     lasted_ns: Floats
     is_slow: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: Columns, work: str) -> "_Spells":
-        sizes = {"prefill": rows["new_tokens"] > 0, "decode": rows["batch"] > 0}
-        does = sizes.get(work, ~sizes["prefill"] & ~sizes["decode"])
-        time_ns, repeats = rows["time_ns"][does], rows["repeats"][does]
-        lasted_ns = (time_ns + 1e3 * rows["rest_us"][does]) * repeats
-        is_slow = (rows["is_slow"][does] > 0) | (time_ns > _SLOW * _fastest_tenth(time_ns, lasted_ns))
-        return cls(time_ns, repeats, lasted_ns, is_slow)
-
-    @property
-    def slow_ns(self) -> Floats:
-        return self.lasted_ns[self.is_slow]
-
-    @property
-    def slowdown(self) -> float | None:
-        """How much longer the work takes in slow spells, in the mean; None: there are none, or no others."""
-        if self.is_slow.all() or not self.is_slow.any():
-            return None
-        full_ns, slow_ns = (
-            np.average(self.time_ns[chosen], weights=self.repeats[chosen]) for chosen in (~self.is_slow, self.is_slow)
+    def of(cls, rows: Sequence[Rows]) -> "_Spells":
+        """Slow are not only those that were taken for it: a core that is slow for a whole turn shows beside others."""
+        told = {name: np.concatenate([of.columns[name] for of in rows]) for name in rows[0].columns}
+        called_slow = np.concatenate([np.full(len(of), of.name == "slow") for of in rows])
+        lasted_ns = (told["time_ns"] + 1e3 * told["rest_us"]) * told["repeats"]
+        stretch = np.empty_like(lasted_ns)
+        works = np.column_stack([told["new_tokens"], told["batch"]])
+        for work in np.unique(works, axis=0):
+            same = (works == work).all(axis=1)
+            stretch[same] = told["time_ns"][same] / _fastest_tenth(told["time_ns"][same], lasted_ns[same])
+        return cls(
+            told["new_tokens"], told["batch"], stretch, told["repeats"], lasted_ns, called_slow | (stretch > _SLOW)
         )
-        return max(0.0, float(slow_ns / full_ns - 1))
 
+    def slowdowns(self) -> dict[str, float]:
+        """How much longer each work takes in slow spells, in the mean, if it has both kinds of them."""
+        is_prefill, is_decode = self.new_tokens > 0, self.batch > 0
+        found = {}
+        for work, does in {"host": ~is_prefill & ~is_decode, "prefill": is_prefill, "decode": is_decode}.items():
+            full, slow = does & ~self.is_slow, does & self.is_slow
+            if full.any() and slow.any():
+                found[work] = max(0.0, self._mean_stretch(slow) / self._mean_stretch(full) - 1)
+        return found
 
-def _all_spells(rows: Sequence[Rows]) -> Columns:
-    """With what the watching core took them for."""
-    told = [{**of.columns, "is_slow": np.full(len(of), float(of.name == "slow"))} for of in rows]
-    return {name: np.concatenate([columns[name] for columns in told]) for name in told[0]}
+    def _mean_stretch(self, chosen: NDArray[np.bool_]) -> float:
+        return float(np.average(self.stretch[chosen], weights=self.repeats[chosen]))
 
 
 def _fastest_tenth(time_ns: Floats, lasted_ns: Floats) -> float:
     """The time that is not exceeded in a tenth of all spells' length."""
-    if not len(time_ns):
-        return 0.0
     by_speed = np.argsort(time_ns)
     lasted = np.cumsum(lasted_ns[by_speed])
     return float(time_ns[by_speed][np.searchsorted(lasted, lasted[-1] / 10)])

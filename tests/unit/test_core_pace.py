@@ -110,3 +110,11 @@ def test_who_was_slow_for_a_whole_turn_shows_beside_others(tmp_path):
     slow_ms, full_ms = 0.8 * 400, 0.5 * 1500 + 5 * 100
     assert found.slowdown == pytest.approx(0.6)
     assert found.share == pytest.approx(slow_ms / (slow_ms + full_ms))
+
+
+def test_forwards_of_two_sizes_are_not_taken_for_slow_ones(tmp_path):
+    sizes = (
+        pace_rows(("full", 900), ("slow", 100), batch=size, full=500.0 * size, slow=800.0 * size) for size in (1, 8)
+    )
+    found = CorePace.of(measured(tmp_path, *sizes))
+    assert (found.decode, found.share) == pytest.approx((0.6, 80 / (80 + 450)))
