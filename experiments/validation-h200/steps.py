@@ -1,7 +1,8 @@
 """Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
 A run is a folder in the data of a study, whose matrix says the variant's scenario and profile. Medians over steps, by
-kind, without the first two of an instance: they load kernels.
+kind, without the first two of an instance: they load kernels. Slow is the share of their time that is of steps which
+took 1.3 times what the profile says, and more; beside it that of the cores that were watched.
 """
 
 import sys
@@ -16,16 +17,18 @@ from pdsim.cost.model import FRACTION_BITS, CostModel
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.scenario.build import build
-from pdsim.scenario.schema import RestSettings
+from pdsim.scenario.schema import RestSettings, Scenario
 
 NUM_COLD_STEPS = 2
+SLOW = 1.3
 
 
 def main() -> None:
-    print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
-    print("|---|---|---|---|---|---|---|")
+    print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured | slow | watched |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
-        costs = costs_of(folder)  # a GPU that has rested, or a core that has waited
+        scenario = scenario_of(folder)
+        costs, pace = build(scenario).costs, scenario.cost.pace  # of a GPU that has rested, or a core that has waited
         steps: dict[str, list[StepRecord]] = defaultdict(list)
         for step in read_records(folder).steps:
             steps[step.kind].append(step)
@@ -34,17 +37,19 @@ def main() -> None:
             pairs = [(row.duration_ns / row.num_steps / 1e6, predicted_ns(costs, row) / 1e6) for row in warm]
             measured, predicted = median(p[0] for p in pairs), median(p[1] for p in pairs)
             ratio = median(p / m for m, p in pairs)
+            slow = sum(m for m, p in pairs if m > SLOW * p) / sum(m for m, _ in pairs)
             cells = [folder.name, kind, str(len(rows)), f"{rows[0].duration_ns / 1e6:.0f}", f"{measured:.2f}"]
-            print(f"| {' | '.join(cells)} | {predicted:.2f} | {100 * (ratio - 1):+.1f} % |")
+            cells += [f"{predicted:.2f}", f"{100 * (ratio - 1):+.1f} %", f"{slow:.0%}"]
+            print(f"| {' | '.join(cells)} | {0 if pace.is_none else pace.share:.0%} |")
 
 
-def costs_of(run: Path) -> Mapping[str, CostModel]:
-    """By its profile, without the rest behind a step."""
+def scenario_of(run: Path) -> Scenario:
+    """With its profile, without the rest behind a step."""
     study = run.parent.parent
     matrix = load_matrix(study.name, study.parent)
     scenario = next(matrix.scenario(variant) for variant in matrix.variants if variant.name == run.name)
     cost = scenario.cost.model_copy(update={"rest": RestSettings()})
-    return build(scenario.model_copy(update={"cost": cost})).costs
+    return scenario.model_copy(update={"cost": cost})
 
 
 def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:

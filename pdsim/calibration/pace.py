@@ -52,6 +52,7 @@ class CorePace:
         )
 
     def settings(self) -> PaceSettings:
+        """Of a scenario, `cost.pace`."""
         if not self.slowdown:
             return PaceSettings()
         slowdowns = {"prefill_slowdown": self.prefill, "decode_slowdown": self.decode}

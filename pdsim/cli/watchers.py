@@ -9,12 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 _ROUND_S = 10
-"""And more: what `pdreal measure` takes for one round."""
+"""What `pdreal measure` takes at least for a round; three times that where it watches by forwards, too."""
 
 
 class Watchers:
     def __init__(self, number: int, flags: Sequence[str], at_most_s: float) -> None:
-        """flags: of `pdreal measure`. at_most_s: if we are killed and cannot end them, they go on for little longer."""
+        """flags: of `pdreal measure`. at_most_s: how long they are needed. If we are killed and cannot end them, they
+        end by themselves after a few times that.
+        """
         self._folder = TemporaryDirectory()
         self._parts = [Path(self._folder.name) / f"{i}.csv" for i in range(number)]
         rounds = str(ceil(at_most_s / _ROUND_S))

@@ -46,7 +46,7 @@ class Row:
     """How long the core had been waiting."""
     payload_bytes: int | None = None
     rest_us: float | None = None
-    """Mean, of a loop's period: from the end of a step to the begin of the next."""
+    """Mean, from the end of a loop's step, or of watched work, to the begin of the next."""
     submit_us: float | None = None
     """Median, until the host has launched it."""
     transport: str | None = None

@@ -107,7 +107,7 @@ class Measurement:
 
     def _pace_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         works: list[tuple[Work, dict[str, float]]] = [(loop, {})]
-        if self.device.type == "cpu":  # which computes whole forwards
+        if self.device.type == "cpu":  # its cores compute whole forwards
             works += repeated_forwards(self._load(), self.page_size, self.plan.watched, left_out)
         for work, sizes in self.plan.pace_turns * works:
             yield from pace_rows(work, self.plan.pace_seconds, **sizes)
