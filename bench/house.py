@@ -1,0 +1,172 @@
+"""Size of the house: python bench/house.py [REVISION ...]
+
+Prints files, lines, settings, flags, words, import depth, and the files that one plain request visits, for this working
+tree, and for each revision given beside it: `python bench/house.py 3f8fab7` shows before and after.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"pdsim": "pdsim", "pdreal": "real/pdreal", "pdkernels": "kernels/pdkernels"}
+
+REQUEST = """
+import collections, json, sys, tempfile
+from pathlib import Path
+import pdsim
+
+SCENARIO = '''
+name: plain
+model: qwen3-8b
+page_size: 16
+prefill: {gpu: h100}
+decode: {gpu: h100}
+workload: {use: random_lengths, num_requests: NUM, input_tokens: 1000, output_tokens: 100}
+client: {use: open_loop, arrivals: {use: poisson, rate: 1/s}}
+'''
+HOME = str(Path(pdsim.__file__).parent)
+
+def visits(num_requests):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plain.yaml"
+        path.write_text(SCENARIO.replace("NUM", str(num_requests)))
+        scenario = pdsim.load_scenario(path)
+    moves, files, last = 0, collections.Counter(), None
+    def watch(frame, event, _):
+        nonlocal moves, last
+        name = frame.f_code.co_filename
+        if event != "call" or not name.startswith(HOME) or name == last:
+            return
+        moves, last = moves + 1, name
+        files[name] += 1
+    sys.setprofile(watch)
+    try:
+        pdsim.simulate(scenario)
+    finally:
+        sys.setprofile(None)
+    return moves, files
+
+few, some = visits(10)
+many, more = visits(30)
+print(json.dumps({"moves": (many - few) / 20, "files": sum(more[name] - some[name] >= 20 for name in more)}))
+"""
+"""Differences of two runs leave out what is done once; a file counts that every request comes to."""
+
+
+def python_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def num_lines(paths: list[Path]) -> int:
+    return sum(path.read_text().count("\n") for path in paths)
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Modules of pdsim that each module imports as it is loaded."""
+    modules = {}
+    for path in python_files(root / "pdsim"):
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        modules[name] = path
+    return {name: set(_imported(path, modules)) - {name} for name, path in modules.items()}
+
+
+def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            inner = [name for name in submodules if name in modules]
+            yield from inner or ([node.module] if node.module in modules else [])
+
+
+def depth(graph: Mapping[str, set[str]]) -> int:
+    """Modules on the longest chain of imports."""
+    longest: dict[str, int] = {}
+
+    def chain(name: str, above: tuple[str, ...]) -> int:
+        if name in above:
+            return 0
+        if name not in longest:
+            longest[name] = 1 + max((chain(inner, (*above, name)) for inner in graph[name]), default=0)
+        return longest[name]
+
+    return max(chain(name, ()) for name in graph)
+
+
+def settings(schema: Path) -> tuple[int, int]:
+    """Fields and sections of a scenario or sweep file, faults left out."""
+    content = json.loads(schema.read_text())
+    sections = [content, *content.get("$defs", {}).values()]
+    sizes = [len(section["properties"]) for section in sections if "properties" in section]
+    return sum(sizes), len(sizes)
+
+
+def num_words(root: Path, tracked: list[str]) -> int:
+    pages = [name for name in tracked if name == "README.md" or re.fullmatch(r"docs/.*\.md", name)]
+    return sum(len((root / name).read_text().split()) for name in pages)
+
+
+def num_flags(root: Path) -> int:
+    """Parameters of commands: of functions that a cyclopts app is given."""
+    count = 0
+    for path in python_files(root / "pdsim" / "cli"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(d) for d in node.decorator_list):
+                count += len(node.args.args) + len(node.args.kwonlyargs)
+    return count
+
+
+def measure(root: Path) -> dict[str, float]:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    tracked = [name for name in tracked if (root / name).is_file()]
+    found: dict[str, float] = {}
+    for package, folder in PACKAGES.items():
+        files = python_files(root / folder)
+        found[f"{package}: files"] = len(files)
+        found[f"{package}: lines"] = num_lines(files)
+    found["scenario: fields"], found["scenario: sections"] = settings(root / "pdsim.schema.json")
+    found["pdsim: command flags"] = num_flags(root)
+    found["pdsim: import depth"] = depth(imports(root))
+    request = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", REQUEST],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+        ).stdout
+    )
+    found["a request: files visited"] = request["files"]
+    found["a request: moves between files"] = request["moves"]
+    found["docs: words"] = num_words(root, tracked)
+    found["checkout: MB"] = sum((root / name).stat().st_size for name in tracked) / 1e6
+    return found
+
+
+def main() -> None:
+    columns = {"now": measure(ROOT)}
+    for revision in sys.argv[1:]:
+        with TemporaryDirectory() as folder:
+            tree = Path(folder) / "tree"
+            subprocess.run(["git", "worktree", "add", "-q", "--detach", tree, revision], cwd=ROOT, check=True)
+            try:
+                columns[revision] = measure(tree)
+            finally:
+                subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
+    print(f"{'':34}" + "".join(f"{name:>12}" for name in columns))
+    for row in columns["now"]:
+        print(f"{row:34}" + "".join(f"{column[row]:>12,.0f}" for column in columns.values()))
+
+
+if __name__ == "__main__":
+    main()
