@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.scenario.cores import PaceSettings
 from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.schema import FrontEndSettings, Scenario
@@ -175,23 +174,9 @@ ODD: dict[str, Any] = {
 COSTS: list[dict[str, Any]] = [
     {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"},
     ODD,
-    {"prefill": ODD, "decode": ODD, "waking": {"most": "3.3 ms", "memory": "7 ms"}},
+    {"prefill": ODD, "decode": ODD, "host": {"start": "0.7 ms", "send": "90 us", "slowdown": 1.3}},
 ]
-"""Whole milliseconds, where everything happens at once, and odd fractions of ns, also of an instance that wakes."""
-
-
-@st.composite
-def paces(draw: st.DrawFn) -> PaceSettings:
-    """Spells of a step and less, and of many."""
-    return PaceSettings(
-        slowdown=draw(st.sampled_from([0.1, 0.6, 1 / 3])),
-        share=draw(st.sampled_from([0.05, 0.5, 0.9])),
-        spell=draw(st.sampled_from(["1 ms", "10 ms", "70 ms", "400 ms"])),
-        slows=draw(st.sampled_from(["steps", "launches"])),
-        prefill_slowdown=draw(st.sampled_from([None, 0.0, 0.2])),
-        decode_slowdown=draw(st.sampled_from([None, 0.0, 0.45])),
-        seed=draw(st.integers(0, 1000)),
-    )
+"""Whole milliseconds, where everything happens at once, and odd fractions of ns, also on a slow host."""
 
 
 times_ms = st.integers(0, 1500)

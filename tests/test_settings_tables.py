@@ -11,7 +11,6 @@ from pydantic_core import PydanticUndefined
 
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.cores import PaceSettings, WakingSettings
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings
@@ -35,7 +34,6 @@ BY_FIELD = {"Top level": Scenario} | {
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
 BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
-BY_FIELD |= {"cost.pace": PaceSettings, "cost.waking": WakingSettings}
 BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {

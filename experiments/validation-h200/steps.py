@@ -1,9 +1,7 @@
 """Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
 A run is a folder in the data of a study, whose matrix says the variant's scenario and profile. Medians over steps, by
-kind, without the first two of an instance: they load kernels. Slow is the share of their time that is of steps which
-took 1.3 times what the profile says, and more; beside it that of the cores that were watched.
-"""
+kind, without the first two of an instance: they load kernels."""
 
 import sys
 from collections import defaultdict
@@ -20,15 +18,14 @@ from pdsim.scenario.build import build
 from pdsim.scenario.schema import RestSettings, Scenario
 
 NUM_COLD_STEPS = 2
-SLOW = 1.3
 
 
 def main() -> None:
-    print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured | slow | watched |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| run | kind | steps | first step, ms | median, ms | profile, ms | profile / measured |")
+    print("|---|---|---|---|---|---|---|")
     for folder in map(Path, sys.argv[1:]):
         scenario = scenario_of(folder)
-        costs, pace = build(scenario).costs, scenario.cost.pace  # of a GPU that has rested, or a core that has waited
+        costs = build(scenario).costs  # of a GPU that has rested
         steps: dict[str, list[StepRecord]] = defaultdict(list)
         for step in read_records(folder).steps:
             steps[step.kind].append(step)
@@ -37,10 +34,9 @@ def main() -> None:
             pairs = [(row.duration_ns / row.num_steps / 1e6, predicted_ns(costs, row) / 1e6) for row in warm]
             measured, predicted = median(p[0] for p in pairs), median(p[1] for p in pairs)
             ratio = median(p / m for m, p in pairs)
-            slow = sum(m for m, p in pairs if m > SLOW * p) / sum(m for m, _ in pairs)
             cells = [folder.name, kind, str(len(rows)), f"{rows[0].duration_ns / 1e6:.0f}", f"{measured:.2f}"]
-            cells += [f"{predicted:.2f}", f"{100 * (ratio - 1):+.1f} %", f"{slow:.0%}"]
-            print(f"| {' | '.join(cells)} | {0 if pace.is_none else pace.share:.0%} |")
+            cells += [f"{predicted:.2f}", f"{100 * (ratio - 1):+.1f} %"]
+            print(f"| {' | '.join(cells)} |")
 
 
 def scenario_of(run: Path) -> Scenario:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, plain_least_squares
 from pdsim.calibration.rows import Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
@@ -104,15 +103,15 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
     return {}
 
 
-def rest_ns(measurements: Measurements, decode: Fitted, pace: CorePace) -> Times:
-    """Between the steps of decode loops, on cores at full speed.
+def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
+    """Host time between the steps of decode loops.
 
     Where rows do not tell it, it is what periods have over steps that were measured alone, whose errors it then has.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
-        told_ns = pace.loop_ns(1e3 * rows.columns["rest_us"], rows.tp)
-        left_over_ns = pace.rest_ns(period_ns, decode.times_ns(rows.columns), rows.tp)
+        told_ns = 1e3 * rows.columns["rest_us"]
+        left_over_ns = np.maximum(period_ns - decode.times_ns(rows.columns), 0)
         between_ns = np.where(np.isnan(told_ns), left_over_ns, told_ns)
         terms = np.column_stack([np.ones_like(batch), batch])
         step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], between_ns / period_ns)

@@ -3,8 +3,7 @@
 scenario: scenario.yaml     without costs
 profile: profile.yaml       what the simulator takes them from
 runs: runs                  where the folders of real runs are
-simulations: 5              of each variant whose costs have a pace: each with another seed of it
-real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s, watchers: 2}   how pdreal runs each
+real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   how pdreal runs each
 within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                what is asked for
 variants:
   c1: [client.concurrency=1]
@@ -14,13 +13,10 @@ variants:
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pdsim.calibration.case import percent
-from pdsim.calibration.pace import CorePace
-from pdsim.calibration.rows import read_rows
 from pdsim.scenario.build import resolve
-from pdsim.scenario.cores import PaceSettings
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.profile import read_profile
@@ -30,8 +26,6 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.system.model import KvDtype
 
 MATRIX = "matrix.yaml"
-PACE = "pace.csv"
-"""Of a run folder: rows of its minutes."""
 
 _KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 """By the dtype of a real run."""
@@ -50,17 +44,11 @@ class Real:
     threads: int | None = None
     """Of each rank; None lets pdreal divide the cores."""
     timeout_s: float = 120.0
-    watchers: int = 0
-    """Processes that watch the pace of the machine's cores meanwhile, each on one."""
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (*self.machine_flags, "--weights", self.weights)
-
-    @property
-    def machine_flags(self) -> tuple[str, ...]:
         threads = () if self.threads is None else ("--threads", str(self.threads))
-        return ("--device", self.device, "--dtype", self.dtype, *threads)
+        return ("--device", self.device, "--dtype", self.dtype, *threads, "--weights", self.weights)
 
 
 @dataclass(frozen=True)
@@ -93,39 +81,20 @@ class Matrix:
     real: Real
     asked: Asked
     variants: tuple[Variant, ...]
-    simulations: int = 1
-    """Of each variant whose costs have a pace."""
 
     def scenario(self, variant: Variant) -> Scenario:
-        """As the simulator runs it: with the real run's KV, the profile's costs, and the pace of the run's minutes."""
+        """As the simulator runs it: with the real run's KV and the profile's costs."""
         profile = variant.profile or self.profile
         if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {MATRIX}")
         profile = profile.resolve()
         sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
         costs = (f"{section}.profile={profile}" for section in sections)
-        scenario = load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
-        watched = self.runs / variant.name / PACE
-        return self._with_pace(scenario, watched) if watched.is_file() else scenario
-
-    def scenarios(self, variant: Variant) -> tuple[Scenario, ...]:
-        """All that are simulated: they differ in nothing but the spells of their cores."""
-        scenario = self.scenario(variant)
-        pace = scenario.cost.pace
-        if pace.is_none:
-            return (scenario,)
-        return tuple(_paced(scenario, pace.model_copy(update={"seed": seed})) for seed in range(self.simulations))
+        return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
         """As `pdreal` runs it."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
-
-    @property
-    def watch_flags(self) -> tuple[str, ...]:
-        """Of `pdreal measure`."""
-        scenario = load_scenario(self.scenario_path)
-        sizes = ("--model", scenario.model.name, "--page-size", str(scenario.page_size))
-        return (*self.real.machine_flags, *sizes)
 
     def with_profile(self, profile: Path) -> "Matrix":
         """Of another machine: for all variants."""
@@ -142,17 +111,8 @@ class Matrix:
                     f"{_difference(name, is_there, should_be)}; delete the folder to run it again"
                 )
 
-    def _with_pace(self, scenario: Scenario, watched: Path) -> Scenario:
-        """Neighbours come and go: those of the minutes in which rows were measured are others."""
-        slows: Literal["steps", "launches"] = "launches" if self.real.device == "cuda" else "steps"
-        return _paced(scenario, replace(CorePace.of(read_rows([watched])), slows=slows).settings())
-
     def _real_changes(self, variant: Variant) -> tuple[str, ...]:
         return (*variant.changes, f"model.kv_dtype={_KV_DTYPES[self.real.dtype]}")
-
-
-def _paced(scenario: Scenario, pace: PaceSettings) -> Scenario:
-    return scenario.model_copy(update={"cost": scenario.cost.model_copy(update={"pace": pace})})
 
 
 def is_matrix(name: str, experiments: Path) -> bool:
@@ -167,7 +127,7 @@ def load_matrix(name: str, experiments: Path) -> Matrix:
 
 def matrix_of(data: Any, path: Path) -> Matrix:
     """What the file at this path says."""
-    _require_fields(data, ("scenario", "profile", "runs", "simulations", "real", "within", "variants"), str(path))
+    _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
     for needed in ("scenario", "variants"):
         if needed not in data:
             raise ConfigError(f"{path}: {needed} is missing")
@@ -180,7 +140,6 @@ def matrix_of(data: Any, path: Path) -> Matrix:
         _real(data.get("real", {}), f"{path}: real"),
         _asked(data.get("within", {}), f"{path}: within"),
         tuple(_variants(data["variants"], folder, f"{path}: variants")),
-        _at_least_one(data.get("simulations", 1), f"{path}: simulations"),
     )
 
 
@@ -190,15 +149,14 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 
 def _real(data: Any, where: str) -> Real:
-    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout", "watchers"), where)
+    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
     for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(_KV_DTYPES))):
         if name in data and data[name] not in known:
             found = data[name]
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
     given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
-    for name in ("threads", "watchers"):
-        if name in data:
-            given[name] = _at_least_one(data[name], f"{where}: {name}")
+    if "threads" in data:
+        given["threads"] = _at_least_one(data["threads"], f"{where}: threads")
     if "timeout" in data:
         try:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9

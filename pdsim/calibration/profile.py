@@ -12,10 +12,8 @@ import numpy as np
 from pdsim.calibration import forms, host
 from pdsim.calibration.clock import Clock, clock_of
 from pdsim.calibration.forms import Form
-from pdsim.calibration.pace import CorePace
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
-from pdsim.calibration.waking import CoreWaking
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_transport, names
@@ -26,7 +24,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (forms.prefill_form, forms.prefill_table),
     "decode": (forms.decode_form, forms.decode_table),
 }
-_NOT_FITTED = (*host.MEASURED_KINDS, "clock", "pace", "waking")
+_NOT_FITTED = (*host.MEASURED_KINDS, "clock")
 """As the others are."""
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
@@ -47,8 +45,6 @@ class Calibration:
     """Medians."""
     clock: Clock | None
     """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
-    pace: CorePace
-    waking: CoreWaking
     gpu: str | None
     """In the catalog: staging is told as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
@@ -84,14 +80,12 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         fits,
         host_ns=host.medians_ns(measurements),
         clock=clock,
-        pace=CorePace.of(measurements),
-        waking=CoreWaking.of(measurements),
         gpu=gpu,
         notes=tuple(notes),
     )
 
 
-def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
+def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
     """The content of a profile file."""
     network = {
         "transports": {
@@ -107,10 +101,8 @@ def profile_of(made: Calibration, name: str, command: str) -> dict[str, Any]:
     cost = {
         "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
-        "host": _times(host.loop_ns(made.host_ns)),
-        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"], made.pace)),
-        "pace": _pace(made.pace),
-        "waking": _waking(made.waking),
+        "host": {**_times(host.loop_ns(made.host_ns)), **({"slowdown": host_slowdown} if host_slowdown != 1 else {})},
+        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
         "graphs": _graphs(made.fits["decode"]),
         "measured": _ranges(made.fits),
     }
@@ -179,16 +171,6 @@ def _slowdown(clock: Clock | None) -> dict[str, Any]:
     if clock is None or not clock.slowdown:
         return {}
     return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
-
-
-def _pace(pace: CorePace) -> dict[str, Any]:
-    told = pace.settings().model_dump(exclude_unset=True)
-    rounded = {name: round(value, 4) for name, value in told.items() if isinstance(value, float)}
-    return {**told, **rounded, "spell": _time(pace.spell_ns)} if told else {}
-
-
-def _waking(waking: CoreWaking) -> dict[str, str]:
-    return {"most": _time(waking.most_ns), "memory": _time(waking.memory_ns)} if waking.most_ns > LEAST_NS else {}
 
 
 def _decode(of: Fitted) -> dict[str, Any]:

@@ -6,11 +6,11 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 
 import csv
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,25 +33,20 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "loop": ("batch", "context_tokens"),
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
-    "pace": ("repeats",),
-    "waking": ("new_tokens", "context_tokens", "idle_us"),
 }
 """What a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
+"""Kinds that one row a shape is made of where they were measured in rounds; rows of served requests are single."""
 STAGING = ("gather", "scatter")
 OPTIONAL: dict[str, dict[str, float]] = {
     "prefill": {"prompts": 1.0},
-    "waking": {"prompts": 1.0},
     "decode": {"graph": 0.0},
     "loop": {"graph": 0.0, "rest_us": nan},
     "host": {"new_tokens": 0.0},
-    "pace": {"new_tokens": 0.0, "batch": 0.0, "rest_us": 0.0},
 } | {kind: {"submit_us": 0.0} for kind in STAGING}
 """What it may have, and what stands for an empty field."""
-NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what", "pace": "what"}
+NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
 """Which column tells apart rows of one kind that are fitted each for themselves."""
-SPELLS = ("full", "slow")
-"""What a core was in a row of `pace`."""
 DEVICE = ("device", "machine")
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
@@ -106,7 +101,7 @@ class Measurements:
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
         """What so many ranks took of what depends on them; of all else, what one did. Raises ConfigError."""
-        asked = dict.fromkeys(("prefill", "clock", "waking"), prefill_tp) | dict.fromkeys(("decode", "loop"), decode_tp)
+        asked = dict.fromkeys(("prefill", "clock"), prefill_tp) | dict.fromkeys(("decode", "loop"), decode_tp)
         for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
             if found and asked[phase] not in found:
@@ -125,31 +120,28 @@ class Measurements:
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Raises ConfigError with file, line and column of what is wrong.
 
-    Of forwards that were measured in rounds, rows of one shape become one: their mean, for a machine that is slow a
-    third of the time is so in runs as well, and no median says it. Where rows of `pace` do, it is the median.
+    Forwards that were measured in rounds become one row a shape, with the mean of its rounds: a machine that is slow a
+    third of the time is so in runs as well, and no median says it.
     """
     found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
-    single: set[str] = set()
-    """Kinds with rows of one forward each, as a server under load writes them."""
+    rounds: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     provenance = []
     for path in paths:
         lines = _lines(path)
         provenance.append(_provenance(path, lines))
         for number, line in enumerate(lines, start=2):
-            kind = _kind(line, f"{path}, line {number}")
+            where = f"{path}, line {number}"
+            kind = _kind(line, where)
             if kind is not None:
-                values = _values(kind, line, f"{path}, line {number}")
-                name, tp = line[NAMES[kind]] if kind in NAMES else "", _ranks(line, f"{path}, line {number}")
-                found.setdefault((kind, name, tp), []).append(values)
-                if not line.get("repeats"):
-                    single.add(kind)
+                key = kind, line[NAMES[kind]] if kind in NAMES else "", _ranks(line, where)
+                single = found.setdefault(key, [])
+                is_round = kind in FORWARDS and line.get("repeats")
+                (rounds.setdefault(key, []) if is_round else single).append(_values(kind, line, where))
+    for key, in_rounds in rounds.items():
+        found[key] += _shapes(in_rounds)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
-    middle = median if any(kind == "pace" for kind, _, _ in found) else fmean
-    rows = []
-    for (kind, name, tp), of_kind in found.items():
-        in_rounds = kind in FORWARDS and kind not in single
-        rows.append(Rows(kind, name, _columns(_shapes(of_kind, middle) if in_rounds else of_kind), tp))
+    rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
     return Measurements(tuple(rows), tuple(provenance))
 
 
@@ -157,13 +149,13 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
     return {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 
-def _shapes(rows: Sequence[Mapping[str, float]], middle: Callable[[Sequence[float]], float]) -> list[dict[str, float]]:
-    """One row of each, which is all columns but the time."""
+def _shapes(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """One row a shape, which is all columns but the time, with the mean time."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")
         times_ns.setdefault(shape, []).append(row["time_ns"])
-    return [{**dict(shape), "time_ns": middle(rounds_ns)} for shape, rounds_ns in times_ns.items()]
+    return [{**dict(shape), "time_ns": fmean(rounds_ns)} for shape, rounds_ns in times_ns.items()]
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
@@ -225,8 +217,6 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
 def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     if kind in NAMES and not line.get(NAMES[kind]):
         raise ConfigError(f"{where}: {kind} needs {NAMES[kind]}")
-    if kind == "pace" and line["what"] not in SPELLS:
-        raise ConfigError(f"{where}: what: expected {' or '.join(SPELLS)}, found {line['what']!r}")
     optional = OPTIONAL.get(kind, {})
     values = {name: _number(line, name, where) for name in (*QUANTITIES[kind], "time_us")}
     values |= {name: _number(line, name, where) if line.get(name) else empty for name, empty in optional.items()}
@@ -235,8 +225,6 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     values["time_ns"] = 1e3 * values.pop("time_us")
     if values["time_ns"] <= 0:
         raise ConfigError(f"{where}: time_us: expected a time above 0, found {line['time_us']!r}")
-    if not values.get("repeats", 1):
-        raise ConfigError(f"{where}: repeats: expected a number above 0, found {line['repeats']!r}")
     return values
 
 

@@ -7,7 +7,7 @@
 | prefill, per context token, which is gathered; decode, per KV token | memory bandwidth, in attention |
 | decode, base | reading the weights, as far as their bytes explain it; the rest is launches |
 | decode, per request in a batch too large for memory to bind it | compute: prefill's time per token |
-| other bases, per prompt, per request, least, host, rest, pace, waking, front end | launches and the host: not scaled |
+| other bases, per prompt, per request, least, host, rest, front end | launches and the host: not scaled |
 
 Graphs keep their sizes, and what an empty row takes, which is a share of a row's KV.
 
@@ -41,7 +41,7 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_context_token_ns": "kv",
 }
 """What each coefficient of an affine prefill goes with; the others stay."""
-_KEPT = ("host", "rest", "pace", "waking", "graphs", "measured")
+_KEPT = ("host", "rest", "graphs", "measured")
 """Of a profile's cost, beside the two roles."""
 _DIGITS = 4
 

@@ -1,19 +1,16 @@
-"""Real runs of a matrix beside its simulations, number by number. Needs scipy."""
+"""Real runs of a matrix beside its simulations, number by number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from pdsim.calibration.compare import MetricError
 from pdsim.calibration.counts import Counts, compare_counts
-from pdsim.calibration.first_decisions import Prefix, equal_prefixes
 from pdsim.calibration.matrix import Asked
-from pdsim.calibration.ranking import Ranking, ks_distance, rank
-from pdsim.core.journal import Entry
+from pdsim.calibration.ranking import Ranking, rank
 from pdsim.metrics.explain import stage_times
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 
 TIMES = ("ttft", "tpot", "itl", "e2e_latency")
 METRICS = (
@@ -29,7 +26,6 @@ class Side:
 
     summary: Mapping[str, Any]
     records: RunRecords
-    journal: Sequence[Entry]
 
 
 @dataclass(frozen=True)
@@ -41,10 +37,7 @@ class Comparison:
     metrics: dict[str, MetricError]
     stages_ms: dict[str, MetricError]
     """Means."""
-    distances: dict[str, float]
-    """Kolmogorov-Smirnov, of `ttft`, `tpot` and `e2e_latency`."""
     counts: Counts
-    decisions: dict[str, Prefix]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,9 +45,7 @@ class Comparison:
             "num_requests": self.num_requests,
             "metrics": _errors_json(self.metrics),
             "stages_ms": _errors_json(self.stages_ms),
-            "ks": self.distances,
             "counts": self.counts.to_json(),
-            "decisions": {name: prefix._asdict() for name, prefix in self.decisions.items()},
         }
 
 
@@ -116,30 +107,14 @@ class Validation:
         return Spread(metric, middle, errors[where].error, where, num_missed, is_met)
 
 
-def compare_sides(name: str, asked: Asked, measured: Side, simulated: Sequence[Side]) -> Comparison:
-    """Of several simulations metrics and stages are means, distributions are of all together, and what does not depend
-    on time is of the first.
-    """
-    first = simulated[0]
-    return Comparison(
-        name,
-        measured.summary["completed"],
-        {
-            metric: MetricError(
-                measured.summary[metric], fmean(side.summary[metric] for side in simulated), asked_of(asked, metric)
-            )
-            for metric in METRICS
-        },
-        _stages(measured.records, [side.records for side in simulated]),
-        {
-            time: ks_distance(
-                _samples(measured.records, time), [x for side in simulated for x in _samples(side.records, time)]
-            )
-            for time in ("ttft", "tpot", "e2e_latency")
-        },
-        compare_counts(measured.records, measured.journal, first.records, first.journal),
-        equal_prefixes(measured.journal, first.journal),
-    )
+def compare_sides(name: str, asked: Asked, measured: Side, simulated: Side) -> Comparison:
+    errors = {
+        metric: MetricError(measured.summary[metric], simulated.summary[metric], asked_of(asked, metric))
+        for metric in METRICS
+    }
+    stages_ms = _stages(measured.records, simulated.records)
+    counts = compare_counts(measured.records, simulated.records)
+    return Comparison(name, measured.summary["completed"], errors, stages_ms, counts)
 
 
 def asked_of(asked: Asked, metric: str) -> float | None:
@@ -149,20 +124,11 @@ def asked_of(asked: Asked, metric: str) -> float | None:
     return asked.mean if metric.startswith(("mean", "request")) else None
 
 
-def _stages(measured: RunRecords, simulated: Sequence[RunRecords]) -> dict[str, MetricError]:
-    ours, *theirs = (
-        {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, *simulated)
+def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
+    ours, theirs = (
+        {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, simulated)
     )
-    return {
-        stage: MetricError(mean_ms, fmean(of.get(stage, 0.0) for of in theirs), None) for stage, mean_ms in ours.items()
-    }
-
-
-def _samples(records: RunRecords, time: str) -> Sequence[float]:
-    done = [r for r in records.requests if r.outcome == "finished"]
-    if time == "tpot":
-        return [tpot_ms(r) for r in done if r.num_output_tokens > 1]
-    return [ttft_ms(r) if time == "ttft" else e2e_ms(r) for r in done]
+    return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}
 
 
 def _errors_json(errors: Mapping[str, MetricError]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from pdsim.calibration.matrix import Matrix, Variant, load_matrix
@@ -10,9 +9,8 @@ from pdsim.calibration.validation import Comparison, Side, Validation, compare_s
 from pdsim.cli.command import print_json
 from pdsim.cli.progress import progress_over
 from pdsim.cli.real_runs import missing, run_missing
-from pdsim.core.journal import Entry
 from pdsim.garbage import garbage_kept
-from pdsim.metrics.run_folder import SCENARIO, read_journal, read_records, read_summary
+from pdsim.metrics.run_folder import SCENARIO, read_records, read_summary
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -24,14 +22,14 @@ def validate_matrix(
     profile: Path | None,
     runs: Path | None,
     real_only: bool,
-    plots: Path | None,
     quiet: bool,
 ) -> None:
     """Exits with 1 if a real run failed, or if the two sides differ in what does not depend on time."""
     matrix = load_matrix(name, experiments)
     matrix = replace(matrix if profile is None else matrix.with_profile(profile), runs=runs or matrix.runs)
     if not real_only:
-        _require_all_to_compare(matrix)
+        for variant in matrix.variants:  # before hours are spent on real runs
+            matrix.scenario(variant)
     try:
         failed = run_missing(matrix)
     except KeyboardInterrupt:
@@ -41,21 +39,18 @@ def validate_matrix(
         print(f"pdsim: {matrix.name}: no run of {', '.join(failed)}", file=sys.stderr)
     if not real_only:
         validation = _compare(matrix, quiet=quiet)
-        _show(validation, plots, quiet=quiet)
+        if quiet:
+            print_json(validation.to_json())
+        else:
+            from pdsim.cli.matrix_tables import print_validation
+
+            print_validation(validation)
         if validation.unequal:
             what = "bytes or descriptors are not equal, of requests that were cached and sent alike"
             print(f"pdsim: {matrix.name}: {', '.join(validation.unequal)}: {what}", file=sys.stderr)
             raise SystemExit(1)
     if failed:
         raise SystemExit(1)
-
-
-def _require_all_to_compare(matrix: Matrix) -> None:
-    """Before hours are spent on real runs."""
-    if find_spec("scipy") is None:
-        raise ConfigError("comparing needs scipy: pip install 'pdsim[calibrate]'; --real-only runs without")
-    for variant in matrix.variants:
-        matrix.scenario(variant)
 
 
 def _compare(matrix: Matrix, *, quiet: bool) -> Validation:
@@ -73,27 +68,10 @@ def _compare(matrix: Matrix, *, quiet: bool) -> Validation:
 
 @garbage_kept()
 def _compare_variant(matrix: Matrix, variant: Variant) -> Comparison:
-    from pdsim.sim.simulation import Observation, simulate
+    from pdsim.sim.simulation import simulate
 
     folder = matrix.runs / variant.name
     matrix.require_same(variant, load_scenario(folder / SCENARIO), folder)
-    measured = Side(read_summary(folder), read_records(folder), list(read_journal(folder)))
-    simulated = []
-    for scenario in matrix.scenarios(variant):
-        journal: list[Entry] = []
-        result = simulate(scenario, Observation(journal=journal.append))
-        simulated.append(Side(result.summary(), result.records, journal))
-    return compare_sides(variant.name, matrix.asked, measured, simulated)
-
-
-def _show(validation: Validation, plots: Path | None, *, quiet: bool) -> None:
-    if quiet:
-        print_json(validation.to_json())
-    else:
-        from pdsim.cli.matrix_tables import print_validation
-
-        print_validation(validation)
-    if plots is not None:
-        from pdsim.calibration.parity import write_parity
-
-        write_parity(validation, plots)
+    result = simulate(matrix.scenario(variant))
+    measured = Side(read_summary(folder), read_records(folder))
+    return compare_sides(variant.name, matrix.asked, measured, Side(result.summary(), result.records))

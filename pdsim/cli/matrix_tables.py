@@ -6,8 +6,7 @@ from rich.table import Table
 
 from pdsim.calibration.compare import MetricError
 from pdsim.calibration.counts import Counts
-from pdsim.calibration.first_decisions import Prefix
-from pdsim.calibration.validation import Comparison, Validation
+from pdsim.calibration.validation import Validation
 from pdsim.cli.tables import new_console, new_table
 from pdsim.metrics.summary_rows import percentage, significant
 
@@ -21,7 +20,7 @@ _SHOWN = {
 
 def print_validation(validation: Validation) -> None:
     console = new_console()
-    tables = (_variants, _distances, _stages, _counts, _spreads, _rankings)
+    tables = (_variants, _percentiles, _stages, _counts, _spreads, _rankings)
     for table in tables:
         console.print(table(validation))
 
@@ -43,14 +42,13 @@ def _error_cells(one: MetricError) -> tuple[str, str, str]:
     return significant(one.measured), significant(one.simulated), error if one.is_met else f"[red]{error}[/red]"
 
 
-def _distances(validation: Validation) -> Table:
+def _percentiles(validation: Validation) -> Table:
     times = {"ttft": "TTFT", "tpot": "TPOT", "e2e_latency": "latency"}
-    title = "largest distance between measured and simulated distribution (KS), and errors of percentiles"
-    percentiles = [f"{times[time]} {percent}" for time in times for percent in ("median", "p90", "p99")]
-    table = new_table(title, "variant", *(f"KS {name}" for name in times.values()), *percentiles)
+    columns = [f"{times[time]} {percent}" for time in times for percent in ("median", "p90", "p99")]
+    table = new_table("errors of percentiles", "variant", *columns)
     for one in validation.comparisons:
         errors = [one.metrics[f"{p}_{time}_ms"].error for time in times for p in ("median", "p90", "p99")]
-        table.add_row(one.name, *(f"{one.distances[time]:.2f}" for time in times), *map(percentage, errors))
+        table.add_row(one.name, *map(percentage, errors))
     return table
 
 
@@ -74,10 +72,10 @@ def _stages(validation: Validation) -> Table:
 
 
 def _counts(validation: Validation) -> Table:
-    columns = ("bytes", "descriptors", "prefill hits", "decode hits", "", "decisions equal at first")
+    columns = ("bytes", "descriptors", "prefill hits", "decode hits", "")
     table = new_table("what does not depend on time must be equal", "variant", *columns)
     for one in validation.comparisons:
-        table.add_row(one.name, *_count_cells(one.counts), _decisions(one))
+        table.add_row(one.name, *_count_cells(one.counts))
     return table
 
 
@@ -89,19 +87,8 @@ def _count_cells(counts: Counts) -> tuple[str, ...]:
 def _verdict(counts: Counts) -> str:
     if counts.unequal:
         return f"[red]NOT EQUAL: requests {', '.join(map(str, counts.unequal[:5]))}[/red]"
-    reasons = {"cached": counts.otherwise_cached, "sent": counts.otherwise_sent}
-    found = [
-        f"{len(requests)} of {counts.num_requests} {how} otherwise" for how, requests in reasons.items() if requests
-    ]
-    return f"but for timing: {', '.join(found)}" if found else "equal"
-
-
-def _decisions(one: Comparison) -> str:
-    return ", ".join(_prefix(name, prefix) for name, prefix in one.decisions.items())
-
-
-def _prefix(name: str, prefix: Prefix) -> str:
-    return f"{name} {prefix.num_equal:,} of {prefix.num_decisions:,}"
+    num_other = len(counts.other_prefix_cached)
+    return f"but for timing: {num_other} of {counts.num_requests} found another prefix" if num_other else "equal"
 
 
 def _spreads(validation: Validation) -> Table:
@@ -116,12 +103,11 @@ def _spreads(validation: Validation) -> Table:
 
 
 def _rankings(validation: Validation) -> Table:
-    title = "order of variants: Kendall's tau, and pairs that differ by more than 5 % whose winner is found"
-    table = new_table(title, "metric", "tau", "pairs", "right", "share", "asked for")
+    title = "pairs of variants that differ by more than 5 %, and those whose winner is found"
+    table = new_table(title, "metric", "pairs", "right", "share", "asked for")
     for metric, ranking in validation.rankings().items():
         share, asked = ranking.share, validation.asked.winner
         verdict = "" if share is None or asked is None else "met" if share >= asked else "[red]missed[/red]"
-        tau = "" if ranking.tau is None else f"{ranking.tau:.2f}"
         cells = (str(ranking.num_pairs), str(ranking.num_right), "" if share is None else f"{share:.1%}", verdict)
-        table.add_row(metric, tau, *cells)
+        table.add_row(metric, *cells)
     return table

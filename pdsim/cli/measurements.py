@@ -18,6 +18,9 @@ def calibrate(
     prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
     decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
     plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
+    host_slowdown: Annotated[
+        float, Parameter(help="How many times as long this host's work takes in a run as in the rows.")
+    ] = 1,
     table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
     json_: Json = False,
 ) -> None:
@@ -41,13 +44,15 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
+    if not host_slowdown > 0:
+        raise ConfigError(f"--host-slowdown: expected a factor above 0, found {host_slowdown}")
     measurements, bound = read_rows(rows).of_ranks(prefill_tp, decode_tp), percent(table_above, "--table-above")
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu, table_above=bound)
-    flags = [("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)]
-    ranks = [str(word) for flag in flags if flag[1] > 1 for word in flag]
-    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *ranks])
-    profile = profile_of(made, name or out.stem, command)
+    flags = [("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp), ("--host-slowdown", host_slowdown)]
+    given = [str(word) for flag in flags if flag[1] != 1 for word in flag]
+    command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *given])
+    profile = profile_of(made, name or out.stem, command, host_slowdown=host_slowdown)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_yaml(profile, out)
     if plots is not None:
@@ -122,7 +127,6 @@ def validate(
     profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
     runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
     real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
-    plots: Annotated[Path | None, Parameter(help="Of a matrix: write a figure, simulated against measured.")] = None,
     json_: Json = False,
 ) -> None:
     """Simulate what was measured and print the errors: published numbers, or a matrix of scenarios run for real.
@@ -144,11 +148,11 @@ def validate(
 
         if len(cases) > 1:
             raise ConfigError(f"{matrices[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
-        where: dict[str, Any] = {"profile": profile, "runs": runs, "plots": plots}
+        where: dict[str, Any] = {"profile": profile, "runs": runs}
         validate_matrix(matrices[0], experiments, **where, real_only=real_only, quiet=json_)
         return
-    if profile or runs or real_only or plots:
-        raise ConfigError("--profile, --runs, --real-only and --plots are of a matrix, and none is named")
+    if profile or runs or real_only:
+        raise ConfigError("--profile, --runs and --real-only are of a matrix, and none is named")
     from pdsim.calibration.case import find_cases
     from pdsim.calibration.compare import compare_case
     from pdsim.cli.progress import progress_over

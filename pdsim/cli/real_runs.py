@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.matrix import MATRIX, PACE, Matrix, Variant
-from pdsim.cli.watchers import Watchers
-from pdsim.metrics.run_folder import SUMMARY
-from pdsim.scenario.build import build
+from pdsim.calibration.matrix import Matrix, Variant
+from pdsim.metrics.run_folder import JOURNAL, SUMMARY
 from pdsim.scenario.yaml_file import ConfigError
 
 _CANNOT = 2
 """Exit code of pdreal for what this machine or the scenario lacks."""
-_NOT_COMPARED = ("timeline.json.gz", "overview.png")
+_NOT_COMPARED = ("timeline.json.gz", "overview.png", JOURNAL)
 """What others make of a run folder: left out of kept ones, which may be many."""
 
 
@@ -37,8 +34,6 @@ def run_missing(matrix: Matrix) -> list[str]:
     if variants and find_spec("pdreal") is None:
         names = ", ".join(variant.name for variant in variants)
         raise ConfigError(f"{matrix.runs} lacks runs of {names}, and there is no pdreal: pip install 'pdsim[real]'")
-    if matrix.real.watchers:
-        _require_cores(matrix, variants)
     matrix.runs.mkdir(parents=True, exist_ok=True)
     failed = []
     for i, variant in enumerate(variants):
@@ -54,18 +49,6 @@ def run_missing(matrix: Matrix) -> list[str]:
     return failed
 
 
-def _require_cores(matrix: Matrix, variants: Sequence[Variant]) -> None:
-    """Who watches a core that a rank computes on slows it, and sees itself slowed."""
-    num_watchers, num_cores = matrix.real.watchers, len(os.sched_getaffinity(0))
-    for variant in variants:
-        num_ranks = sum(build(matrix.real_scenario(variant)).num_ranks.values())
-        if num_ranks + num_watchers > num_cores:
-            raise ConfigError(
-                f"{variant.name}: {num_ranks} ranks and {num_watchers} watchers need a core each, "
-                f"and this machine has {num_cores}: have fewer watchers, in real of {MATRIX}"
-            )
-
-
 def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
     """Its summary; None if it failed, which is said, and written down beside its folder."""
     part, log = matrix.runs / f"{variant.name}.part", matrix.runs / f"{variant.name}.log"
@@ -73,8 +56,7 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
     changes = [word for change in variant.changes for word in ("--set", change)]
     command = [sys.executable, "-m", "pdreal", "run", str(matrix.scenario_path), *changes]
     command += [*matrix.real.flags, "--out", str(part), "--json"]
-    watchers = Watchers(matrix.real.watchers, matrix.watch_flags, matrix.real.timeout_s)
-    with log.open("w", encoding="utf-8") as said, watchers:
+    with log.open("w", encoding="utf-8") as said:
         # a process group of its own: its ranks, which hold the devices, end with it
         process = subprocess.Popen(  # noqa: S603  ours
             command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
@@ -94,8 +76,6 @@ def _run(matrix: Matrix, variant: Variant) -> dict[str, Any] | None:
         print(f"failed with {process.returncode}: see {log}", file=sys.stderr)
         return None
     summary: dict[str, Any] = json.loads(output)
-    if not watchers.write(part / PACE) and matrix.real.watchers:
-        print("no core was watched for long enough: it has the profile's pace", end="; ", file=sys.stderr)
     _keep(part, matrix.runs / variant.name)
     log.unlink()
     return summary

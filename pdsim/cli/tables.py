@@ -290,7 +290,7 @@ def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
 
 
 def _host_table(profile: Mapping[str, Any]) -> Table:
-    cost = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest", "pace", "waking")}
+    cost = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest")}
     table = new_table("of the host", "section", "settings")
     for name, section in {**cost, "front_end": profile.get("front_end")}.items():
         if section:

@@ -1,6 +1,7 @@
 """Times fitted to measurements: straight lines in what a forward has to do. Profiles hold their coefficients."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.gpu_clock import GpuClock
@@ -15,6 +16,13 @@ class Affine:
 
     A prompt is continued if some of it is context: cached, or computed before.
     """
+
+    HOST_FIELDS: ClassVar = (
+        "prefill_least_ns",
+        "prefill_least_per_prompt_ns",
+        "prefill_least_per_continued_prompt_ns",
+    )
+    """Launches, which a slow host slows."""
 
     prefill_base_ns: float = 0
     prefill_per_token_ns: float = 0
@@ -59,7 +67,7 @@ class AffineModel:
         self._settings = settings
         self._clock = GpuClock(settings.prefill_slowdown, settings.prefill_slowdown_memory_ns)
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         of = self._settings
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         idle_rows = -num_tokens % of.prefill_wave_tokens / num_tokens
@@ -78,10 +86,9 @@ class AffineModel:
             + of.prefill_least_per_prompt_ns * len(step.chunks)
             + of.prefill_least_per_continued_prompt_ns * len(continued)
         )
-        return max(1, round(max(host_stretch * least_ns, self._clock.stretch(start_ns, rested_ns))))
+        return max(1, round(max(least_ns, self._clock.stretch(start_ns, rested_ns))))
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        del host_stretch
+    def decode_line(self, num_requests: int) -> DecodeLine:
         of, base_ns = self._settings, max(1, self._batch_ns(num_requests))
         return DecodeLine.of_ns(base_ns, of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)
 

@@ -7,7 +7,7 @@ step is asked for at two contexts, and lies on the line through them.
 import importlib
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
@@ -47,6 +47,8 @@ class UnavailableError(ValueError):
 class AiConfigurator:
     """GPU time by aiconfigurator; host time as in the roofline, whose defaults are measured."""
 
+    HOST_FIELDS: ClassVar = ("step_overhead_ns", "prompt_overhead_ns")
+
     backend: str = "sglang"
     version: str | None = None
     """Of the backend whose kernels were measured; None: its newest."""
@@ -67,8 +69,7 @@ class AiConfiguratorModel:
         self._decode_ms = engine.predict_decode_latency
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        del host_stretch
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_prompts = len(step.chunks)
         context = sum(chunk.num_context_tokens for chunk in step.chunks) // num_prompts
         new = max(1, sum(chunk.num_tokens for chunk in step.chunks) // num_prompts)
@@ -76,8 +77,7 @@ class AiConfiguratorModel:
         gpu_ms: float = self._prefill_ms(num_prompts, context + new, context)
         return max(1, round(1e6 * gpu_ms + overhead_ns))
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        del host_stretch
+    def decode_line(self, num_requests: int) -> DecodeLine:
         if num_requests not in self._lines:
             short, long = CONTEXTS
             short_ns, long_ns = (1e6 * self._decode_ms(num_requests, context) for context in CONTEXTS)

@@ -34,15 +34,15 @@ class GraphReplay:
         self._empty_row_kv = empty_row_kv
         self._eager = DecodeLine.of_ns(launch_ns, 0, 0)
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        return self._model.prefill_ns(step, start_ns, host_stretch)
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        return self._model.prefill_ns(step, start_ns)
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+    def decode_line(self, num_requests: int) -> DecodeLine:
         index = bisect_left(self._sizes, num_requests)
         if index < len(self._sizes):
             size = self._sizes[index]
-            line = self._model.decode_line(size, host_stretch)
+            line = self._model.decode_line(size)
             empty = 1 + self._empty_row_kv * (size / num_requests - 1)
             return line._replace(per_context_token=round(empty * line.per_context_token))
-        line = self._model.decode_line(num_requests, host_stretch)
-        return line._replace(base=max(line.base, self._eager.stretched(host_stretch).base))
+        line = self._model.decode_line(num_requests)
+        return line._replace(base=max(line.base, self._eager.base))

@@ -27,7 +27,7 @@ class Clamped:
     """Of all prompts of a forward together."""
     batch: Range
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         num_context = sum(chunk.num_context_tokens for chunk in step.chunks)
         more = self.new_tokens.nearest(num_tokens) / num_tokens
@@ -41,7 +41,7 @@ class Clamped:
                 for chunk in step.chunks
             )
             step = step._replace(chunks=tuple(chunks))
-        return self.model.prefill_ns(step, start_ns, host_stretch)
+        return self.model.prefill_ns(step, start_ns)
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        return self.model.decode_line(round(self.batch.nearest(num_requests)), host_stretch)
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        return self.model.decode_line(round(self.batch.nearest(num_requests)))

@@ -30,14 +30,11 @@ class DecodeLine(NamedTuple):
 class CostModel(Protocol):
     """Times of one instance. It may remember what its GPU did before, but asks no one else."""
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order.
-
-        host_stretch: how many times as long as at full speed its host's cores take when they begin with it.
-        """
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
         ...
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+    def decode_line(self, num_requests: int) -> DecodeLine:
         """Durations of decode steps of this batch size: equal arguments, equal answers."""
         ...
 

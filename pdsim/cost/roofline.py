@@ -1,6 +1,7 @@
 """Times from first principles: bytes over bandwidth, operations over rate, and how much of either is reached."""
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
@@ -27,6 +28,9 @@ class Roofline:
     prefix walk through it together, and the L2 cache serves all but the first. What it takes beyond that to reach
     kv_bandwidth, when nothing is shared, is work on the SMs, which each request pays for itself.
     """
+
+    HOST_FIELDS: ClassVar = ("prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
+    """Launches and other host work, which a slow host slows."""
 
     matrix_efficiency: float = 0.7
     attention_efficiency: float = 0.5
@@ -79,17 +83,16 @@ class RooflineModel:
         self._exchange_ns = exchanges * settings.expert_exchange_ns
         self._lines: dict[int, DecodeLine] = {}
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
         pairs = sum(map(attended_pairs, step.chunks))
         attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
         work_ns = self._matrices_ns(num_tokens) + attention_ns + self._reductions_ns(num_tokens)
-        launch_ns = host_stretch * self._settings.prefill_layer_ns * self._spec.num_layers
+        launch_ns = self._settings.prefill_layer_ns * self._spec.num_layers
         overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
         return round(max(work_ns, launch_ns) + overhead_ns)
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        del host_stretch
+    def decode_line(self, num_requests: int) -> DecodeLine:
         line = self._lines.get(num_requests)
         if line is None:
             work_ns = self._matrices_ns(num_requests) + self._reductions_ns(num_requests)

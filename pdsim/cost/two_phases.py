@@ -11,8 +11,8 @@ class TwoPhases:
     prefill: CostModel
     decode: CostModel
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        return self.prefill.prefill_ns(step, start_ns, host_stretch)
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        return self.prefill.prefill_ns(step, start_ns)
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        return self.decode.decode_line(num_requests, host_stretch)
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        return self.decode.decode_line(num_requests)

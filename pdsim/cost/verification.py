@@ -16,10 +16,10 @@ class Verification:
     """Of all drafting in one step."""
     draft_per_request_ns: float
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        return self.target.prefill_ns(step, start_ns, host_stretch)
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        return self.target.prefill_ns(step, start_ns)
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
+    def decode_line(self, num_requests: int) -> DecodeLine:
         drafting = DecodeLine.of_ns(self.draft_ns + self.draft_per_request_ns * num_requests, 0, 0)
-        verifying = self.target.decode_line(num_requests * self.draft_tokens, host_stretch)
+        verifying = self.target.decode_line(num_requests * self.draft_tokens)
         return verifying._replace(base=verifying.base + drafting.base)

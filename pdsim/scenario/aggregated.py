@@ -8,7 +8,7 @@ from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.router import RoleRouter
 from pdsim.cost.model import CostModel
 from pdsim.cost.two_phases import TwoPhases
-from pdsim.scenario.costs import decode_cost, forward_cost
+from pdsim.scenario.costs import decode_cost, prefill_cost
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import AggregatedSettings, Scenario
@@ -64,7 +64,7 @@ def build_aggregated_router(scenario: Scenario, settings: AggregatedSettings) ->
 def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, CostModel]:
     layout = layout_of(scenario, "aggregated")
     return {
-        instance_id: TwoPhases(forward_cost(scenario, layout), decode_cost(scenario, settings, layout))
+        instance_id: TwoPhases(prefill_cost(scenario, layout), decode_cost(scenario, settings, layout))
         for instance_id in instance_ids(settings, "aggregated")
     }
 

@@ -195,7 +195,7 @@ def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Se
         return []
     prefill, decode = scenario.pair
     prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
-    transport, staging = wiring.transport(scenario.network), scenario.network.staging
+    transport, staging = wiring.transport(scenario), scenario.network.staging
     agents: list[Sender | Receiver] = [
         Sender(
             prefill_id,
@@ -270,7 +270,7 @@ def _costs(scenario: Scenario) -> dict[str, CostModel]:
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
     """A prefill loop agrees on what has been sent while it launches a forward."""
-    host, ranks = scenario.cost.host, scenario.network.ranks
+    host, ranks = scenario.cost.host.slowed(), scenario.network.ranks
     if ranks is not None and layout_of(scenario, "prefill").tp > 1:
         host = host.model_copy(update={"launch": host.launch + ranks.agreement})
     return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), host)
@@ -284,7 +284,7 @@ def _host_copies(scenario: Scenario) -> HostCopies | None:
 def _interconnect(scenario: Scenario) -> Interconnect:
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     wire = wiring.wire_of(scenario, prefill, decode)
-    transport, staging = wiring.transport(scenario.network), scenario.network.staging
+    transport, staging = wiring.transport(scenario), scenario.network.staging
     sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
     sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
     return Interconnect(

@@ -20,12 +20,12 @@ from pdsim.scenario.component import base_folder
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 
-_BESIDE = ("measured", "pace")
+_BESIDE = ("measured", "host")
 """Sections of a profile's cost that a scenario may change."""
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by what the file says. Only changes of `measured` and `pace` may stand beside it."""
+    """Replaces {profile: FILE} by what the file says. Only changes of `measured` and `host` may stand beside it."""
     if not (isinstance(value, dict) and "profile" in value):
         return value
     beside = {key: changes for key, changes in value.items() if key != "profile"}
@@ -33,10 +33,7 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
         known, found = " and ".join(_BESIDE), ", ".join(beside)
         raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
     cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
-    for section in beside:
-        if section not in cost:
-            raise ValueError(f"profile {value['profile']} has no {section} to change")
-    return {**cost, **{section: {**cost[section], **changes} for section, changes in beside.items()}}
+    return {**cost, **{section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}}
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:

@@ -22,7 +22,6 @@ from pdsim.policy.protocols import (
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
-from pdsim.scenario.cores import PaceSettings, WakingSettings
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
@@ -207,10 +206,17 @@ class HostSettings(Section):
     """Taking in the result of a forward."""
     send: Duration = 0
     """Handing one unit to the transfer workers, one after another."""
+    slowdown: float = Field(default=1, gt=0)
+    """Factor of all host work: this loop's, rests, launches of forwards, batches and descriptors of transfers."""
 
     @property
     def is_none(self) -> bool:
-        return self == HostSettings()
+        return not (self.start or self.launch or self.result or self.send)
+
+    def slowed(self) -> "HostSettings":
+        """The same times with the slowdown applied to them."""
+        times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
+        return self.model_copy(update={**times, "slowdown": 1})
 
 
 class FrontEndSettings(Section):
@@ -271,8 +277,6 @@ class CostChoice(Section):
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
     host: HostSettings = HostSettings()
     rest: RestSettings = RestSettings()
-    pace: PaceSettings = PaceSettings()
-    waking: WakingSettings = WakingSettings()
     graphs: GraphSettings | None = None
     """None: a decode step is as large as its batch."""
     measured: MeasuredSettings | None = None

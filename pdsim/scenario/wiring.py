@@ -16,8 +16,9 @@ from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
 
 
-def transport(network: NetworkSettings) -> Transport:
+def transport(scenario: Scenario) -> Transport:
     """The catalog's, with what the scenario changes of it."""
+    network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)
     except UnknownNameError as wrong:
@@ -28,13 +29,14 @@ def transport(network: NetworkSettings) -> Transport:
         found = replace(found, descriptor_ns=network.descriptor_latency)
     if network.serial is not None:
         found = replace(found, serial=network.serial)
+    if slowdown != 1:
+        found = replace(found, batch_ns=round(slowdown * found.batch_ns), descriptor_ns=slowdown * found.descriptor_ns)
     return found
 
 
 def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> Wire:
-    network = scenario.network
-    deduplicate = network.deduplicate_kv_heads
-    return wire(prefill, decode, scenario.page_size, transport(network).coalesces, deduplicate=deduplicate)
+    deduplicate = scenario.network.deduplicate_kv_heads
+    return wire(prefill, decode, scenario.page_size, transport(scenario).coalesces, deduplicate=deduplicate)
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, deduplicate: bool = False) -> Wire:

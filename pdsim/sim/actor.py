@@ -24,7 +24,6 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host_memory import HostMemory
 from pdsim.cost.model import FRACTION_BITS, CostModel
-from pdsim.cost.pace import Pace
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
@@ -34,9 +33,9 @@ from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 class Actor:
     """One instance and what it is doing: waiting, a forward, or a number of decode steps.
 
-    Decode steps run as many at once as the instance allows, until a sequence ends or the pace may change. A message
-    cuts them short: the step in progress finishes, then the instance is asked again. With single_steps, each runs
-    alone; nothing else differs.
+    Decode steps run as many at once as the instance allows, until a sequence ends. A message cuts them short: the
+    step in progress finishes, then the instance is asked again. With single_steps, each runs alone; nothing else
+    differs.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Actor:
         instance: Instance,
         *,
         cost: CostModel,
-        pace: Pace | None,
         host: HostSettings,
         host_memory: HostMemory | None,
         executor: Executor,
@@ -62,8 +60,6 @@ class Actor:
         self._instance_id = instance.instance_id
         self._timeline = timeline
         self._cost = cost
-        self._pace = pace
-        """What its core does has the one in which it begins. None: always the same."""
         self._on_step = on_step
         self._agreement = agreement_ns << FRACTION_BITS
         """Of its ranks, in each decode step during which KV is on its way."""
@@ -161,7 +157,7 @@ class Actor:
     def _on_result(self, result: Result) -> None:
         self._num_in_flight -= 1
         if self._host.result:
-            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._on_host_ns(self._host.result)
+            self._host_free_ns = max(self._host_free_ns, self._timeline.now_ns) + self._host.result
         self._advance(result)
 
     def _go_on_later(self) -> None:
@@ -174,7 +170,7 @@ class Actor:
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
         for unit in units:
-            self._host_free_ns = max(self._host_free_ns, now_ns) + self._on_host_ns(self._host.send)
+            self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.send
             self._timeline.after(self._host_free_ns - now_ns, self._send_unit, unit)
 
     def _send_unit(self, unit: TransferUnit) -> None:
@@ -190,13 +186,6 @@ class Actor:
             elif isinstance(command, LoadKv):
                 self._copying_ns += self._host_memory.load_ns(command.request_id)
         self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
-
-    def _host_stretch(self, at_ns: int) -> float:
-        return 1 if self._pace is None else self._pace.stretch(at_ns)
-
-    def _on_host_ns(self, duration_ns: int) -> int:
-        """Of what its core begins now."""
-        return round(duration_ns * self._host_stretch(self._timeline.now_ns))
 
     # Waiting.
 
@@ -225,9 +214,9 @@ class Actor:
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
-        start_ns = max(now_ns + self._on_host_ns(self._host.start), self._free_ns)
-        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns, self._host_stretch(now_ns))
-        self._host_free_ns = max(self._host_free_ns, now_ns) + self._on_host_ns(self._host.launch)
+        start_ns = max(now_ns + self._host.start, self._free_ns)
+        self._free_ns = start_ns + self._cost.prefill_ns(step, start_ns)
+        self._host_free_ns = max(self._host_free_ns, now_ns) + self._host.launch
         if self._layer_groups:
             self._announce_layers(step, start_ns)
         self._timeline.after(self._free_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
@@ -282,13 +271,11 @@ class Actor:
 
     def _begin_decode(self, step: DecodeStep) -> None:
         self._start_ns = self._timeline.now_ns + self._copying_ns
-        line = self._cost.decode_line(step.num_requests, self._host_stretch(self._start_ns))
+        line = self._cost.decode_line(step.num_requests)
         if self._agreement and self.instance.levels().num_transferring:
             line = line._replace(base=line.base + self._agreement)
         self._clock.begin(line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
-        if self._pace is not None:
-            num_steps = min(num_steps, self._clock.steps_until(self._pace.steady_ns(self._start_ns)))
         self._run(step, 1 if self._single_steps or self._inbox else num_steps)
 
     def _run(self, step: DecodeStep, num_steps: int) -> None:

@@ -10,7 +10,6 @@ from math import ceil, inf, prod
 
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
-from pdsim.cost.pace import Pace
 from pdsim.cost.staging import StagingCost
 from pdsim.sim.timeline import Alarm, Timeline
 from pdsim.system.topology import Path, Topology
@@ -111,18 +110,16 @@ class Network:
         transport: Transport,
         wire: Wire,
         staging: StagingCost | None = None,
-        paces: Mapping[str, Pace] | None = None,
         on_done: Callable[[Transfer], None],
         on_failed: Callable[[Transfer], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """paces: of the cores that post what an instance sends. timeout_ns: after it an engine gives a transfer up."""
+        """timeout_ns: after it an engine gives a transfer up."""
         self._timeline = timeline
         self._topology = topology
         self._transport = transport
         self._wire = wire
         self._staging = staging
-        self._paces = paces or {}
         self._on_done = on_done
         self._on_failed = on_failed
         self._timeout_ns = timeout_ns
@@ -140,14 +137,13 @@ class Network:
 
     def start(self, unit: TransferUnit) -> None:
         num_targets = self._wire.num_targets
-        stretch = self._host_stretch(unit.source)
-        setup_ns = round(stretch * num_targets * self._transport.batch_ns)
+        setup_ns = num_targets * self._transport.batch_ns
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
         transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
         transfer.setup_ns = setup_ns
-        transfer.least_ns = stretch * self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        transfer.least_ns = self._transport.least_moving_ns(unit.num_descriptors * num_targets)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
         if self._transport.serial:
@@ -170,12 +166,7 @@ class Network:
         self._timeline.after(self._posting_ns(transfer), self._move, transfer)
 
     def _posting_ns(self, transfer: Transfer) -> int:
-        posting_ns = self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
-        return round(self._host_stretch(transfer.unit.source) * posting_ns)
-
-    def _host_stretch(self, source: str) -> float:
-        """Of what it begins to post now."""
-        return self._paces[source].stretch(self._timeline.now_ns) if source in self._paces else 1
+        return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
 
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:

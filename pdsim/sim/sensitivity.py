@@ -36,11 +36,11 @@ class _Faster:
     prefill: float = 1.0
     decode: float = 1.0
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, host_stretch: float = 1) -> int:
-        return max(1, round(self.model.prefill_ns(step, start_ns, host_stretch) / self.prefill))
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        return max(1, round(self.model.prefill_ns(step, start_ns) / self.prefill))
 
-    def decode_line(self, num_requests: int, host_stretch: float = 1) -> DecodeLine:
-        return self.model.decode_line(num_requests, host_stretch).stretched(1 / self.decode)
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        return self.model.decode_line(num_requests).stretched(1 / self.decode)
 
 
 def sensitivities(

@@ -169,7 +169,6 @@ class Simulation:
             self._order[instance_id],
             self._recorded(instance),
             cost=self._cluster.costs[instance_id],
-            pace=scenario.cost.pace.of(instance_id, num_ranks),
             host=self._cluster.hosts.get(instance_id, HostSettings()),
             host_memory=self._host_memory(instance),
             executor=self._executor(),

@@ -6,7 +6,6 @@ from pdsim.core import messages as m
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.pace import Pace
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster, Interconnect
 from pdsim.sim.network import Network, Transfer
@@ -39,17 +38,10 @@ class Transfers:
             transport=interconnect.transport,
             wire=interconnect.wire,
             staging=interconnect.staging,
-            paces=self._paces(cluster),
             on_done=self._on_done,
             on_failed=self._on_failed,
             timeout_ns=None if health is None else health.transfer_timeout,
         )
-
-    def _paces(self, cluster: Cluster) -> dict[str, Pace]:
-        """Of workers, which have cores beside those that compute or launch."""
-        settings, num_ranks = cluster.scenario.cost.pace, cluster.num_ranks
-        paces = {source: settings.of(sender_id, num_ranks[source]) for source, sender_id in self._sender_of.items()}
-        return {source: pace for source, pace in paces.items() if pace is not None}
 
     def plan(self, unit: TransferUnit) -> None:
         self._tell(self._sender_of[unit.source], unit)

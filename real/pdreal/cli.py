@@ -150,7 +150,7 @@ def measure(
     tp
         Ranks of an instance, each on a GPU of its own: prefill, decode and host can be measured with several.
     only
-        Of prefill, decode, gather, scatter, transfer, host, pace; joined by commas.
+        Of prefill, decode, gather, scatter, transfer, host; joined by commas.
     quick
         A few shapes of each, to see that all works here.
     rounds

@@ -58,7 +58,7 @@ def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor],
         planes,
         transport,
         buffer_bytes=_largest_cell_bytes(scenario, exchange),
-        num_buffers=wiring.transport(scenario.network).num_queues,
+        num_buffers=wiring.transport(scenario).num_queues,
     )
 
 

@@ -74,7 +74,7 @@ def _parts(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream | Non
     worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(worker, *where, sender, wiring.transport(spec.scenario.network).num_queues)
+        return Parts(worker, *where, sender, wiring.transport(spec.scenario).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
     return Parts(worker, *where, receiver, memory=receiver.describe()._asdict())
 

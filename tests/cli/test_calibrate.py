@@ -61,13 +61,10 @@ def test_rows_become_a_profile_that_a_scenario_runs_on(capsys, folder):
 
 def test_what_rows_tell_of_the_host_is_printed_as_the_profile_has_it(capsys, folder):
     assert "of the host" not in output(capsys, "calibrate", *FILES, "-o", "profile.yaml")
-    spells = [
-        {"kind": "pace", "what": what, "time_us": us, "repeats": 300} for what, us in (("full", 200), ("slow", 300))
-    ]
-    write_rows(folder / "pace.csv", spells, PROVENANCE)
-    printed = output(capsys, "calibrate", *FILES, "pace.csv", "-o", "profile.yaml")
+    printed = output(capsys, "calibrate", *FILES, "--host-slowdown", "1.25", "-o", "profile.yaml")
     assert "of the host" in printed
-    assert "cost.pace slowdown 0.5, slows steps" in " ".join(printed.split())
+    assert "cost.host slowdown 1.25" in " ".join(printed.split())
+    assert "--host-slowdown 1.25" in (folder / "profile.yaml").read_text()
 
 
 def test_a_profile_says_where_it_comes_from(capsys, folder):
@@ -96,6 +93,7 @@ def test_a_run_outside_the_measured_range_warns_once(capsys, folder):
     [
         (("rows.csv",), "a profile needs rows of decode in enough shapes"),
         ((), "calibrate needs files of rows"),
+        ((*FILES, "--host-slowdown", "0"), "--host-slowdown: expected a factor above 0, found 0.0"),
         (("nowhere.csv",), "nowhere.csv does not exist"),
         (("rows.csv", "--table-above", "soon"), "--table-above: expected a percentage such as '15 %', found 'soon'"),
         ((*FILES, "--gpu", "h2000"), "no GPU 'h2000' in the catalog (did you mean 'h200'?)"),
@@ -111,8 +109,7 @@ def test_wrong_rows_are_one_message(capsys, folder, arguments, message):
     ("change", "message"),
     [
         ("network.transport=mooncake-rdma", "has no transport 'mooncake-rdma'"),
-        ("cost.host={}", "profile stands alone, or beside measured and pace, found host beside it"),
-        ("cost.pace.seed=1", "has no pace to change"),
+        ("cost.rest={}", "profile stands alone, or beside measured and host, found rest beside it"),
         ("cost.measured.outside=crash", "cost.measured.outside: Input should be 'clamp' or 'extend'"),
         ("cost.measured.decode_batch=[5, 1]", "a range is [least, most], found [5.0, 1.0]"),
     ],

@@ -43,14 +43,8 @@ provenance: {measured: []}
 """
 
 PDREAL = """\
-import os, sys, time
-from pathlib import Path
+import os, sys
 words = sys.argv[1:]
-if words[0] == "measure":
-    rows = "kind,what,time_us,repeats,device,command,date\\npace,full,500,30,d,c,2026\\npace,slow,900,10,d,c,2026\\n"
-    Path(words[words.index("--out") + 1]).write_text(rows)
-    (Path(os.environ["PROFILE"]).parent / f"{os.getpid()}.watcher").touch()
-    time.sleep(60)
 from pdsim.cli import main
 cut = words.index("--device")
 if any(name in word for word in words for name in os.environ["FAILS"].split()):
@@ -93,7 +87,7 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
     assert "no such device" in (matrix / "runs" / "c4.log").read_text()
     assert not (matrix / "runs" / "c4").exists()
     monkeypatch.setenv("FAILS", "c1")
-    code, out, said = validate(capsys, matrix, "--json", "--plots", matrix / "plots")
+    code, out, said = validate(capsys, matrix, "--json")
     assert code == 0
     assert "c4 for real (1 of 1)" in said
     report = json.loads(out)
@@ -101,48 +95,9 @@ def test_what_is_missing_is_run_for_real_and_what_is_there_is_not(capsys, matrix
     assert report["equal"]
     assert sorted(path.name for path in (matrix / "runs").iterdir()) == ["c1", "c4"]
     assert not (matrix / "runs" / "c4" / "overview.png").exists()
-    assert (matrix / "plots" / "parity.png").stat().st_size > 1000
+    assert not (matrix / "runs" / "c4" / "journal.jsonl.zst").exists()
     code, out, _ = validate(capsys, matrix)
     assert (code, "NOT EQUAL" in out, "requests/s" in out) == (0, False, True)
-
-
-def has_cores(monkeypatch, number):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
-
-
-def test_watchers_that_would_slow_ranks_are_refused_before_anything_runs(capsys, matrix, monkeypatch):
-    path = matrix / "matrix.yaml"
-    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 2"))
-    has_cores(monkeypatch, 3)
-    code, _, said = validate(capsys, matrix, "--real-only")
-    assert (code, "c1: 2 ranks and 2 watchers need a core each, and this machine has 3" in said) == (2, True)
-    assert not (matrix / "runs").exists()
-
-
-def test_cores_are_watched_while_a_variant_runs_and_no_longer(capsys, matrix, monkeypatch):
-    has_cores(monkeypatch, 4)
-    path = matrix / "matrix.yaml"
-    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 2"))
-    assert validate(capsys, matrix, "--real-only")[0] == 0
-    rows = (matrix / "runs" / "c4" / "pace.csv").read_text().splitlines()
-    assert [row.split(",")[1] for row in rows] == ["what", *2 * ["full", "slow"]]
-    pids = [int(told.stem) for told in matrix.glob("*.watcher")]
-    assert len(pids) == 4
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    assert validate(capsys, matrix)[0] == 0
-
-
-def test_a_run_whose_watchers_saw_nothing_says_so(capsys, matrix, monkeypatch):
-    has_cores(monkeypatch, 3)
-    path = matrix / "matrix.yaml"
-    path.write_text(MATRIX.replace("dtype: float32", "dtype: float32, watchers: 1"))
-    fake = matrix / "pdreal" / "__main__.py"
-    fake.write_text(PDREAL.replace("write_text(rows)", 'write_text(rows.partition("pace")[0])'))
-    code, _, said = validate(capsys, matrix, "--real-only")
-    assert (code, said.count("no core was watched for long enough")) == (0, 2)
-    assert not (matrix / "runs" / "c4" / "pace.csv").exists()
 
 
 def test_other_bytes_fail(capsys, matrix):

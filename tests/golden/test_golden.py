@@ -16,6 +16,8 @@ from pdsim.scenario.loading import load_scenario
 from tests.support import run
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/scenario.yaml"))
+ON_GPUS = Path("experiments/validation-h200/data/c1")
+"""A run of real mode on two H200s."""
 FIELDS = (
     "completed",
     "duration",
@@ -48,7 +50,7 @@ def test_a_stored_run_is_still_the_same(folder, request):
     assert found == pytest.approx(stored, rel=1e-12)  # Python 3.12 adds floats more exactly
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [*FOLDERS, ON_GPUS], ids=lambda folder: folder.name)
 def test_a_stored_journal_replays(folder):
     assert (folder / JOURNAL).stat().st_size > 1000
     machines = state_machines(resolve(load_scenario(folder / "scenario.yaml")))

@@ -1,7 +1,7 @@
 """`pdreal measure`: every kind of row at tiny size, and what is said of what cannot be measured."""
 
 import csv
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 import pytest
 
@@ -9,8 +9,8 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 import torch
 from pdreal.cli import main
-from pdreal.measure import copies, forwards, pace, plan
-from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, WakingCase, forward_rows
+from pdreal.measure import copies, forwards, plan
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
 
@@ -19,7 +19,6 @@ from tests.real.models import CPU, tiny_model
 TINY = Plan(
     prefill=(PrefillCase(1, 8), PrefillCase(2, 8, 16)),
     sustained=(),
-    waking=(WakingCase(PrefillCase(1, 8), 0.0), WakingCase(PrefillCase(1, 8), 0.01)),
     decode=(DecodeCase(1, 16), DecodeCase(4, 16)),
     copied_pages=(1, 3),
     transferred_bytes=(4096,),
@@ -27,9 +26,6 @@ TINY = Plan(
     served_batches=(2,),
     served_tokens=32,
     served_outputs=24,
-    watched=(PrefillCase(1, 8), DecodeCase(4, 16)),
-    pace_seconds=0.0,
-    pace_turns=2,
     seconds=0.0,
 )
 
@@ -56,7 +52,6 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert shapes(rows, "prefill", "prompts", "new_tokens", "context_tokens") == [("1", "8", "0"), ("2", "16", "32")]
-    assert shapes(rows, "waking", "new_tokens", "idle_us") == [("8", "0.0"), ("8", "10000.0")]
     assert shapes(rows, "decode", "batch", "context_tokens") == [("1", "16"), ("4", "64")]
     page_bytes = 2 * 4 * 16 * 4 * 32 * 4  # planes of 4 layers, tokens, heads, elements of 4 bytes
     assert shapes(rows, "gather", "payload_bytes") == [(str(page_bytes // 2),), (str(3 * page_bytes // 2),)]
@@ -72,9 +67,6 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys)
     assert shapes(rows, "handover", "transport", "payload_bytes") == [("shared-memory", str(512 * page_bytes // 16))]
     assert shapes(rows, "loop", "batch") == [("2",)]
     assert all(0 < float(row["rest_us"]) < float(row["time_us"]) for row in rows if row["kind"] == "loop")
-    assert {what for (what,) in shapes(rows, "pace", "what")} <= {"full", "slow"}
-    watched = [work for work, _ in groupby(shapes(rows, "pace", "new_tokens", "batch"))]
-    assert watched == 2 * [("", ""), ("8", ""), ("", "4")]
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(capsys.readouterr().err.splitlines()) == len(rows)
 
@@ -85,18 +77,6 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     rows = list(forward_rows(model, 16, [SustainedCase(PrefillCase(2, 8))], 0.0, print))
     assert [row.busy_us for row in rows] == pytest.approx([0, *accumulate(row.time_us for row in rows[:-1])])
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
-
-
-def test_each_spell_of_a_core_is_a_row(monkeypatch):
-    """Of a core that is slow thirty times; one that was interrupted is no spell. It rests each time."""
-    times_us = [500.0] * 40 + [900.0] * 30 + [500.0] * 20 + [4000.0] + [500.0] * 40
-    works = iter(times_us)
-    monkeypatch.setattr(pace, "once_us", lambda work: next(works) if work is pace.loop else 430.0)
-    monkeypatch.setattr(pace, "perf_counter", iter(range(len(times_us) + 2)).__next__)
-    rows = list(pace.pace_rows(pace.loop, len(times_us) + 0.5, batch=8))
-    assert [(row.what, row.repeats) for row in rows] == [("full", 40), ("slow", 30), ("full", 61)]
-    assert [row.time_us for row in rows] == pytest.approx([500, 900, (60 * 500 + 4000) / 61])
-    assert {(row.kind, row.batch, row.rest_us) for row in rows} == {("pace", 8, 430.0)}
 
 
 def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
@@ -111,7 +91,7 @@ def test_rounds_follow_each_other(tiny, tmp_path):
     assert not measure(tmp_path / "rows.csv", "--only", "prefill,decode", "--rounds", "2")
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = [(row["kind"], row["new_tokens"], row["batch"]) for row in csv.DictReader(file)]
-    prefill = [("prefill", "8", ""), ("prefill", "16", ""), ("waking", "8", ""), ("waking", "8", "")]
+    prefill = [("prefill", "8", ""), ("prefill", "16", "")]
     assert rows == 2 * [*prefill, ("decode", "", "1"), ("decode", "", "4")]
 
 
@@ -170,10 +150,6 @@ def test_the_plan_names_no_shape_twice():
         (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
         (["--model", "tiny-qwen"], "--model: "),
         (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are"),
-        (
-            ["--only", "pace", "--tp", "2"],
-            "--only: pace is measured with one rank; with --tp there are",
-        ),
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
         (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),

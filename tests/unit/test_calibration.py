@@ -343,8 +343,6 @@ def test_parquet_reads_as_csv_does(tmp_path):
         ({"date": ""}, "does not say where its rows come from: no date"),
         ({"device": ""}, "does not say where its rows come from: no device"),
         ({"kind": "transfer"}, "line 2: transfer needs transport"),
-        ({"kind": "pace", "what": "slower", "repeats": 5}, "line 2: what: expected full or slow, found 'slower'"),
-        ({"kind": "pace", "what": "slow", "repeats": 0}, "line 2: repeats: expected a number above 0, found '0'"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, change, message):

@@ -1,7 +1,5 @@
 """The roofline against measurements it was not fitted to, and its laws."""
 
-from math import log
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +7,11 @@ from hypothesis import strategies as st
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import Affine, AffineModel
 from pdsim.cost.model import FRACTION_BITS
-from pdsim.cost.pace import OnCores
 from pdsim.cost.rest import Resting
 from pdsim.cost.roofline import Roofline
 from pdsim.cost.table import Table, TableModel
-from pdsim.cost.waking import Waking
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 
@@ -93,34 +91,6 @@ def test_a_rest_follows_each_decode_step_and_no_forward():
     assert resting.prefill_ns(prefill((0, 1)), 0) == 3
 
 
-def test_a_slow_host_is_late_with_launches_and_rests_and_slow_cores_with_all():
-    lines = Affine(prefill_least_ns=100, prefill_per_token_ns=2, decode_base_ns=50)
-    on_gpu = Resting(AffineModel(lines), step_ns=10, request_ns=0)
-    forwards = prefill((0, 4)), prefill((0, 60)), prefill((0, 90))
-    assert [on_gpu.prefill_ns(step, 0, 1.5) for step in forwards] == [150, 150, 180]
-    assert on_gpu.decode_line(1, 1.5).base == (50 + 15) << FRACTION_BITS
-    assert [OnCores(on_gpu).prefill_ns(step, 0, 1.5) for step in forwards] == [150, 180, 270]
-    assert OnCores(on_gpu).decode_line(1, 1.5).base == 90 << FRACTION_BITS
-    assert [OnCores(on_gpu, share=0.4).prefill_ns(step, 0, 1.5) for step in forwards] == [120, 144, 216]
-    assert OnCores(on_gpu, share=0.4).decode_line(1, 1.5).base == 72 << FRACTION_BITS
-
-
-def test_a_core_that_has_waited_takes_longer_the_longer_it_did_and_a_slow_one_still_longer():
-    waking = Waking(AffineModel(Affine(prefill_base_ns=1000, decode_base_ns=50)), most_ns=400, memory_ns=10_000)
-    step, end_ns, half_ns = prefill((0, 1)), 0, round(10_000 * log(2))
-    for pause_ns, stretch, waking_ns in (
-        (0, 1, 400),
-        (0, 1, 0),
-        (half_ns, 1, 200),
-        (10**6, 1, 400),
-        (half_ns, 1.5, 300),
-    ):
-        duration_ns = waking.prefill_ns(step, end_ns + pause_ns, stretch)
-        assert duration_ns == pytest.approx(1000 + waking_ns, abs=1)
-        end_ns += pause_ns + duration_ns
-    assert waking.decode_line(1).base == 50 << FRACTION_BITS
-
-
 @given(st.integers(1, 5000), st.integers(0, 3000), st.integers(1, 64))
 def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens, batch):
     """Between its entries; what is beside them is as in affine."""
@@ -134,3 +104,29 @@ def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens,
     step = prefill((num_context_tokens, num_tokens))
     assert table.prefill_ns(step, 0) == pytest.approx(lines.prefill_ns(step, 0), abs=1)
     assert table.decode_line(batch) == pytest.approx(lines.decode_line(batch), abs=1)
+
+
+def test_a_slow_host_is_late_with_launches_rests_its_loop_and_posting(tmp_path):
+    """Half as long again; what the GPU takes stays."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text("""\
+name: slow host
+model: tiny-qwen3
+page_size: 16
+prefill: {gpu: h100, pool_tokens: 4096}
+decode: {gpu: h100, pool_tokens: 4096}
+network: {transport: mooncake-tcp, transfer_latency: 100 us, descriptor_latency: 10 us}
+cost:
+  prefill: {use: affine, prefill_least: 100 ns, prefill_per_token: 2 ns}
+  decode: {use: affine, decode_base: 50 ns}
+  host: {start: 20 us, slowdown: 1.5}
+  rest: {step: 10 ns}
+workload: {use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens: 6}
+""")
+    cluster = build(load_scenario(path))
+    costs = cluster.costs
+    assert [costs["prefill-0"].prefill_ns(prefill((0, n)), 0) for n in (4, 60, 90)] == [150, 150, 180]
+    assert costs["decode-0"].decode_line(1).base == (50 + 15) << FRACTION_BITS
+    assert cluster.hosts["prefill-0"].start == 30_000
+    assert cluster.interconnect.transport.batch_ns == 150_000
+    assert cluster.interconnect.transport.descriptor_ns == 15_000

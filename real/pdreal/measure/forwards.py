@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from random import Random
 from time import sleep
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,8 +65,8 @@ class DecodeCase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _ForwardCase:
-    """A prefill forward at a certain time."""
+class SustainedCase:
+    """A prefill forward again and again without pause, until the GPU's clock falls no further."""
 
     forward: PrefillCase
 
@@ -79,20 +79,7 @@ class _ForwardCase:
         return self.forward.num_sequences
 
 
-@dataclass(frozen=True)
-class SustainedCase(_ForwardCase):
-    """Again and again without pause, until the GPU's clock falls no further."""
-
-
-@dataclass(frozen=True)
-class WakingCase(_ForwardCase):
-    """Behind a pause, in which its core waits."""
-
-    pause_seconds: float
-
-
-Case = PrefillCase | DecodeCase | SustainedCase | WakingCase
-AnyCase = TypeVar("AnyCase", bound=Case)
+Case = PrefillCase | DecodeCase | SustainedCase
 
 
 class ForwardBench:
@@ -115,22 +102,19 @@ class ForwardBench:
         match case:
             case SustainedCase(forward):
                 yield from self.sustained(forward)
-            case WakingCase(forward, pause_seconds):
-                times_us = self._prefill_us(forward, pause_seconds)
-                yield row_of("waking", times_us, idle_us=1e6 * pause_seconds, **_sizes(forward))
             case PrefillCase():
                 yield self.prefill(case)
             case DecodeCase():
                 yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Of a GPU that has rested, or of a core that has not."""
-        pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
-        return row_of("prefill", self._prefill_us(case, pause_seconds), **_sizes(case))
+        """A forward on a GPU that has rested, or on a core that has not.
 
-    def _prefill_us(self, case: PrefillCase, pause_seconds: float) -> list[float]:
-        """Of lengths near the case's: each length costs libraries something at first."""
-        return self._times_us((self._prefilling(case, num_more) for num_more in _AROUND), pause_seconds)
+        Its repeats have lengths near the case's: each length costs libraries something at first.
+        """
+        pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
+        forwards = (self._prefilling(case, num_more) for num_more in _AROUND)
+        return row_of("prefill", self._times_us(forwards, pause_seconds), **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
         """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""
@@ -169,13 +153,6 @@ class ForwardBench:
         batch = DecodeBatch(tuple(self._tokens(batch_size)), (num_context_tokens,) * batch_size, tuple(tables))
         return partial(self._runner.decode, batch)
 
-    def repeated(self, case: PrefillCase | DecodeCase) -> Work:
-        """The same forward, which has been done before."""
-        forward = self._decoding(case) if isinstance(case, DecodeCase) else self._prefilling(case)
-        for _ in range(_WARM_UPS):
-            forward()
-        return forward
-
     def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
         times_us = repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
         if self._look is not None:
@@ -209,20 +186,7 @@ def forward_rows(
             yield from bench.measure(case)
 
 
-def repeated_forwards(
-    model: Transformer, page_size: int, cases: Sequence[PrefillCase | DecodeCase], left_out: Callable[[str], None]
-) -> list[tuple[Work, dict[str, float]]]:
-    """Each case that can be held, to do again and again, and its sizes."""
-    possible = _possible(model, page_size, cases, left_out)
-    if not possible:
-        return []
-    bench = _bench(model, page_size, possible, 0.0)
-    return [(bench.repeated(case), _sizes(case)) for case in possible]
-
-
-def _possible(
-    model: Transformer, page_size: int, cases: Sequence[AnyCase], left_out: Callable[[str], None]
-) -> list[AnyCase]:
+def _possible(model: Transformer, page_size: int, cases: Sequence[Case], left_out: Callable[[str], None]) -> list[Case]:
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // kv_page_bytes(model.config, model.dtype, page_size)
     possible = []
     for case in cases:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
-from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, WakingCase
+from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase
 
 _KIB, _MIB = 2**10, 2**20
 
@@ -13,8 +13,6 @@ class Plan:
     prefill: tuple[PrefillCase, ...]
     sustained: tuple[SustainedCase, ...]
     """On GPUs."""
-    waking: tuple[WakingCase, ...]
-    """On CPUs."""
     decode: tuple[DecodeCase, ...]
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
@@ -25,11 +23,6 @@ class Plan:
     """Of each of their prompts."""
     served_outputs: int
     """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
-    watched: tuple[PrefillCase | DecodeCase, ...]
-    """Forwards that tell the speed of a core, besides a loop; on CPUs."""
-    pace_seconds: float
-    """Of each, in its turn."""
-    pace_turns: int
     seconds: float
     """For each row, but no less than three repeats."""
 
@@ -46,10 +39,6 @@ FULL = Plan(
         *(PrefillCase(*case) for case in ((1, 1024, 16384), (16, 128, 2048), (4, 1024, 2048), (8, 512, 8192))),
     ),
     sustained=tuple(SustainedCase(PrefillCase(prompts, 1024)) for prompts in (1, 4, 8)),
-    waking=tuple(
-        WakingCase(PrefillCase(*case), pause_ms / 1e3)
-        for case, pause_ms in product(((1, 64, 128), (1, 256), (4, 64)), (0, 1, 3, 6, 12, 25, 50, 100))
-    ),
     decode=(
         *(DecodeCase(batch, context) for batch in _BATCHES for context in (150, 300, 1100, 4200)),
         *(DecodeCase(batch, context) for batch, context in product((1, 2, 4, 8, 20, 32), (2500, 16200))),
@@ -60,15 +49,11 @@ FULL = Plan(
     served_batches=(1, 8, 16, 24, 64),
     served_tokens=256,
     served_outputs=320,
-    watched=(PrefillCase(1, 64, 128), DecodeCase(8, 300)),
-    pace_seconds=2.5,
-    pace_turns=4,
     seconds=0.2,
 )
 QUICK = Plan(
     prefill=tuple(PrefillCase(*case) for case in ((1, 128), (1, 512), (1, 1024), (1, 512, 1024), (4, 128))),
     sustained=(SustainedCase(PrefillCase(1, 512)),),
-    waking=tuple(WakingCase(PrefillCase(1, 128), pause_ms / 1e3) for pause_ms in (0, 3, 12, 50)),
     decode=tuple(DecodeCase(*case) for case in product((1, 4, 16), (256, 1024))),
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),
@@ -76,8 +61,5 @@ QUICK = Plan(
     served_batches=(1, 8),
     served_tokens=128,
     served_outputs=160,
-    watched=(PrefillCase(1, 128), DecodeCase(4, 256)),
-    pace_seconds=0.2,
-    pace_turns=1,
     seconds=0.02,
 )

@@ -15,10 +15,10 @@ import torch
 
 from pdreal.machine import driver_version, installed, machine_name
 
-Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host", "pace"]
+Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-RowKind = Kind | Literal["clock", "waking", "loop", "sending", "handover"]
-"""Prefill on a GPU that is busy, or on a core that has waited, and host work that depends on sizes."""
+RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
+"""Prefill on a GPU that is busy, and host work that depends on sizes."""
 
 _WHEELS = ("triton", "pyzmq", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda", "nixl-cu13")
 
@@ -29,7 +29,7 @@ class Row:
 
     kind: RowKind
     time_us: float
-    """Median, from the call on the host to the result there; of `loop` and `pace` the mean."""
+    """Median, from the call on the host to the result there; the mean of `loop`."""
     min_us: float | None = None
     repeats: int | None = None
     prompts: int | None = None
@@ -42,11 +42,9 @@ class Row:
     """Of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
     """How long the GPU had been computing without pause."""
-    idle_us: float | None = None
-    """How long the core had been waiting."""
     payload_bytes: int | None = None
     rest_us: float | None = None
-    """Mean, from the end of a loop's step, or of watched work, to the begin of the next."""
+    """Mean time from the end of a loop's step to the begin of the next."""
     submit_us: float | None = None
     """Median, until the host has launched it."""
     transport: str | None = None

@@ -10,9 +10,8 @@ import torch
 from pdreal.bootstrap import LaunchError
 from pdreal.measure.copies import copy_rows
 from pdreal.measure.followers import Followers, Ranked
-from pdreal.measure.forwards import Case, forward_rows, repeated_forwards
+from pdreal.measure.forwards import Case, forward_rows
 from pdreal.measure.messages import message_row
-from pdreal.measure.pace import loop, pace_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import serving_rows
@@ -22,7 +21,6 @@ from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.options import Options
-from pdreal.stopwatch import Work
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError
@@ -81,14 +79,13 @@ class Measurement:
         if "host" in self.kinds:
             yield message_row()
             yield from serving_rows(self.model.name, self.options, self.page_size, self.tp, self.plan, left_out)
-        if "pace" in self.kinds:
-            yield from self._pace_rows(left_out)
 
     def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         cases: list[Case] = []
         if "prefill" in self.kinds:
             cases += self.plan.prefill
-            cases += self.plan.sustained if self.device.type == "cuda" else self.plan.waking
+            if self.device.type == "cuda":
+                cases += self.plan.sustained
         if "decode" in self.kinds:
             cases += self.plan.decode
         if not cases:
@@ -104,13 +101,6 @@ class Measurement:
             del followers
         del model
         _release_memory(self.device)
-
-    def _pace_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        works: list[tuple[Work, dict[str, float]]] = [(loop, {})]
-        if self.device.type == "cpu":  # its cores compute whole forwards
-            works += repeated_forwards(self._load(), self.page_size, self.plan.watched, left_out)
-        for work, sizes in self.plan.pace_turns * works:
-            yield from pace_rows(work, self.plan.pace_seconds, **sizes)
 
     def _load(self) -> Transformer:
         return Transformer.load(self.model, RandomWeights(0, self.device), dtype=self.dtype, device=self.device)
