@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from pdkernels import Pool, append, gather, gather_fp8, paged_decode, push, scatter, staging_bytes
+from pdkernels import Pool, append, gather, paged_decode, scatter, staging_bytes
+from pdkernels.unused import gather_fp8, push
 
 from tests.kernels.pools import DEVICE, normal_pool, random_bytes, random_pages, random_pool
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pdkernels import fp8_scales, gather_fp8, scatter_fp8
 from pdkernels.reference import gather_fp8_reference, scatter_fp8_reference
+from pdkernels.unused import fp8_scales, gather_fp8, scatter_fp8
 
 from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_bytes, random_pages, same_bytes
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from pdkernels import Pool, map_peer, push
+from pdkernels import Pool
 from pdkernels.reference import gather_reference, push_reference
+from pdkernels.unused import map_peer, push
 
 from tests.kernels.pools import copy_of, random_pages, random_pool, same_bytes
 

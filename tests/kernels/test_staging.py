@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdkernels import (
-    CapturedCopy,
     Pool,
     Tiling,
     gather,
@@ -16,6 +15,7 @@ from pdkernels import (
     staging_bytes,
 )
 from pdkernels.reference import gather_reference, scatter_reference
+from pdkernels.unused import CapturedCopy
 
 from tests.kernels.pools import DEVICE, DTYPES, copy_of, random_bytes, random_pages, random_pool, same_bytes
 
