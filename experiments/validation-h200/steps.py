@@ -11,7 +11,8 @@ from statistics import median
 
 from pdsim.calibration.matrix import load_matrix
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.model import FRACTION_BITS, CostModel
+from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.scenario.build import build
@@ -48,7 +49,7 @@ def scenario_of(run: Path) -> Scenario:
     return scenario.model_copy(update={"cost": cost})
 
 
-def predicted_ns(costs: Mapping[str, CostModel], row: StepRecord) -> float:
+def predicted_ns(costs: Mapping[str, StepTimes], row: StepRecord) -> float:
     """Of one step without the rest behind it, or of one of those that a row stands for."""
     if row.kind == "decode":
         line = costs["decode-0"].decode_line(row.num_requests)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.gpu_clock import GpuClock
-from pdsim.cost.model import CostModel, DecodeLine
+from pdsim.cost.model import CostModel, DecodeLine, Terms
 from pdsim.cost.work import attended_pairs
 from pdsim.system.memory import Layout
 
@@ -60,6 +60,9 @@ class Affine:
         return AffineModel(self)
 
 
+_WORK = ("base and tokens", "attention", "attention behind a context", "context", "prompts")
+
+
 class AffineModel:
     """The lines, for one GPU."""
 
@@ -68,34 +71,52 @@ class AffineModel:
         self._clock = GpuClock(settings.prefill_slowdown, settings.prefill_slowdown_memory_ns)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        of = self._settings
-        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
-        idle_rows = -num_tokens % of.prefill_wave_tokens / num_tokens
-        waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in step.chunks)
-        pairs = sum(attended_pairs(chunk) for chunk in step.chunks) + waves
-        continued = [chunk for chunk in step.chunks if chunk.num_context_tokens]
-        rested_ns = (
-            self._tokens_ns(num_tokens)
-            + of.prefill_per_pair_ns * pairs
-            + of.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued))
-            + of.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued)
-            + of.prefill_per_prompt_ns * len(step.chunks)
+        tokens, attention, continued, context, prompts = self._work(step)
+        rested_ns = tokens + attention + continued + context + prompts
+        return max(1, round(max(self._least_ns(step), self._clock.stretch(start_ns, rested_ns))))
+
+    def prefill_terms(self, step: PrefillStep) -> Terms:
+        terms = dict(zip(_WORK, self._work(step), strict=True))
+        return {**terms, "launches beyond that": max(0.0, self._least_ns(step) - sum(terms.values()))}
+
+    def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
+        """Times in the order of _WORK."""
+        settings, chunks = self._settings, step.chunks
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        idle_rows = -num_tokens % settings.prefill_wave_tokens / num_tokens
+        waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in chunks)
+        pairs = sum(attended_pairs(chunk) for chunk in chunks) + waves
+        continued = [chunk for chunk in chunks if chunk.num_context_tokens]
+        return (
+            self._tokens_ns(num_tokens),
+            settings.prefill_per_pair_ns * pairs,
+            settings.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued)),
+            settings.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued),
+            settings.prefill_per_prompt_ns * len(chunks),
         )
-        least_ns = (
-            of.prefill_least_ns
-            + of.prefill_least_per_prompt_ns * len(step.chunks)
-            + of.prefill_least_per_continued_prompt_ns * len(continued)
+
+    def _least_ns(self, step: PrefillStep) -> float:
+        settings = self._settings
+        num_continued = sum(chunk.num_context_tokens > 0 for chunk in step.chunks)
+        return (
+            settings.prefill_least_ns
+            + settings.prefill_least_per_prompt_ns * len(step.chunks)
+            + settings.prefill_least_per_continued_prompt_ns * num_continued
         )
-        return max(1, round(max(least_ns, self._clock.stretch(start_ns, rested_ns))))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        of, base_ns = self._settings, max(1, self._batch_ns(num_requests))
-        return DecodeLine.of_ns(base_ns, of.decode_per_context_token_ns, of.decode_per_distinct_token_ns)
+        settings, base_ns = self._settings, max(1, self._batch_ns(num_requests))
+        return DecodeLine.of_ns(base_ns, settings.decode_per_context_token_ns, settings.decode_per_distinct_token_ns)
+
+    def decode_terms(self, num_requests: int) -> Terms:
+        per_request_ns = self._settings.decode_per_request_ns * num_requests
+        base_ns = max(1, self._batch_ns(num_requests)) - per_request_ns
+        return {"base and weights": base_ns, "requests": per_request_ns}
 
     def _tokens_ns(self, num_tokens: int) -> float:
         return self._settings.prefill_base_ns + self._settings.prefill_per_token_ns * num_tokens
 
     def _batch_ns(self, num_requests: int) -> float:
-        of = self._settings
-        matrices_ns = max(of.decode_weights_ns, of.decode_matrices_per_request_ns * num_requests)
-        return of.decode_base_ns + matrices_ns + of.decode_per_request_ns * num_requests
+        settings = self._settings
+        matrices_ns = max(settings.decode_weights_ns, settings.decode_matrices_per_request_ns * num_requests)
+        return settings.decode_base_ns + matrices_ns + settings.decode_per_request_ns * num_requests

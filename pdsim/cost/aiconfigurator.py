@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import CostModel, DecodeLine
+from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.system.memory import Layout
 
 SYSTEMS = {
@@ -70,12 +70,14 @@ class AiConfiguratorModel:
         self._lines: dict[int, DecodeLine] = {}
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        return max(1, round(sum(self.prefill_terms(step).values())))
+
+    def prefill_terms(self, step: PrefillStep) -> Terms:
         num_prompts = len(step.chunks)
         context = sum(chunk.num_context_tokens for chunk in step.chunks) // num_prompts
         new = max(1, sum(chunk.num_tokens for chunk in step.chunks) // num_prompts)
         overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * num_prompts
-        gpu_ms: float = self._prefill_ms(num_prompts, context + new, context)
-        return max(1, round(1e6 * gpu_ms + overhead_ns))
+        return {"tables": 1e6 * self._prefill_ms(num_prompts, context + new, context), "overhead": overhead_ns}
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         if num_requests not in self._lines:
@@ -85,6 +87,11 @@ class AiConfiguratorModel:
             base_ns = max(1.0, short_ns - per_token_ns * short * num_requests)
             self._lines[num_requests] = DecodeLine.of_ns(base_ns + self._settings.step_overhead_ns, per_token_ns, 0)
         return self._lines[num_requests]
+
+    def decode_terms(self, num_requests: int) -> Terms:
+        overhead_ns = self._settings.step_overhead_ns
+        base_ns = self.decode_line(num_requests).base / (1 << FRACTION_BITS)
+        return {"tables": base_ns - overhead_ns, "overhead": overhead_ns}
 
 
 def _engine(backend: str, version: str | None, layout: Layout) -> Any:

@@ -1,10 +1,6 @@
-"""CUDA graphs are captured for some batch sizes; a decode step replays the next larger one, half empty as it may be."""
+"""Batch sizes that SGLang captures CUDA graphs for."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
-
-from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import CostModel, DecodeLine
 
 _FOREVER = 1 << 30
 
@@ -19,30 +15,3 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
     largest = min(max_batch, max_running)
     sizes = {size for sizes in ranges for size in sizes[: bisect_left(sizes, largest + 1)]}
     return sorted(sizes | {largest})
-
-
-class GraphReplay:
-    """A model whose decode steps run in captured sizes; larger batches have their kernels launched one by one."""
-
-    def __init__(self, model: CostModel, sizes: Sequence[int], launch_ns: float, empty_row_kv: float = 0) -> None:
-        """launch_ns: of all kernels of an eager step, which takes no less.
-
-        empty_row_kv: what each empty row takes, as a share of what a row takes to read its KV.
-        """
-        self._model = model
-        self._sizes = sizes
-        self._empty_row_kv = empty_row_kv
-        self._eager = DecodeLine.of_ns(launch_ns, 0, 0)
-
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        return self._model.prefill_ns(step, start_ns)
-
-    def decode_line(self, num_requests: int) -> DecodeLine:
-        index = bisect_left(self._sizes, num_requests)
-        if index < len(self._sizes):
-            size = self._sizes[index]
-            line = self._model.decode_line(size)
-            empty = 1 + self._empty_row_kv * (size / num_requests - 1)
-            return line._replace(per_context_token=round(empty * line.per_context_token))
-        line = self._model.decode_line(num_requests)
-        return line._replace(base=max(line.base, self._eager.base))

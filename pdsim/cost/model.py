@@ -27,8 +27,12 @@ class DecodeLine(NamedTuple):
         return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns), round(per_distinct_token_ns * one_ns))
 
 
+Terms = dict[str, float]
+"""Parts of a time in ns, by name, in the order in which they are printed."""
+
+
 class CostModel(Protocol):
-    """Times of one instance. It may remember what its GPU did before, but asks no one else."""
+    """What a GPU takes for steps. It may remember what it did before, but asks no one else."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
@@ -36,6 +40,14 @@ class CostModel(Protocol):
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         """Durations of decode steps of this batch size: equal arguments, equal answers."""
+        ...
+
+    def prefill_terms(self, step: PrefillStep) -> Terms:
+        """Parts of the duration of a forward on a GPU that has rested."""
+        ...
+
+    def decode_terms(self, num_requests: int) -> Terms:
+        """Parts of a decode line's base."""
         ...
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import CostModel, DecodeLine
+from pdsim.cost.model import CostModel, DecodeLine, Terms
 from pdsim.cost.work import attended_pairs
 from pdsim.system.memory import Layout
 
@@ -81,27 +81,43 @@ class RooflineModel:
         self._state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         exchanges = 2 * spec.experts.num_layers if layout.dp > 1 and spec.experts is not None else 0
         self._exchange_ns = exchanges * settings.expert_exchange_ns
-        self._lines: dict[int, DecodeLine] = {}
+        self._launch_ns = settings.prefill_layer_ns * spec.num_layers
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
+        work_ns = self._matrices_ns(num_tokens) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
+
+    def prefill_terms(self, step: PrefillStep) -> Terms:
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        work = {
+            "matrices": self._matrices_ns(num_tokens),
+            "attention": self._attention_ns(step),
+            "all-reduce": self._reductions_ns(num_tokens),
+        }
+        beyond_ns = max(0.0, self._launch_ns - sum(work.values()))
+        return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
+
+    def _attention_ns(self, step: PrefillStep) -> float:
         pairs = sum(map(attended_pairs, step.chunks))
-        attention_ns = 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
-        work_ns = self._matrices_ns(num_tokens) + attention_ns + self._reductions_ns(num_tokens)
-        launch_ns = self._settings.prefill_layer_ns * self._spec.num_layers
-        overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
-        return round(max(work_ns, launch_ns) + overhead_ns)
+        return 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
+
+    def _overhead_ns(self, step: PrefillStep) -> float:
+        return self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        line = self._lines.get(num_requests)
-        if line is None:
-            work_ns = self._matrices_ns(num_requests) + self._reductions_ns(num_requests)
-            work_ns += num_requests * self._state_ns
-            layers_ns = self._settings.decode_layer_ns * self._spec.num_layers
-            base_ns = work_ns + layers_ns + self._settings.step_overhead_ns
-            line = DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
-            self._lines[num_requests] = line
-        return line
+        matrices, reductions, state, layers, overhead = self.decode_terms(num_requests).values()
+        base_ns = matrices + reductions + state + layers + overhead
+        return DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
+
+    def decode_terms(self, num_requests: int) -> Terms:
+        return {
+            "matrices": self._matrices_ns(num_requests),
+            "all-reduce": self._reductions_ns(num_requests),
+            "state": num_requests * self._state_ns,
+            "layers": self._settings.decode_layer_ns * self._spec.num_layers,
+            "overhead": self._settings.step_overhead_ns,
+        }
 
     def _matrices_ns(self, num_tokens: int) -> float:
         compute = self._flops_per_token * num_tokens / self._matrix_flops

@@ -6,9 +6,8 @@ from copy import deepcopy
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.router import RoleRouter
-from pdsim.cost.model import CostModel
-from pdsim.cost.two_phases import TwoPhases
-from pdsim.scenario.costs import decode_cost, prefill_cost
+from pdsim.cost.step_times import StepTimes
+from pdsim.scenario.costs import decode_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import AggregatedSettings, Scenario
@@ -61,12 +60,9 @@ def build_aggregated_router(scenario: Scenario, settings: AggregatedSettings) ->
     )
 
 
-def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, CostModel]:
+def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, StepTimes]:
     layout = layout_of(scenario, "aggregated")
-    return {
-        instance_id: TwoPhases(prefill_cost(scenario, layout), decode_cost(scenario, settings, layout))
-        for instance_id in instance_ids(settings, "aggregated")
-    }
+    return {i: decode_times(scenario, settings, layout) for i in instance_ids(settings, "aggregated")}
 
 
 def _limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:

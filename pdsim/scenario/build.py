@@ -20,8 +20,8 @@ from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
 from pdsim.cost.host_memory import HostCopies
-from pdsim.cost.model import CostModel
 from pdsim.cost.staging import StagingCost
+from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
 from pdsim.scenario.aggregated import (
@@ -30,7 +30,7 @@ from pdsim.scenario.aggregated import (
     build_aggregated_router,
     check_aggregated_requests,
 )
-from pdsim.scenario.costs import decode_cost, prefill_cost
+from pdsim.scenario.costs import decode_times, prefill_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
@@ -72,7 +72,7 @@ class Cluster:
     """Who watches the instances, if anybody does."""
     num_ranks: Mapping[str, int]
     """Tensor-parallel, of each instance."""
-    costs: Mapping[str, CostModel]
+    costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Of the loops of prefill instances."""
     host_copies: HostCopies | None
@@ -259,13 +259,13 @@ def _num_ranks(scenario: Scenario) -> dict[str, int]:
     return {i: layout_of(scenario, role).tp for role in roles for i in instance_ids(getattr(scenario, role), role)}
 
 
-def _costs(scenario: Scenario) -> dict[str, CostModel]:
+def _costs(scenario: Scenario) -> dict[str, StepTimes]:
     if scenario.aggregated is not None:
         return aggregated_costs(scenario, scenario.aggregated)
     prefill, decode = scenario.pair
     layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    costs = {i: prefill_cost(scenario, layouts[0]) for i in instance_ids(prefill, "prefill")}
-    return costs | {i: decode_cost(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
+    costs = {i: prefill_times(scenario, layouts[0]) for i in instance_ids(prefill, "prefill")}
+    return costs | {i: decode_times(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:

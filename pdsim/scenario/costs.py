@@ -1,51 +1,49 @@
-"""From cost settings to the cost models of instances."""
+"""From cost settings to the step times of instances."""
 
 from dataclasses import is_dataclass, replace
 
 from pdsim.cost.aiconfigurator import UnavailableError
-from pdsim.cost.graphs import GraphReplay, captured_batches
+from pdsim.cost.graphs import captured_batches
 from pdsim.cost.model import CostModel, CostSettings
-from pdsim.cost.rest import Resting
-from pdsim.cost.verification import Verification
+from pdsim.cost.step_times import NO_DRAFTING, Drafting, Graphs, Rest, StepTimes
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout, memory_tier
 
 
-def prefill_cost(scenario: Scenario, layout: Layout) -> CostModel:
-    """Prefill forwards of an instance."""
-    return _model(scenario, scenario.cost.prefill, layout)
+def prefill_times(scenario: Scenario, layout: Layout) -> StepTimes:
+    """An instance that computes prompts alone."""
+    model, measured = _model(scenario, scenario.cost.prefill, layout), scenario.cost.measured
+    return StepTimes(prefill=model, decode=model, measured=None if measured is None else measured.bounds())
 
 
-def decode_cost(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> CostModel:
-    """Decode steps of an instance, in a resolved scenario."""
+def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> StepTimes:
+    """An instance that decodes, in a resolved scenario; an aggregated one computes prompts as well."""
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    model = _model(scenario, scenario.cost.decode, layout)
-    slowdown, rest = scenario.cost.host.slowdown, scenario.cost.rest
-    speculative, graphs = settings.speculative, scenario.cost.graphs
+    cost, speculative = scenario.cost, settings.speculative
+    drafting, graphs = NO_DRAFTING, None
     if speculative is not None:
-        model = Verification(
-            target=model,
-            draft_tokens=speculative.draft_tokens,
-            draft_ns=speculative.draft,
-            draft_per_request_ns=speculative.draft_per_request,
-        )
-    if graphs is not None:
-        largest = graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
+        drafting = Drafting(speculative.draft_tokens, speculative.draft, speculative.draft_per_request)
+    if cost.graphs is not None:
+        largest = cost.graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
-        launch_ns = slowdown * graphs.eager_layer * layout.model.num_layers
-        model = GraphReplay(model, sorted(graphs.sizes or default), launch_ns, graphs.empty_row_kv)
-    return Resting(model, slowdown * rest.step, slowdown * rest.request) if rest.step or rest.request else model
+        launch_ns = cost.host.slowdown * cost.graphs.eager_layer * layout.model.num_layers
+        graphs = Graphs(sorted(cost.graphs.sizes or default), launch_ns, cost.graphs.empty_row_kv)
+    return StepTimes(
+        prefill=_model(scenario, cost.prefill, layout),
+        decode=_model(scenario, cost.decode, layout),
+        measured=None if cost.measured is None else cost.measured.bounds(),
+        drafting=drafting,
+        graphs=graphs,
+        rest=Rest(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
+    )
 
 
 def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:
-    """Steps as they were measured, before drafts and graphs change them."""
     try:
-        model = _slowed(settings, scenario.cost.host.slowdown).model(layout)
+        return _slowed(settings, scenario.cost.host.slowdown).model(layout)
     except UnavailableError as wrong:
         raise ConfigError(f"cost: aiconfigurator: {wrong}") from None
-    measured = scenario.cost.measured
-    return model if measured is None else measured.bound(model)
 
 
 def _slowed(settings: CostSettings, slowdown: float) -> CostSettings:

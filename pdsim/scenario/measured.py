@@ -5,12 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from pdsim.cost.measured import Clamped, Range
-from pdsim.cost.model import CostModel
+from pdsim.cost.step_times import Measured, Range
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.section import Section
-
-UNBOUNDED = Range(0, float("inf"))
 
 
 def _ordered(values: tuple[float, float]) -> tuple[float, float]:
@@ -35,11 +32,12 @@ class MeasuredSettings(Section):
     outside: Literal["clamp", "extend"] = "clamp"
     """A step outside takes as long as the nearest that was measured, or its cost model is asked anyway."""
 
-    def bound(self, model: CostModel) -> CostModel:
+    def bounds(self) -> Measured | None:
+        """Sizes that times are clamped to; None if they are not."""
         if self.outside == "extend":
-            return model
+            return None
         given = (self.prefill_new_tokens, self.prefill_context_tokens, self.decode_batch)
-        return Clamped(model, *(UNBOUNDED if bounds is None else Range(*bounds) for bounds in given))
+        return Measured(*(Range() if bounds is None else Range(*bounds) for bounds in given))
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
         """One message for each field, with the value that is farthest outside."""

@@ -23,7 +23,8 @@ from pdsim.core.messages import (
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.clock import DecodeClock
 from pdsim.cost.host_memory import HostMemory
-from pdsim.cost.model import FRACTION_BITS, CostModel
+from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
@@ -44,7 +45,7 @@ class Actor:
         index: int,
         instance: Instance,
         *,
-        cost: CostModel,
+        cost: StepTimes,
         host: HostSettings,
         host_memory: HostMemory | None,
         executor: Executor,

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import CostModel, DecodeLine
 from pdsim.scenario.build import Cluster, build, resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.simulation import Simulation
@@ -26,21 +24,6 @@ class Sensitivity:
     def effect(self) -> float:
         """The largest of them, whatever its sign."""
         return max(map(abs, self.changes.values()))
-
-
-@dataclass(frozen=True)
-class _Faster:
-    """The same instance on a GPU that takes less for each forward."""
-
-    model: CostModel
-    prefill: float = 1.0
-    decode: float = 1.0
-
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        return max(1, round(self.model.prefill_ns(step, start_ns) / self.prefill))
-
-    def decode_line(self, num_requests: int) -> DecodeLine:
-        return self.model.decode_line(num_requests).stretched(1 / self.decode)
 
 
 def sensitivities(
@@ -104,7 +87,7 @@ def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Clust
 
 
 def _computing(cluster: Cluster, *, prefill: float = 1.0, decode: float = 1.0) -> Cluster:
-    costs = {name: _Faster(model, prefill, decode) for name, model in cluster.costs.items()}
+    costs = {name: replace(times, speedup=(prefill, decode)) for name, times in cluster.costs.items()}
     return replace(cluster, costs=costs)
 
 

@@ -5,13 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.cost.affine import Affine, AffineModel
-from pdsim.cost.graphs import GraphReplay, captured_batches
+from pdsim.cost.graphs import captured_batches
 from pdsim.cost.model import DecodeLine
-from pdsim.cost.verification import Verification
+from pdsim.cost.step_times import Drafting, Graphs, StepTimes
 from pdsim.scenario.build import build
 from tests.support import request, small
 
 MODEL = AffineModel(Affine(decode_base_ns=1000, decode_per_request_ns=10, decode_per_context_token_ns=2))
+
+
+def times(**around):
+    return StepTimes(prefill=MODEL, decode=MODEL, **around)
 
 
 def test_sizes_are_sglangs():
@@ -25,7 +29,7 @@ def test_sizes_are_sglangs():
 @given(st.integers(1, 700), st.integers(1, 600), st.integers(1, 600), st.booleans())
 def test_a_step_takes_what_the_next_captured_size_takes(batch: int, largest: int, running: int, speculative: bool):
     sizes = captured_batches(largest, running, speculative=speculative)
-    replay, launch = GraphReplay(MODEL, sizes, launch_ns=5000), DecodeLine.of_ns(5000, 0, 0).base
+    replay, launch = times(graphs=Graphs(sizes, launch_ns=5000)), DecodeLine.of_ns(5000, 0, 0).base
     padded = [size for size in sizes if size >= batch]
     if padded:
         assert replay.decode_line(batch) == MODEL.decode_line(padded[0])
@@ -36,13 +40,13 @@ def test_a_step_takes_what_the_next_captured_size_takes(batch: int, largest: int
 
 def test_empty_rows_take_their_share_of_the_kv_that_the_others_read():
     """6 requests in a graph of 8: a third of a row is empty for each, and takes 0.6 of its KV."""
-    line = GraphReplay(MODEL, [4, 8], launch_ns=0, empty_row_kv=0.6).decode_line(6)
+    line = times(graphs=Graphs([4, 8], launch_ns=0, empty_row_kv=0.6)).decode_line(6)
     assert line.base == MODEL.decode_line(8).base
     assert line.per_context_token == pytest.approx(1.2 * MODEL.decode_line(8).per_context_token, rel=1e-5)
 
 
 def test_drafted_tokens_pass_the_matrices_as_requests_do():
-    verifying = Verification(target=MODEL, draft_tokens=4, draft_ns=300, draft_per_request_ns=5)
+    verifying = times(drafting=Drafting(tokens=4, step_ns=300, request_ns=5))
     assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300 + 5 * 3, 2, 0)
 
 
@@ -58,4 +62,4 @@ def test_a_cluster_pads_requests_then_counts_their_drafts():
 
 def test_without_graphs_a_step_is_as_large_as_its_batch():
     costs = build(small(request(0, 10, 10))).costs
-    assert not isinstance(costs["decode-0"], GraphReplay)
+    assert costs["decode-0"].graphs is None

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import Affine, AffineModel
-from pdsim.cost.measured import Clamped, Range
 from pdsim.cost.model import FRACTION_BITS
+from pdsim.cost.step_times import Measured, Range, StepTimes
 from pdsim.cost.table import Entries, Table, TableModel
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
@@ -48,7 +48,7 @@ def test_a_table_of_an_affine_law_gives_its_times():
     assert base_ns(table, 7) == base_ns(AFFINE, 7)
 
 
-CLAMPED = Clamped(AFFINE, Range(64, 1024), Range(0, 2048), Range(2, 16))
+CLAMPED = StepTimes(prefill=AFFINE, decode=AFFINE, measured=Measured(Range(64, 1024), Range(0, 2048), Range(2, 16)))
 
 
 @given(st.integers(64, 1024), st.integers(0, 2048), st.integers(2, 16))

@@ -1,0 +1,158 @@
+"""How long the steps of one instance take: what its GPU computes, and what is done around that.
+
+A prefill forward takes what its cost model says. A decode step of n requests drafts, computes n times the draft tokens
+in the next larger CUDA graph, and its loop rests before the next step. Steps larger or smaller than what was measured
+take as long as the nearest that was.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdsim.core.messages import PrefillStep
+from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
+
+
+class Range(NamedTuple):
+    """Sizes that were measured, ends included."""
+
+    least: float = 0
+    most: float = float("inf")
+
+    def nearest(self, value: float) -> float:
+        return min(max(value, self.least), self.most)
+
+
+class Measured(NamedTuple):
+    """Step sizes that were measured. KV tokens of decode steps are not bounded: their time is a line, which goes on."""
+
+    new_tokens: Range = Range()
+    context_tokens: Range = Range()
+    """All prompts of a forward together."""
+    batch: Range = Range()
+
+    def nearest(self, step: PrefillStep) -> PrefillStep:
+        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        num_context = sum(chunk.num_context_tokens for chunk in step.chunks)
+        more = self.new_tokens.nearest(num_tokens) / num_tokens
+        behind = self.context_tokens.nearest(num_context) / num_context if num_context else 1
+        if (more, behind) == (1, 1):
+            return step
+        chunks = (
+            chunk._replace(
+                num_tokens=max(1, round(chunk.num_tokens * more)),
+                num_context_tokens=round(chunk.num_context_tokens * behind),
+            )
+            for chunk in step.chunks
+        )
+        return step._replace(chunks=tuple(chunks))
+
+
+class Drafting(NamedTuple):
+    """Drafted tokens pass the matrices as if each were a request; a request's KV is read once for all of its own."""
+
+    tokens: int = 1
+    step_ns: float = 0
+    request_ns: float = 0
+
+    def ns(self, num_requests: int) -> float:
+        return self.step_ns + self.request_ns * num_requests
+
+
+class Graphs(NamedTuple):
+    """CUDA graphs are captured for some batch sizes; larger batches have their kernels launched one by one."""
+
+    sizes: Sequence[int]
+    """Captured batches, ascending."""
+    launch_ns: float
+    """Launching all kernels of an eager step, which takes no less."""
+    empty_row_kv: float = 0
+    """Time of each empty row, as a share of what a row takes to read its KV."""
+
+    def size(self, num_requests: int) -> int | None:
+        """The captured batch that holds so many requests, if there is one."""
+        index = bisect_left(self.sizes, num_requests)
+        return self.sizes[index] if index < len(self.sizes) else None
+
+
+class Rest(NamedTuple):
+    """Host time of a decode loop between two steps: it takes in the one and prepares the other."""
+
+    step_ns: float = 0
+    request_ns: float = 0
+
+    def ns(self, num_requests: int) -> float:
+        return self.step_ns + self.request_ns * num_requests
+
+
+NO_DRAFTING = Drafting()
+NO_REST = Rest()
+
+
+@dataclass(kw_only=True)
+class StepTimes:
+    """Times of one instance. It may remember what its GPU did before, but asks no one else."""
+
+    prefill: CostModel
+    decode: CostModel
+    measured: Measured | None = None
+    drafting: Drafting = NO_DRAFTING
+    graphs: Graphs | None = None
+    rest: Rest = NO_REST
+    speedup: tuple[float, float] = (1, 1)
+    """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
+    _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
+
+    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
+        duration_ns = self.prefill.prefill_ns(step if self.measured is None else self.measured.nearest(step), start_ns)
+        return duration_ns if self.speedup[0] == 1 else max(1, round(duration_ns / self.speedup[0]))
+
+    def decode_line(self, num_requests: int) -> DecodeLine:
+        """Durations of decode steps of this batch size."""
+        line = self._lines.get(num_requests)
+        if line is None:
+            line = self._lines[num_requests] = self._line(num_requests)
+        return line
+
+    def _line(self, num_requests: int) -> DecodeLine:
+        size = None if self.graphs is None else self.graphs.size(num_requests)
+        rows = size or num_requests
+        line = self.decode.decode_line(self._computed(rows))
+        base = line.base + _units(self.drafting.ns(rows))
+        per_context = line.per_context_token
+        if self.graphs is not None:
+            if size is None:
+                base = max(base, _units(self.graphs.launch_ns))
+            else:
+                per_context = round((1 + self.graphs.empty_row_kv * (size / num_requests - 1)) * per_context)
+        base += _units(self.rest.ns(num_requests))
+        line = DecodeLine(base, per_context, line.per_distinct_token)
+        return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
+
+    def _computed(self, rows: int) -> int:
+        """The batch that the cost model is asked for."""
+        batch = rows * self.drafting.tokens
+        return batch if self.measured is None else round(self.measured.batch.nearest(batch))
+
+    # What the times are made of.
+
+    def prefill_terms(self, step: PrefillStep) -> Terms:
+        """Parts of a forward's time in ns on a GPU that has rested, by name; they add up to it."""
+        return self.prefill.prefill_terms(step if self.measured is None else self.measured.nearest(step))
+
+    def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
+        """Parts of a decode step's time in ns, by name; they add up to it."""
+        line = self.decode_line(num_requests)
+        rows = (self.graphs and self.graphs.size(num_requests)) or num_requests
+        terms = self.decode.decode_terms(self._computed(rows))
+        terms["drafting"] = self.drafting.ns(rows)
+        terms["rest of the loop"] = self.rest.ns(num_requests)
+        terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
+        kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens
+        return {**terms, "reading KV": kv / (1 << FRACTION_BITS)}
+
+
+def _units(duration_ns: float) -> int:
+    return round(duration_ns * (1 << FRACTION_BITS))
