@@ -2,15 +2,18 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
+from pdsim import __version__
 from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
+from pdsim.scenario.trust import imports
 from pdsim.scenario.yaml_file import ConfigError
 
 Set = Annotated[
@@ -24,18 +27,59 @@ Tornado = Annotated[
 Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
 
 
+def program(name: str, purpose: str) -> App:
+    """An app whose commands all have the options of reading strangers' files."""
+    app = App(name=name, help=purpose, version=__version__)
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        trust: Annotated[
+            bool,
+            Parameter(
+                negative=(),
+                env_var="PDSIM_TRUST",
+                help="Import the modules that files name (module:Class), which runs their code.",
+            ),
+        ] = False,
+    ) -> None:
+        with imports(allowed=trust), _working_folder_searched(trust):
+            app(words, exit_on_error=False, print_error=False)
+
+    return app
+
+
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Mistakes are told in one message, with exit code 2."""
     known: tuple[type[Exception], ...] = (CycloptsError, ConfigError, RunFolderError, PolicyError, *mistakes)
-    sys.path.insert(0, "")  # policies may lie in the folder that one works in
     try:
-        app(arguments, exit_on_error=False, print_error=False)
+        app.meta(arguments, exit_on_error=False, print_error=False)
     except known as wrong:
-        print(f"{app.name[0]}: {wrong}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _fail(app, str(wrong))
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
+    except OSError as wrong:  # of a file or folder that cannot be read or written
+        if wrong.filename is None:
+            raise
+        _fail(app, f"{wrong.filename}: {wrong.strerror}")
+
+
+def _fail(app: App, message: str) -> NoReturn:
+    print(f"{app.name[0]}: {message}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+@contextmanager
+def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
+    """Policies may lie in the folder that one works in."""
+    if is_wanted:
+        sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        if is_wanted:
+            sys.path.remove("")
 
 
 def changes_of(changes: list[str] | None, seed: int | None) -> tuple[str, ...]:

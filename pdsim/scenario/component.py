@@ -26,6 +26,7 @@ from pdsim.policy.protocols import (
 )
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.scenario.trust import require_trust
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.clients import Client
 from pdsim.workload.lengths import Lengths
@@ -240,12 +241,18 @@ def _load(seam: Any, name: str) -> type[Any]:
     module, colon, attribute = path.partition(":")
     if not colon:
         raise ValueError(f"no {_seam_name(seam)} {name!r}{did_you_mean(name, BUILT_IN[seam])}; {_choices(seam)}")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"{module!r} in {name!r} is no module's name; write module:Class, such as my_policies:Mine")
+    if path == name:
+        require_trust(name, module)
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as missing:
         raise ValueError(f"cannot import {name!r}: {missing}; is its folder in PYTHONPATH?") from None
-    except AttributeError:
-        raise ValueError(f"module {module!r} has no {attribute!r}") from None
+    except Exception as wrong:  # noqa: BLE001  whatever its author's code raises
+        raise ValueError(f"cannot import {name!r}: {type(wrong).__name__}: {wrong}") from None
+    if found is None:
+        raise ValueError(f"module {module!r} has no {attribute!r}")
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ValueError(f"{name} is no dataclass: its fields would be its settings")
     return found

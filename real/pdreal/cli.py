@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import Parameter, validators
 
 from pdreal.options import Device, Options, RealDtype
-from pdsim import __version__
-from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, run_app
+from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
 
-app = App(
-    name="pdreal",
-    help="Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates.",
-    version=__version__,
+app = program(
+    "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."
 )
 
 OnDevice = Annotated[Device, Parameter(help="Where models run.")]

@@ -1,9 +1,11 @@
 """Wrong input: one clear message, exit code 2, no traceback."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from pdsim import load_scenario
 from pdsim.cli import main
 
 GOOD = """\
@@ -45,13 +47,7 @@ CHANGES = [
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
-    ("prefill.policy=nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
-    ("prefill.policy=pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
-    (
-        "prefill.policy=pdsim.policy.eviction:LeastRecentlyUsed",
-        "LeastRecentlyUsed is no PrefillPolicy: it has no method select",
-    ),
-    ("prefill.policy=pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
+    ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
     ("workload.input_tokens=0", "Fixed needs tokens >= 1, found 0"),
@@ -123,6 +119,91 @@ def scenario(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("change", "says"), CHANGES, ids=[change for change, _ in CHANGES])
 def test_a_wrong_field(capsys, scenario, change, says):
     assert says in message(capsys, "run", scenario, "--set", change)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
+        ("pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
+        ("pdsim.policy.eviction:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
+        ("pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
+        ("broken:Policy", "cannot import 'broken:Policy': ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_policy_that_cannot_be_imported(capsys, scenario, monkeypatch, policy, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("broken.py").write_text("1 / 0\n")
+    assert says in message(capsys, "run", scenario, "--trust", "--set", f"prefill.policy={policy}")
+
+
+@pytest.fixture
+def stranger(scenario, monkeypatch) -> Path:
+    """A scenario whose policies are of a module beside it, which leaves a mark when it is imported."""
+    monkeypatch.chdir(scenario.parent)
+    monkeypatch.delenv("PDSIM_TRUST", raising=False)
+    monkeypatch.delitem(sys.modules, "strange", raising=False)
+    Path("strange.py").write_text("""\
+from pathlib import Path
+from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.workload.synthetic import RandomLengths
+class Policy(FirstComeFirstServed): pass
+class Load(RandomLengths): pass
+Path("imported").touch()
+""")
+    text = GOOD.replace("prefill: {gpu: h100}", "prefill: {gpu: h100, policy: 'strange:Policy'}")
+    scenario.write_text(text.replace("use: random_lengths", "use: 'strange:Load'"))
+    Path("sweep.yaml").write_text(f"scenario: {scenario.name}\ngrid: {{page_size: [4]}}\n")
+    return scenario
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "s.yaml"],
+        ["run", "s.yaml", "--set", "prefill.policy=fcfs"],
+        ["compare", "s.yaml", "s.yaml"],
+        ["explain", "s.yaml"],
+        ["report", "s.yaml"],
+        ["export", "s.yaml", "--to", "sglang", "-o", "x.jsonl"],
+        ["sglang", "s.yaml"],
+        ["sweep", "sweep.yaml", "--engine", "here"],
+        ["ask", "routing", "--scenario", "s.yaml"],
+        ["replay", "sent"],
+        ["report", "sent"],
+        ["explain", "sent", "--tornado"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_file_names_is_imported_on_trust_alone(capsys, stranger, command):
+    if "sent" in command:
+        main_exit("run", stranger, "--trust", "--out", "sent")
+        Path("imported").unlink()
+        del sys.modules["strange"]
+        capsys.readouterr()
+    says = message(capsys, *command)
+    assert "pdsim would import the module strange, from " in says
+    assert f"{stranger.parent / 'strange.py'}, and run its code; if you trust" in says
+    assert "give --trust or set PDSIM_TRUST=1" in says
+    assert not Path("imported").exists()
+
+
+def test_trust_is_a_flag_or_a_setting_of_the_users_own(stranger, monkeypatch):
+    assert main_exit("run", stranger, "--trust", "--json") == 0
+    assert Path("imported").exists()
+    monkeypatch.setenv("PDSIM_TRUST", "1")
+    assert main_exit("explain", stranger) == 0
+
+
+def test_python_imports_what_it_loads(stranger, monkeypatch):
+    monkeypatch.syspath_prepend(stranger.parent)
+    assert type(load_scenario(stranger).workload).__name__ == "Load"
+
+
+def main_exit(*arguments) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code or 0
 
 
 def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenario):
