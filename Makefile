@@ -21,7 +21,7 @@ help: ## list the targets
 
 demo: .venv/demo ## compare decode radix cache off and on under a public trace
 	@$(BIN)/python -m compileall -q pdsim
-	@$(BIN)/pdsim compare experiments/demo/radix-off.yaml experiments/demo/radix-on.yaml --out runs/demo
+	@$(BIN)/pdsim compare experiments/demo/radix-off.yaml experiments/demo/radix-on.yaml --out runs/demo --force
 
 setup: .venv/dev ## make .venv with all tools
 

@@ -25,6 +25,7 @@ Tornado = Annotated[
     bool, Parameter(negative=(), help="Simulate again with 10 % more of each resource, and say what that changes.")
 ]
 Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
+Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]
 
 
 def program(name: str, purpose: str) -> App:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, print_json
+from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -41,6 +42,7 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
+    require_out(out, is_file=True)
     measurements, bound = read_rows(rows).of_ranks(prefill_tp, decode_tp), percent(table_above, "--table-above")
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu, table_above=bound)
@@ -91,6 +93,7 @@ def scale(
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 
+    require_out(out, is_file=True)
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")

@@ -10,7 +10,14 @@ from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary
+from pdsim.metrics.run_folder import (
+    SCENARIO,
+    journal_writer,
+    read_records,
+    read_summary,
+    require_out,
+    require_out_of_run,
+)
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -26,9 +33,11 @@ _RESULTS = (".json", ".jsonl")
 
 @garbage_kept()
 def run_scenario(
-    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False
+    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False, force: bool = False
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels."""
+    if out is not None:
+        require_out_of_run(out, force=force)
     loaded = load_scenario(path, changes)
     cluster = build(loaded)
     scenario = cluster.scenario
@@ -64,8 +73,11 @@ def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) ->
     return {metric: [min(found), max(found)] for metric, found in values.items()}
 
 
-def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
+def obtain_runs(
+    paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
+) -> list[FinishedRun]:
     """Folders and other tools' results are read, scenario files simulated."""
+    folders = {} if out is None else _folders(paths, changes, out, force=force)
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
@@ -75,8 +87,7 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
             results = read_results(path)
             found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
         else:
-            folder = None if out is None else out / load_scenario(path, changes).name
-            found = [run_scenario(path, changes, folder, quiet=quiet, levels=True)]
+            found = [run_scenario(path, changes, folders.get(path), quiet=quiet, levels=True, force=force)]
         for run in found:
             if any(run.name == other.name for other in runs):
                 run.name = f"{run.name} ({path})"
@@ -84,6 +95,21 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
         if runs[-1].interrupted:
             break
     return runs
+
+
+def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
+    """Where each scenario file's run is kept: checked before the first of them is simulated."""
+    folders: dict[Path, Path] = {}
+    require_out(out)
+    for path in paths:
+        if path.is_dir() or path.suffix in _RESULTS:
+            continue
+        folder = out / load_scenario(path, changes).name
+        if folder in folders.values():
+            raise ConfigError(f"{path}: its name is {folder.name}, as another's: {folder} has room for one; rename it")
+        require_out_of_run(folder, force=force)
+        folders[path] = folder
+    return folders
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:

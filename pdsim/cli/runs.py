@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import (
+    Force,
     Json,
     Out,
     Seed,
@@ -18,10 +19,13 @@ from pdsim.cli.command import (
     print_json,
     warn_outside_measured,
 )
+from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
 
-def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+def run(
+    scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
+) -> None:
     """Simulate a scenario and print its summary.
 
     Parameters
@@ -32,7 +36,7 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     """
     from pdsim.cli.runner import run_scenario
 
-    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_)
+    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_, force=force)
     if json_:
         print_json(finished.summary)
     else:
@@ -47,7 +51,9 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     fail_if_incomplete(finished)
 
 
-def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+def compare(
+    *runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
+) -> None:
     """Show runs side by side, each with its difference from the first.
 
     Parameters
@@ -63,7 +69,7 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     if len(runs) < 2:  # noqa: PLR2004
         raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
-    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_)
+    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_, force=force)
     if json_:
         print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
     else:
@@ -169,6 +175,7 @@ def report(
 
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
+    require_out(out, is_file=True)
     page = make_page(paths, measured or (), changes_of(set_, seed), with_tornado=tornado, quiet=json_)
     html = render(page)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -237,6 +244,7 @@ def export(
 
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
+    require_out(out, is_file=True)
     changes = changes_of(set_, seed)
     scenario = scenario_of(run, changes)
     (finished,) = obtain_runs((run,), changes, None, quiet=False)

@@ -4,6 +4,7 @@ summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; sce
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -26,6 +27,26 @@ _LINES_AT_ONCE = 256
 
 class RunFolderError(ValueError):
     """A folder that is no run, or not a whole one."""
+
+
+def require_out(out: Path, *, is_file: bool = False) -> None:
+    """Raises RunFolderError if nothing can be written there. Nothing is made: what follows may be wrong, too."""
+    if is_file and out.is_dir():
+        raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
+    folder = out.parent if is_file else out
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        raise RunFolderError(f"--out {out}: {nearest} is a file; expected a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunFolderError(f"--out {out}: {nearest} cannot be written to")
+
+
+def require_out_of_run(out: Path, *, force: bool) -> None:
+    """Raises RunFolderError if a run cannot be kept there, or would take the place of another unless that is wanted."""
+    require_out(out)
+    kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO) if (out / name).exists()), None)
+    if kept is not None and not force:
+        raise RunFolderError(f"--out {out}: has a run already ({kept}); --force writes over it, or name another folder")
 
 
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
@@ -85,6 +106,7 @@ def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
     lines: list[str] = []
     with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import limiting_resource
+from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.questions.answer import SATURATED, Answer, Row
 from pdsim.questions.asked import NUM_SEEDS, Asked, asked_of
@@ -94,6 +95,7 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
         with TemporaryDirectory(prefix="pdsim-ask-") as folder:
             yield Path(folder)
     else:
+        require_out(Path(out))
         Path(out).mkdir(parents=True, exist_ok=True)
         yield Path(out)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ class Asked:
                 raise ConfigError(f"{flag(name)} {value}: at least 1")
         for name in ("rate", "ttft_ms", "tpot_ms"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{flag(name)} {value:g}: above 0")
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"{flag(name)} {value:g}: a number above 0")
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"--attainment {self.attainment:g}: a share, above 0 and at most 1")
         self._refuse("rate", ("concurrency",))

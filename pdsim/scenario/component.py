@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -210,9 +211,12 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
             raise ValueError(f"expected a path, found {value!r}")
         return base / value
     try:
-        return _adapter(hint).validate_python(value)
+        made = _adapter(hint).validate_python(value)
     except ValidationError as wrong:
         raise ValueError(f"{wrong.errors()[0]['msg']}, found {value!r}") from None
+    if isinstance(made, float) and not isfinite(made):
+        raise ValueError(f"expected a finite number, found {value!r}")
+    return made
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:

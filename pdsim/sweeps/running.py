@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from pdsim.metrics.run_folder import require_out
 from pdsim.sweeps.design import Changes, designed_points
 from pdsim.sweeps.engine import Engine, open_engine
 from pdsim.sweeps.plan import Planner, Point, Task
@@ -42,12 +43,14 @@ def sweep(
     """
     path = Path(path)
     file = load_sweep(path)
+    folder = Path("runs") / file.name if out is None else Path(out)
+    require_out(folder)
     planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()
     with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
-        store = Store(Path("runs") / file.name if out is None else Path(out))
+        store = Store(folder)
         work = _Work(store, opened, progress)
         store.write_head(file.name, file.slos)
         store.write_plan(points)

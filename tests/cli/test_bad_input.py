@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pdsim import load_scenario
+from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
+from pdsim.metrics.run_folder import read_summary
+from pdsim.sim.simulation import Simulation
 
 GOOD = """\
 model: qwen3-0.6b
@@ -47,6 +49,8 @@ CHANGES = [
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
+    ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),
+    ("cost.prefill.matrix_efficiency=.nan", "roofline.matrix_efficiency: expected a finite number, found nan"),
     ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
@@ -254,6 +258,7 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
         ),
         (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
         ("model: \x01", "s.yaml: not YAML: unacceptable character"),
+        ("[" * 5000, "s.yaml: nested too deeply"),
     ],
 )
 def test_a_broken_file(capsys, tmp_path, text, says):
@@ -314,3 +319,83 @@ def test_wrong_arguments(capsys, arguments, says):
 
 def test_a_request_that_the_run_does_not_have(capsys, scenario):
     assert "--request 7: the run has requests 0 to 2" in message(capsys, "explain", scenario, "--request", "7")
+
+
+def test_a_file_that_cannot_be_read(capsys, scenario, monkeypatch):
+    """Nobody is refused a file who tests as root."""
+
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert f"{scenario}: cannot be read: Permission denied" in message(capsys, "run", scenario)
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "s.yaml"], ["compare", "s.yaml", "s.yaml"], ["sweep", "sweep.yaml"], ["ask", "routing"]]
+)
+@pytest.mark.parametrize("out", ["s.yaml", "s.yaml/below"])
+def test_nothing_is_simulated_for_a_folder_that_cannot_be(capsys, scenario, monkeypatch, command, out):
+    monkeypatch.chdir(scenario.parent)
+    monkeypatch.setattr(Simulation, "run", lambda _: pytest.fail("simulated"))
+    Path("sweep.yaml").write_text("scenario: s.yaml\ngrid: {page_size: [4]}\n")
+    jobs = ["--jobs", "1"] if command[0] == "ask" else []
+    assert f"--out {out}: s.yaml is a file; expected a folder" in message(capsys, *command, *jobs, "--out", out)
+    assert scenario.read_text() == GOOD
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "s.yaml"],
+        ["export", "s.yaml", "--to", "vllm"],
+        ["calibrate", "rows.csv"],
+        ["scale", "p.yaml", "--from", "h100", "--to", "h200"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("folder", "is a folder; expected a file's name, such as folder/NAME"),
+        ("s.yaml/x", "s.yaml is a file; expected a folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_first(capsys, scenario, monkeypatch, command, out, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("folder").mkdir()
+    assert f"--out {out}: {says}" in message(capsys, *command, "--out", out)
+
+
+def test_a_run_takes_no_place_of_another_unless_forced(capsys, scenario, tmp_path):
+    out = tmp_path / "runs" / "scenario"
+    assert main_exit("run", scenario, "--out", out) == 0
+    before = (out / "summary.json").read_bytes()
+    assert f"--out {out}: has a run already (summary.json); --force writes over it" in message(
+        capsys, "run", scenario, "--seed", "1", "--out", out
+    )
+    assert "has a run already" in message(capsys, "compare", scenario, out, "--out", tmp_path / "runs")
+    assert (out / "summary.json").read_bytes() == before
+    changed = ("--set", "workload.num_requests=2")
+    assert main_exit("run", scenario, *changed, "--out", out, "--force") == 0
+    assert read_summary(out)["completed"] == 2
+
+
+def test_a_run_cut_short_leaves_no_summary_of_the_run_before(scenario, tmp_path, monkeypatch):
+    assert main_exit("run", scenario, "--out", tmp_path / "run") == 0
+
+    def killed(_):
+        raise MemoryError
+
+    monkeypatch.setattr(Simulation, "run", killed)
+    with pytest.raises(MemoryError):
+        main(["run", str(scenario), "--out", str(tmp_path / "run"), "--force"])
+    with pytest.raises(RunFolderError, match="is no run folder"):
+        read_summary(tmp_path / "run")
+
+
+def test_runs_of_one_name_have_no_room_in_one_folder(capsys, scenario, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(GOOD)
+    says = message(capsys, "compare", scenario, other, "--out", tmp_path / "runs")
+    assert "other.yaml: its name is scenario, as another's" in says
