@@ -1,5 +1,6 @@
 """From paths to the page that reports on them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,11 @@ def make_page(
         raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
     if measured:
         raise ConfigError(f"--measured {measured[0]}: belongs to a run, and {sweeps[0]} is a sweep")
-    return sweep_page(read_sweep(sweeps[0]))
+    result = read_sweep(sweeps[0])
+    if result.num_damaged:
+        left_out = f"damaged runs: {result.num_damaged}; their points are left out, until the sweep is started again"
+        print(f"pdsim: {sweeps[0]}: {left_out}", file=sys.stderr)
+    return sweep_page(result)
 
 
 def _reported(

@@ -28,6 +28,8 @@ def print_sweep(result: SweepResult) -> None:
     for reason, count in _failures(result.points).most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
     runs = f"{result.num_computed} runs computed, {result.num_kept} kept from before"
+    if result.num_damaged:
+        runs += f", {result.num_damaged} damaged and computed again"
     console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
 
 

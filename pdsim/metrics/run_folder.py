@@ -11,10 +11,12 @@ from dataclasses import fields
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, from_lines, to_line
+from pdsim.core.messages import Finished
+from pdsim.core.router import Router
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 SUMMARY = "summary.json"
@@ -23,6 +25,8 @@ JOURNAL = "journal.jsonl.zst"
 TABLES = ("requests", "steps", "transfers", "levels")
 
 _LINES_AT_ONCE = 256
+
+Record = TypeVar("Record")
 
 
 class RunFolderError(ValueError):
@@ -82,22 +86,24 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as broken:
         raise RunFolderError(f"{path}: not JSON: {broken}") from None
+    if not isinstance(summary, dict) or "completed" not in summary:
+        raise RunFolderError(f"{path}: no summary of a run: it does not say how many requests completed")
     return summary
 
 
 def read_records(folder: Path) -> RunRecords:
     """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
-    levels = [
-        LevelRecord(row.pop("instance_id"), row.pop("time_ns"), Levels(**row))
-        for row in _read_table(folder / "levels.parquet")
-    ]
     return RunRecords(
-        requests=[RequestRecord(**row) for row in _read_table(folder / "requests.parquet")],
-        steps=[StepRecord(**row) for row in _read_table(folder / "steps.parquet")],
-        transfers=[TransferRecord(**row) for row in _read_table(folder / "transfers.parquet")],
-        levels=levels,
+        requests=_read_table(folder, "requests", RequestRecord),
+        steps=_read_table(folder, "steps", StepRecord),
+        transfers=_read_table(folder, "transfers", TransferRecord),
+        levels=_read_table(folder, "levels", _level),
     )
+
+
+def _level(instance_id: str, time_ns: int, **levels: Any) -> LevelRecord:
+    return LevelRecord(instance_id, time_ns, Levels(**levels))
 
 
 @contextmanager
@@ -126,13 +132,23 @@ def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
+    """Raises RunFolderError if it is damaged, or ends before all requests that the summary counts have finished."""
     import pyarrow as pa  # noqa: PLC0415
 
     path = folder / JOURNAL
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {JOURNAL}: run with --out to keep one")
-    with pa.input_stream(str(path), compression="zstd") as file:
-        yield from from_lines(TextIOWrapper(file, encoding="utf-8"))
+    num_finished = 0
+    try:
+        with pa.input_stream(str(path), compression="zstd") as file:
+            for entry in from_lines(TextIOWrapper(file, encoding="utf-8")):
+                num_finished += entry.instance_id == Router.instance_id and type(entry.args[0]) is Finished
+                yield entry
+    except (OSError, ValueError, LookupError, TypeError) as broken:
+        raise RunFolderError(f"{path}: damaged, or cut short: {broken}") from None
+    completed = read_summary(folder)["completed"] if (folder / SUMMARY).is_file() else 0
+    if num_finished < completed:
+        raise RunFolderError(f"{path}: cut short: {num_finished} requests finish in it, {completed} in {SUMMARY}")
 
 
 def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
@@ -142,10 +158,14 @@ def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
     return pa.table(dict(zip(columns, values, strict=True)))
 
 
-def _read_table(path: Path) -> list[dict[str, Any]]:
+def _read_table(folder: Path, name: str, make: Callable[..., Record]) -> list[Record]:
+    import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
+    path = folder / f"{name}.parquet"
     if not path.is_file():
-        raise RunFolderError(f"{path.parent} has no {path.name}")
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    return rows
+        raise RunFolderError(f"{folder} has no {path.name}")
+    try:
+        return [make(**row) for row in parquet.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, TypeError) as broken:  # TypeError: of columns that no record has
+        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None

@@ -87,6 +87,8 @@ class SweepResult:
     num_computed: int
     num_kept: int
     """Runs that were in the folder before."""
+    num_damaged: int
+    """Runs that were there and could not be read: a sweep computes them again, a reader leaves their points out."""
 
     def best(self, slo: str) -> list[PointResult]:
         """Those with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
@@ -115,6 +117,7 @@ class SweepResult:
             "folder": str(self.folder),
             "computed": self.num_computed,
             "kept": self.num_kept,
+            "damaged": self.num_damaged,
             "best": {slo: [point.number for point in self.best(slo)] for slo in self.slos},
             "points": [point.to_json() for point in self.points],
         }

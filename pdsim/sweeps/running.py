@@ -11,8 +11,11 @@ from pdsim.sweeps.engine import Engine, open_engine
 from pdsim.sweeps.plan import Planner, Point, Task
 from pdsim.sweeps.result import PointResult, SweepResult, read_point
 from pdsim.sweeps.search import load_optuna, search
-from pdsim.sweeps.store import Store
+from pdsim.sweeps.store import DAMAGED, Store
 from pdsim.sweeps.sweep_file import load_sweep
+
+_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
+"""A worker may have died for other reasons than its point."""
 
 Progress = Callable[[int, int], None]
 """Called with how many runs have been computed, and how many there are to compute, as far as is known."""
@@ -66,7 +69,7 @@ def sweep(
 
             search(file.search, slo, file.slos[slo], evaluate)
     results = [read_point(store, point, file.slos) for point in planner.points]
-    return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept)
+    return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
 
 
 class _Work:
@@ -79,11 +82,14 @@ class _Work:
         self._seen: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
+        self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
-        missing = [task for task in new if not self._store.has(task.key)]
+        found = {task.key: self._store.status(task.key) for task in new}
+        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
+        self.num_damaged += sum(status == DAMAGED for status in found.values())
         self._seen |= tasks.keys()
         self.num_kept += len(new) - len(missing)
         total = self.num_computed + len(missing)

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from shutil import copytree
 
+import pyarrow as pa
 import pytest
 
 from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
-from pdsim.metrics.run_folder import read_summary
+from pdsim.metrics.run_folder import JOURNAL, TABLES, read_summary
 from pdsim.sim.simulation import Simulation
 
 GOOD = """\
@@ -399,3 +401,66 @@ def test_runs_of_one_name_have_no_room_in_one_folder(capsys, scenario, tmp_path)
     other.write_text(GOOD)
     says = message(capsys, "compare", scenario, other, "--out", tmp_path / "runs")
     assert "other.yaml: its name is scenario, as another's" in says
+
+
+# Damaged run folders.
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    scenario = tmp_path_factory.mktemp("kept") / "s.yaml"
+    scenario.write_text(GOOD)
+    assert main_exit("run", scenario, "--set", "workload.num_requests=30", "--out", scenario.parent / "run") == 0
+    return scenario.parent / "run"
+
+
+@pytest.fixture
+def folder(kept, tmp_path) -> Path:
+    return Path(copytree(kept, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("command", ["explain", "report"])
+@pytest.mark.parametrize("name", [*TABLES, "summary"])
+def test_a_table_that_is_cut_short(capsys, folder, command, name):
+    path = folder / ("summary.json" if name == "summary" else f"{name}.parquet")
+    content = path.read_bytes()
+    for length in (0, 4, len(content) // 2):
+        path.write_bytes(content[:length])
+        assert f"pdsim: {path}: " in message(capsys, command, folder)
+
+
+def test_a_table_of_something_else(capsys, folder):
+    (folder / "requests.parquet").write_bytes((folder / "steps.parquet").read_bytes())
+    assert "requests.parquet: damaged, or no table of a run" in message(capsys, "explain", folder)
+    (folder / "summary.json").write_text("{}")
+    assert "summary.json: no summary of a run" in message(capsys, "explain", folder)
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_a_journal_that_is_cut_short(capsys, folder, share):
+    """Whether its bytes are cut, or its lines."""
+    path = folder / JOURNAL
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert f"{path}: " in message(capsys, "replay", folder)
+    with pa.input_stream(pa.BufferReader(content), compression="zstd") as file:
+        lines = file.read().decode().splitlines(keepends=True)
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write("".join(lines[: int(share * len(lines))]).encode())
+    assert f"{path}: cut short: " in message(capsys, "replay", folder)
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write("".join(lines[:-2]).encode())
+    assert "cut short: 29 requests finish in it, 30 in summary.json" in message(capsys, "replay", folder)
+
+
+def test_a_journal_with_a_line_that_is_none(capsys, folder):
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+        file.write(b'["router", "on_message", [{"Nothing": []}, 0], []]\n')
+    assert f"{folder / JOURNAL}: damaged, or cut short: 'Nothing'" in message(capsys, "replay", folder)
+
+
+def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+        file.write(b'["prefill-0", "on_step_done", [1, 2, 0], []]\n')
+    assert main_exit("replay", folder) == 1
+    assert "entry 0, prefill-0.on_step_done at 0 ns: raises " in capsys.readouterr().err
