@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from pdreal.options import Device, Options, RealDtype
-from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
+from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
@@ -38,6 +38,7 @@ def run(
     set_: Set = None,
     seed: Seed = None,
     out: Out = None,
+    force: Force = False,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
@@ -54,7 +55,10 @@ def run(
 
     """
     from pdreal.run import run_scenario
+    from pdsim.metrics.run_folder import require_out_of_run
 
+    if out is not None:
+        require_out_of_run(out, force=force)
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:

@@ -40,11 +40,12 @@ class Clients:
         """Before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Until every request has ended, or the run is stopped."""
+        """Until every request has ended, or the run is stopped. Time of the run begins here."""
         self._launcher = launcher
+        self._timeline = launcher.begin_run()
         streams = Streams(self._scenario.seed)
         self._driver = ClientDriver(
-            launcher.timeline, self._scenario.client, self._requests, streams=streams, send=self._send
+            self._timeline, self._scenario.client, self._requests, streams=streams, send=self._send
         )
         self._driver.start()
         self._start_faults()
@@ -79,10 +80,9 @@ class Clients:
     # What goes wrong.
 
     def _start_faults(self) -> None:
-        timeline = self._launcher.timeline
         for fault in self._scenario.faults:
             if isinstance(fault, Kill):
-                timeline.after(fault.at, partial(self._kill, fault))
+                self._timeline.after(fault.at, partial(self._kill, fault))
             elif isinstance(fault, ClientAbort):
                 self._abort_after(fault.at, fault.abort)
 
@@ -91,4 +91,4 @@ class Clients:
         self._launcher.kill(fault.kill, restart_after_s=restart_s)
 
     def _abort_after(self, delay_ns: int, request_id: int) -> None:
-        self._launcher.timeline.after(delay_ns, lambda _: self._launcher.abort(request_id))
+        self._timeline.after(delay_ns, lambda _: self._launcher.abort(request_id))

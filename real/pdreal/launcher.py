@@ -19,7 +19,7 @@ from pdreal.channel import LAUNCHER, Channel, process_of
 from pdreal.clock import Timeline
 from pdreal.envelope import Envelope
 from pdreal.fleet import Fleet
-from pdreal.logbook import Logbook
+from pdreal.logbook import BEGIN, Logbook
 from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request
@@ -82,6 +82,7 @@ class Launcher:
     async def start(self) -> None:
         """Returns when every instance is ready. Raises LaunchError."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_error)
         self._timeline = Timeline(monotonic_ns(), loop)
         if self._keeps_logs:
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
@@ -107,6 +108,13 @@ class Launcher:
             raise
         self._up.update(self._fleet.instance_ids)
         self._spawn_task(self._ask_for_signs_of_life())
+
+    def begin_run(self) -> Timeline:
+        """The clients' time, which begins now: start-up took a while. Records of the run count from here."""
+        run = Timeline(monotonic_ns(), asyncio.get_running_loop())
+        if self._logbook is not None:
+            self._logbook.row(BEGIN, run.epoch_ns - self._timeline.epoch_ns)
+        return run
 
     @property
     def timeline(self) -> Timeline:
@@ -356,6 +364,16 @@ class Launcher:
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))
 
+    def _on_error(self, _: object, context: dict[str, Any]) -> None:
+        """A callback failed, on a full disk for example: without this the run would wait for ever."""
+        error = context.get("exception")
+        _LOG.error("%s", context["message"], exc_info=error)
+        if self._logbook is not None:
+            with suppress(OSError):
+                self._logbook.close()
+            self._logbook = None
+        self._give_up(f"the launcher failed: {error or context['message']}")
+
     def _restart(self, instance_id: str) -> None:
         if not self._stopping:
             self._spawn_task(self._bring_back(instance_id))
@@ -385,7 +403,11 @@ class Launcher:
     # Logs.
 
     def _recorded(self, machine: Any) -> Any:
-        return machine if self._logbook is None else Recorded(machine, self._logbook.entry)
+        return machine if self._logbook is None else Recorded(machine, self._on_entry)
+
+    def _on_entry(self, entry: Entry) -> None:
+        if self._logbook is not None:
+            self._logbook.entry(entry)
 
     def _note(self, method: str, *args: Any) -> None:
         if self._logbook is not None:
@@ -394,4 +416,9 @@ class Launcher:
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(None, {"message": "a task of the launcher failed", "exception": error})

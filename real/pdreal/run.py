@@ -1,13 +1,16 @@
 """Runs the workload of a scenario for real, and keeps what it leaves behind."""
 
 import asyncio
+import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pdreal.bootstrap import LaunchError
 from pdreal.clients import Clients
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
@@ -20,6 +23,8 @@ from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.request_spec import RequestSpec
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -39,22 +44,36 @@ def run_scenario(
 ) -> tuple[FinishedRun, RealRun]:
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
-    with (
-        TemporaryDirectory(prefix="pdreal-logs-") as logs,
-        progress_over(scenario.name, len(requests), quiet=quiet) as advance,
-    ):
-        real = asyncio.run(run(scenario, requests, options, logs=Path(logs), progress=advance))
-        records = read_records(Path(logs))
+    with _logs_beside(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+        real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
+        records = read_records(logs)
         extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
             with journal_writer(out) as write:
-                for entry in read_journal(Path(logs)):
+                for entry in read_journal(logs):
                     write(entry)
             write_run(out, scenario, finished, quiet=quiet)
     return finished, real
+
+
+@contextmanager
+def _logs_beside(out: Path | None) -> Iterator[Path]:
+    """A folder for logbooks. In the run folder they stay if writing the results fails."""
+    if out is None:
+        with TemporaryDirectory(prefix="pdreal-logs-") as folder:
+            yield Path(folder)
+        return
+    logs = out / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    try:
+        yield logs
+    except OSError as error:
+        raise LaunchError(f"{out}: {error.strerror or error}; what the run did is in {logs}") from error
+    shutil.rmtree(logs)
 
 
 async def run(
@@ -72,10 +91,12 @@ async def run(
     await launcher.start()
     loop = asyncio.get_running_loop()
     try:
-        loop.add_signal_handler(signal.SIGINT, clients.stop)
+        for number in _INTERRUPTS:
+            loop.add_signal_handler(number, clients.stop)
         await clients.serve(launcher)
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in _INTERRUPTS:
+            loop.remove_signal_handler(number)
         real.leaks = await launcher.stop()
     real.outputs, real.failure, real.interrupted = clients.outputs, launcher.failure, clients.stopped
     return real

@@ -1,5 +1,6 @@
 """pdreal run: the folder that it leaves, and mistakes in one message."""
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
+from pdreal.logbook import Logbook
 from ruamel.yaml import YAML
 
 from pdsim.cli import main as pdsim
@@ -94,3 +96,59 @@ def test_a_library_that_is_missing_is_named(missing, scenario, monkeypatch, caps
     monkeypatch.setitem(sys.modules, missing, None)
     assert exit_code("serve", scenario) == 2
     assert capsys.readouterr().err == f"pdreal: {missing} is not installed: pip install 'pdsim[real]'\n"
+
+
+def test_a_terminated_run_keeps_what_has_finished(scenario, tmp_path, monkeypatch, capsys):
+    @contextmanager
+    def terminating(*_, **__):
+        yield lambda num_done: os.kill(os.getpid(), signal.SIGTERM) if num_done == 3 else None
+
+    monkeypatch.setattr("pdreal.run.progress_over", terminating)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 130
+    assert "interrupted; what had finished is kept" in capsys.readouterr().err
+    assert 3 <= read_summary(out)["completed"] < 20
+    assert not (out / "logs").exists()
+
+
+def test_out_that_cannot_be_written_is_told_before_anything_starts(scenario, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pdreal.run.run_scenario", pytest.fail)
+    (tmp_path / "file").touch()
+    assert exit_code("run", scenario, "--out", tmp_path / "file" / "run") == 2
+    assert "is a file; expected a folder" in capsys.readouterr().err
+    (tmp_path / "summary.json").touch()
+    assert exit_code("run", scenario, "--out", tmp_path) == 2
+    assert "--force writes over it" in capsys.readouterr().err
+
+
+def full_after(monkeypatch, method, num_calls):
+    """The launcher's logbook meets a full disk."""
+    written = getattr(Logbook, method)
+    calls = iter(range(num_calls))
+
+    def write(self, *args):
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(self, *args)
+
+    monkeypatch.setattr(Logbook, method, write)
+
+
+@pytest.mark.parametrize("method", ["row", "entry", "flush"])
+def test_a_full_disk_ends_the_run_with_a_message(scenario, tmp_path, monkeypatch, capsys, method):
+    full_after(monkeypatch, method, 30)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 1
+    assert "the launcher failed: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert read_summary(out)["completed"] < 20
+
+
+def test_logs_stay_where_results_cannot_be_written(scenario, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pdreal.run.write_run", full)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 2
+    assert f"No space left on device; what the run did is in {out / 'logs'}" in capsys.readouterr().err
+    assert len(list((out / "logs").glob("*.rows"))) == 3
