@@ -121,7 +121,7 @@ def test_an_answer_fits_the_terminal(ask, name, width, monkeypatch, capsys):
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)
     for row in made.rows:
-        (line,) = [line for line in lines if line.startswith(f"  {row.arm} ")]
+        (line,) = [line for line in lines if line.strip().startswith(f"{row.arm}  ")]
         assert line.rstrip().endswith(row.remark)
         assert all(cell.partition(" ±")[0] in line for cell in made.cells(row)[1:5]), "four numbers, or more"
 
