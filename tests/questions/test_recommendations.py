@@ -2,9 +2,12 @@
 
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pdsim
 from pdsim.cli import main
@@ -12,6 +15,8 @@ from pdsim.cli.answer_table import EXAMPLE, print_answer
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.questions import base
 from pdsim.questions.catalog import NAMES
+from pdsim.questions.study import Study
+from pdsim.sweeps.interval import Estimate
 from tests.questions.test_questions import SCENARIO
 
 BURSTY = SCENARIO.replace(
@@ -52,6 +57,45 @@ def test_nothing_that_misses_the_slo_is_recommended(ask, name, ttft_ms):
         assert made.to_json()["recommendation"] is None
         assert max(attained(made).values()) < 0.99 or name == "transport", "links are another series"
         assert made.limit is not None, "it says because of what"
+
+
+class Told(Study):
+    """Of arms whose numbers are made up."""
+
+    def __init__(self, arms):
+        self.told = arms
+
+    def __getitem__(self, label):
+        return SimpleNamespace(is_saturated=False, num_gpus=1)
+
+    def meets(self, label):
+        return self.attained(label) >= 0.9
+
+    def attained(self, label):
+        return self.told[label][0]
+
+    def goodput(self, label):
+        return self.told[label][1]
+
+    def metric(self, label, name):
+        return Estimate(self.told[label][2], None)
+
+    def failed_share(self, label):
+        return 0.0
+
+
+SHARES = st.floats(0, 1)
+
+
+@given(st.lists(st.tuples(SHARES, SHARES, SHARES), min_size=1, max_size=5))
+def test_the_best_meets_the_slo_if_any_does_and_else_is_the_nearest(arms):
+    study = Told(dict(enumerate(arms)))
+    best = study.best(study.told)
+    if any(map(study.meets, study.told)):
+        assert study.meets(best)
+        assert all(study.goodput(best) >= 0.98 * study.goodput(arm) for arm in study.told if study.meets(arm))
+    else:
+        assert study.attained(best) == max(map(study.attained, study.told))
 
 
 def between_tails(made, left, right):
