@@ -108,7 +108,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
     if not verdict.advice:
         return verdict._replace(notes=[f"'{chosen}' misses the SLO: {_missed(study, chosen)}.", *verdict.notes])
     best = study.best(study.labels(study.arm(chosen).series))
-    notes = [f"Whatever the SLO is, '{chosen}': {verdict.why}", *verdict.notes]
+    notes = [f"Compared all the same, '{chosen}': {verdict.why}", *verdict.notes]
     if study.meets(best):
         shares = [share(study.attained(label)) for label in (best, chosen)]
         why = f"{shares[0]} of the requests meet the SLO, {shares[1]} with '{chosen}'."
@@ -159,7 +159,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
 
 
 def _limit(study: Study, label: str, scenario: Scenario, progress: Progress | None) -> Limit:
-    """Of the latency that is the least within its SLO; of throughput where that is what the winner is chosen by."""
+    """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
     asked = study.asked
     is_served = study.meets(label) and isinstance(scenario.client, ClosedLoop)
     ratios = {"TTFT": study.tail_ms(label, "ttft").mean / asked.ttft_ms}

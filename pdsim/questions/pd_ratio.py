@@ -31,15 +31,15 @@ def verdict(study: Study) -> Verdict:
         return Verdict(best, f"Use {best}", f"{text}. It is the only ratio that is possible.")
     second, worst = study.best(others), min(others, key=study.goodput)
     ratio = study.goodput_ratio(best, second)
-    if study.meets(best) and not study.meets(second):
-        text += "; no other ratio meets it for as many as should"
-    elif is_told_apart(ratio):
+    if is_told_apart(ratio):
         text += f", {times(ratio)} what {second} gives"
     else:
         latency = times(study.ratio(second, best, "mean_e2e_latency_ms"))
         text += f", which cannot be told from what {second} gives, at {latency} the latency"
     if worst != second:
         text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
+    if study.meets(best) and not study.meets(second):
+        text += "; no other ratio meets it for as many as should"
     return Verdict(best, f"Use {best}", text + ".")
 
 
