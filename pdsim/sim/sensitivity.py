@@ -78,9 +78,9 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         if not self.resource:
-            return f"what limits {self.metric}: no resource: {GAIN:.0%} more of any does not improve it"
-        change = f"{GAIN:.0%} more of which changes it by {self.change:+.1%}"
-        return f"what limits {self.metric}: {self.resource}, {change}; relieved by {self.relief}"
+            return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
+        change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
+        return f"what limits {self.metric}: {self.resource} ({change}), relieved by {self.relief}"
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
