@@ -22,7 +22,8 @@ Set = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
 Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
 Tornado = Annotated[
-    bool, Parameter(negative=(), help="Simulate again with 10 % more of each resource, and say what that changes.")
+    bool,
+    Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
 Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
 Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]

@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -71,9 +71,9 @@ def compare(
         raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
     finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_, force=force)
     if json_:
-        print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
+        print_json([{"run": run.name, **run.summary} for run in finished])
     else:
-        from pdsim.cli.tables import print_intervals, print_limits, print_stages, print_summaries, print_usage
+        from pdsim.cli.tables import print_intervals, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
@@ -82,7 +82,6 @@ def compare(
         if observed:
             print_stages(records)
             print_usage(records)
-            print_limits({run.name: run.limit() for run in observed})
     if out is not None:
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
@@ -101,7 +100,7 @@ def explain(
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Say where the time of a run went, and what limits it.
+    """Say where the time of a run went and, with --tornado, what limits it.
 
     Parameters
     ----------
@@ -112,10 +111,11 @@ def explain(
     from dataclasses import asdict
 
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.cli.tables import print_limits, print_path, print_request, print_sensitivities, print_stages, print_usage
+    from pdsim.cli.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
     from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
     from pdsim.metrics.explain import stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
+    from pdsim.sim.sensitivity import limits
 
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:
@@ -137,15 +137,19 @@ def explain(
     if json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        made = {"limit": finished.limit_json(), "stages": stages, "path_ms": path_ms, "instances": instances}
-        print_json(made | ({"sensitivities": [asdict(one) for one in found]} if tornado else {}))
+        made: dict[str, Any] = {"stages": stages, "path_ms": path_ms, "instances": instances}
+        if tornado:
+            made["limits"] = [limit._asdict() for limit in limits(found)]
+            made["sensitivities"] = [asdict(one) for one in found]
+        print_json(made)
     else:
         print_stages({finished.name: finished.records})
         print_path("what requests wait for, in the mean", path_ms)
         print_usage({finished.name: finished.records})
         if tornado:
             print_sensitivities(found)
-        print_limits({finished.name: finished.limit()})
+        else:
+            print(f"what limits it: pdsim explain {run} --tornado")
 
 
 def report(

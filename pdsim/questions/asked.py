@@ -41,7 +41,7 @@ class Asked:
     concurrency: int | None = None
     """Requests in flight, instead of a rate [64]."""
     requests: int | None = None
-    """How many [400; of a trace the first 1,000]."""
+    """How many [400; of a trace all, up to 5,000]."""
     ttft_ms: float = 2000.0
     """SLO: time to the first token."""
     tpot_ms: float = 50.0

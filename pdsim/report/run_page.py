@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from pdsim.metrics.critical_path import mean_parts_ms
 from pdsim.metrics.explain import stage_times
-from pdsim.metrics.limits import Limit, limiting_resource, limits_over_time
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.saturation import is_saturated
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
@@ -23,14 +21,15 @@ from pdsim.report.latency_figures import (
     ttft_over_time,
 )
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
-from pdsim.report.resource_figures import limits, occupancy, transfers
+from pdsim.report.resource_figures import occupancy, transfers
 from pdsim.report.sweep_figures import Bar, Dot, tornado, trade_off
-from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity
+from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
 """In the table of the slowest."""
 _VISIBLE = 0.001
 """A change that is shown."""
+_TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
 _PARITY = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
@@ -61,10 +60,6 @@ class ReportedRun:
     def num_finished(self) -> int:
         return len(finished(self.records.requests))
 
-    @cached_property
-    def limit(self) -> Limit:
-        return limiting_resource(self.records, self.summary.get("max_concurrency"))
-
     @property
     def per_gpu(self) -> str:
         return "output tokens/s per GPU" if self.num_gpus else "output tokens/s"
@@ -88,7 +83,7 @@ def _single(run: ReportedRun) -> Page:
         title=run.name,
         subtitle=_subtitle(run),
         answer=_answer(run),
-        detail=_detail(run.limit) if run.num_finished else "",
+        detail=" ".join(f"{limit}." for limit in limits(run.sensitivities)) if run.sensitivities else "",
         cards=_cards(run),
         figures=figures,
         tables=tables,
@@ -98,7 +93,7 @@ def _single(run: ReportedRun) -> Page:
 
 def _answer(run: ReportedRun) -> str:
     if run.num_finished:
-        return limit_sentence(run.limit)
+        return _longest_stages(run)
     return "No request finished." if "pdsim" in run.summary else "A result of another tool: its summary, and no more."
 
 
@@ -113,7 +108,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
         title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
         subtitle=", ".join(run.name for run in runs),
         answer=answer,
-        detail=" ".join(f"{run.name}: {_lower(limit_sentence(run.limit))}" for run in ours),
+        detail=" ".join(f"{run.name}: {_longest_stages(run)}" for run in ours),
         cards=[],
         figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
         tables=[_summary_table(runs)],
@@ -121,19 +116,15 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
     )
 
 
-def limit_sentence(limit: Limit) -> str:
-    if limit.resource == "load":
-        return "The load that is sent is the limit."
-    place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
-    return f"The limit is {limit.resource}{place}."
-
-
-def _detail(limit: Limit) -> str:
-    return f"{limit.evidence}." + (f" More of it by: {limit.relief}." if limit.relief else "")
-
-
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
+def _longest_stages(run: ReportedRun) -> str:
+    """One sentence: in the mean, and of those that waited longest for their first token."""
+    stages = stage_times(run.records.requests)
+    longest = max(stages, key=lambda stage: stage.mean_ms)
+    tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
+    return (
+        f"{longest.share:.0%} of the latency is {longest.stage}; the slowest 1% to their first token spend "
+        f"{_time(tail.slowest_ms)} in {tail.stage}."
+    )
 
 
 def _subtitle(run: ReportedRun) -> str:
@@ -226,9 +217,6 @@ def _inside(run: ReportedRun) -> list[Shown]:
         ),
     ]
     if records.levels:
-        over_time = limits_over_time(records, run.summary.get("max_concurrency"))
-        caption = "The resource of which more would have helped most, in each part of the time."
-        figures.append(Shown("limits", "What limits when", caption, limits(over_time)))
         figures.append(
             Shown(
                 "occupancy",
@@ -247,9 +235,8 @@ def _inside(run: ReportedRun) -> list[Shown]:
 def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
     if not found:
         return []
-    titles = dict(zip(MEASURES, ("throughput", "mean TTFT", "mean TPOT"), strict=True))
     seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
-    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in titles.items()}
+    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in _TORNADO.items()}
     caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
     if rest := [one.resource for one in found if one not in seen]:
         caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
@@ -315,11 +302,11 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
 
 def _stage_table(run: ReportedRun) -> Table:
     rows = [
-        [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.p99_ms), cell(s.share, ".1%"), Cell(s.meaning)]
+        [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.slowest_ms), cell(s.share, ".1%"), Cell(s.meaning)]
         for s in stage_times(run.records.requests)
-        if s.p99_ms
+        if s.mean_ms
     ]
-    return Table("Stages", ["stage", "mean, ms", "median, ms", "p99, ms", "of latency", "what happens"], rows)
+    return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)
 
 
 def _instance_table(run: ReportedRun) -> Table:

@@ -106,7 +106,7 @@ def test_compare_takes_scenarios_and_folders(capsys, scenario, tmp_path):
     assert [row["run"] for row in rows] == ["a", "little"]
     assert (tmp_path / "both" / "compare.png").stat().st_size > 10_000
     assert (tmp_path / "both" / "little" / "summary.json").is_file()
-    assert "what limits" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
+    assert "where the time goes" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
 
 
 def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):

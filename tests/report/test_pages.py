@@ -2,14 +2,12 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from shutil import copytree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.limits import limits_over_time
 from pdsim.metrics.records import RunRecords
 from pdsim.report.latency_figures import latency_distributions
 from pdsim.report.page import render
@@ -55,11 +53,10 @@ def test_a_figure_is_the_same_again(one):
     assert to_svg(first, "name") == to_svg(again, "name")
 
 
-def test_a_run_says_what_limits_it_before_anything_else(one):
+def test_a_run_says_where_its_time_goes_before_anything_else(one):
     page = run_page([one])
-    assert page.answer == "The limit is prefill compute of prefill-0."
-    assert "prefill-0 computes" in page.detail
-    assert "prefill.instances" in page.detail
+    assert "% of the latency is prefill_waiting; the slowest 1% to their first token" in page.answer
+    assert page.detail == "", "what limits is the tornado's to say"
     assert [card.title for card in page.cards] == ["throughput", "output", "TTFT", "TPOT", "latency"]
     assert names(page)[0] == "distributions"
     assert page.tables[0].title == "Summary"
@@ -87,13 +84,14 @@ def test_a_run_without_a_finished_request_says_so(one):
 
 
 def test_a_tornado_leaves_out_what_changes_nothing_and_says_so(one):
-    moves = {"request_throughput": 0.08, "mean_ttft_ms": -0.1, "mean_tpot_ms": 0.0}
-    found = [Sensitivity("prefill compute", moves), Sensitivity("link", dict.fromkeys(moves, 0.0))]
+    moves = {"request_throughput": 0.08, "p99_ttft_ms": -0.1, "p99_tpot_ms": 0.0}
+    found = [Sensitivity("prefill compute", moves, "prefill.tp"), Sensitivity("link", dict.fromkeys(moves, 0.0), "")]
     page = run_page([replace(one, sensitivities=found)])
     (shown,) = (shown for shown in page.figures if shown.name == "tornado")
     labels = {text.get_text() for ax in shown.figure.axes for text in ax.get_yticklabels()}
     assert labels == {"prefill compute"}
     assert shown.caption.endswith("Less than 0.1%: link.")
+    assert "what limits TTFT p99: prefill compute" in page.detail
 
 
 def test_parity_is_drawn_of_what_was_measured(one):
@@ -121,15 +119,6 @@ def test_another_tools_result_has_what_it_reports(one):
     both = run_page([one, other])
     assert both.answer.endswith(f"Shortest median TTFT: one, {one.summary['median_ttft_ms']:,.1f} ms.")
     assert {row[0].text for row in both.tables[0].rows} >= {"requests/s", "TTFT mean, ms"}
-
-
-def test_what_limits_is_said_for_all_of_the_time(one):
-    found = limits_over_time(one.records, 8, num_windows=5)
-    windows = [window for window, _ in found]
-    assert all(left.end_ns == right.start_ns for left, right in pairwise(windows))
-    assert windows[0].start_ns == min(r.arrival_ns for r in one.records.requests)
-    assert windows[-1].end_ns == max(r.end_ns for r in one.records.requests)
-    assert found[1][1].resource == "prefill compute"
 
 
 SWEEP = """\
