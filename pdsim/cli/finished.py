@@ -28,6 +28,10 @@ class FinishedRun:
         """A run of ours: another tool's result is a summary and no more."""
         return "pdsim" in self.summary
 
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.summary.get("pdsim", {}).get("warnings", ()))
+
     def limit(self) -> Limit:
         return limiting_resource(self.records, self.summary.get("max_concurrency"))
 

@@ -16,7 +16,7 @@ from pdsim.cli.command import (
     changes_of,
     fail_if_incomplete,
     print_json,
-    warn_outside_measured,
+    print_warnings,
 )
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -38,12 +38,12 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     else:
         from pdsim.cli.tables import print_intervals, print_stages, print_summaries
 
+        print_warnings(finished)
         print_summaries({finished.name: finished.summary})
         print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    warn_outside_measured(finished)
     fail_if_incomplete(finished)
 
 
@@ -71,6 +71,8 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
+        for run in finished:
+            print_warnings(run)
         print_summaries({run.name: run.summary for run in finished})
         print_intervals({run.name: run.summary for run in finished})
         if observed:
@@ -82,7 +84,6 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
-        warn_outside_measured(one)
         fail_if_incomplete(one)
 
 

@@ -48,6 +48,8 @@ class Answer:
     """The arm that is recommended."""
     text: str
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """What of it lies outside what was measured."""
     limit: Limit | None
     """Of the recommended arm; None: it came to a halt."""
     run: RunResult = field(repr=False)
@@ -66,15 +68,17 @@ class Answer:
 
     def remarks(self) -> list[str]:
         """What limits the recommended arm, and all else that is to be said."""
+        notes = [*self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
         if self.limit is None:
-            return list(self.notes)
+            return notes
         relief = f"; more of it by {self.limit.relief}" if self.limit.relief else ""
-        return [f"What limits '{self.winner}': {self.limit.resource}: {self.limit.evidence}{relief}.", *self.notes]
+        return [f"What limits '{self.winner}': {self.limit.resource}: {self.limit.evidence}{relief}.", *notes]
 
     def to_json(self) -> dict[str, Any]:
         limit = None if self.limit is None else {**asdict(self.limit), "relief": self.limit.relief}
         said = {"ask": self.name, "load": self.load, "recommendation": self.winner, "answer": self.text}
-        return {**said, "notes": list(self.notes), "limit": limit, "arms": [row.to_json() for row in self.rows]}
+        notes = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**said, **notes, "limit": limit, "arms": [row.to_json() for row in self.rows]}
 
     @property
     def table(self) -> Any:

@@ -8,7 +8,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import limiting_resource
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.questions.answer import SATURATED, Answer, Row
@@ -19,7 +18,6 @@ from pdsim.questions.columns import COLUMNS
 from pdsim.questions.question import Arm, Question, Verdict, place_of
 from pdsim.questions.study import Study
 from pdsim.questions.words import number, percent
-from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sweeps.design import Changes
@@ -108,7 +106,8 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict) -> An
         load=_load(study),
         winner=verdict.winner,
         text=verdict.text,
-        notes=(_alone(study, changes), *verdict.notes, *_costs(result.scenario)),
+        notes=(_alone(study, changes), *verdict.notes),
+        warnings=tuple(study.warnings),
         limit=None if result.stall else limiting_resource(result.records, concurrency),
         run=result,
         axis=question.axis,
@@ -144,13 +143,6 @@ def _alone(study: Study, changes: Changes) -> str:
             )
     medians = [f"{what} {number(median(ms))} ms" for what, ms in (("TTFT", ttft), ("TPOT", tpot)) if ms]
     return f"One request at a time: median {', '.join(medians)}. What is more is what requests do to each other."
-
-
-def _costs(scenario: Scenario) -> list[str]:
-    if Roofline() not in {scenario.cost.prefill, scenario.cost.decode}:
-        return []
-    speeds = "No profile: step times are the roofline's, with kernel speeds that served systems do not always reach"
-    return [f"{speeds}. Compare with them; fit a profile to a measured run before trusting absolute numbers."]
 
 
 def _load(study: Study) -> str:
