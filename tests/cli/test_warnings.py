@@ -41,6 +41,12 @@ def test_run_and_report_say_that_nothing_was_measured(capsys, folder):
     assert SAID in (folder / "page.html").read_text()
 
 
+def test_a_profile_that_does_not_say_what_it_was_measured_on(capsys, folder):
+    (folder / "profile.yaml").write_text("cost: {use: roofline}\nprovenance: unknown\n")
+    (warning,) = warnings_in(output(capsys, "run", "plain.yaml", "--set", "cost.profile=profile.yaml"))
+    assert warning == "warning: plain: cost: profile does not say what it was measured on"
+
+
 def test_ask_says_that_nothing_was_measured(capsys):
     asked = ("ask", "pd-or-not", "--scenario", "plain.yaml", "--seeds", 1, "--jobs", 1)
     assert output_json(capsys, *asked)["warnings"][0].startswith(SAID)
