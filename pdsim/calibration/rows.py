@@ -7,7 +7,7 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 import csv
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
@@ -100,6 +100,8 @@ class Measurements:
     """Of each file, distinct values joined by commas."""
     notes: tuple[str, ...] = ()
     """What is left out of them."""
+    forwards: Mapping[str, list[str]] = field(default_factory=dict)
+    """Distinct devices, models and dtypes of rows of forwards: others may be of the host beside them."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
@@ -132,6 +134,7 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     single: set[str] = set()
     """Kinds with rows of one forward each, as a server under load writes them."""
     provenance = []
+    forwards: list[Mapping[str, str]] = []
     for path in paths:
         lines = _lines(path)
         provenance.append(_provenance(path, lines))
@@ -141,6 +144,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
                 values = _values(kind, line, f"{path}, line {number}")
                 name, tp = line[NAMES[kind]] if kind in NAMES else "", _ranks(line, f"{path}, line {number}")
                 found.setdefault((kind, name, tp), []).append(values)
+                if kind in FORWARDS:
+                    forwards.append(line)
                 if not line.get("repeats"):
                     single.add(kind)
     if not found:
@@ -150,7 +155,13 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     for (kind, name, tp), of_kind in found.items():
         in_rounds = kind in FORWARDS and kind not in single
         rows.append(Rows(kind, name, _columns(_shapes(of_kind, middle) if in_rounds else of_kind), tp))
-    return Measurements(tuple(rows), tuple(provenance))
+    told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",)}
+    setups = {name: _distinct(forwards, columns) for name, columns in told.items()}
+    return Measurements(tuple(rows), tuple(provenance), forwards=setups)
+
+
+def _distinct(lines: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(value for line in lines for column in columns if (value := line.get(column))))
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
@@ -199,7 +210,7 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
         )
 
     def distinct(column: str) -> str:
-        return ", ".join(dict.fromkeys(value for line in lines if (value := line.get(column))))
+        return ", ".join(_distinct(lines, [column]))
 
     known = {name: distinct(name) for name in PROVENANCE if name not in DEVICE}
     told = {"device": distinct(device), **known, **{name: distinct(name) for name in REQUIRED_PROVENANCE}}

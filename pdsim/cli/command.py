@@ -92,10 +92,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def warn_outside_measured(finished: FinishedRun) -> None:
-    """Of steps beyond the rows that the profile was fitted to: once for each field."""
-    for message in finished.summary.get("pdsim", {}).get("outside_measured", ()):
-        print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
+def print_warnings(finished: FinishedRun) -> None:
+    """What of a run was not measured: a line above its tables, for they look alike."""
+    for message in finished.warnings:
+        print(f"warning: {finished.name}: {message}")
 
 
 def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:

@@ -27,6 +27,10 @@ class FinishedRun:
         """A run of ours: another tool's result is a summary and no more."""
         return "pdsim" in self.summary
 
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.summary.get("pdsim", {}).get("warnings", ()))
+
 
 def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:
     """All but the journal."""

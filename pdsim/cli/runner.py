@@ -20,10 +20,12 @@ from pdsim.metrics.run_folder import (
 )
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.outside import foreign_setup
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
+from pdsim.system.catalog import names
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 """What is told of a run between the ends of its cost."""
@@ -54,7 +56,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.cost.interval is not None and not interrupted:
+    if loaded.cost.interval is not None and not interrupted and not foreign_setup(scenario):
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
@@ -94,6 +96,8 @@ def obtain_runs(
             runs.append(run)
         if runs[-1].interrupted:
             break
+    for run in runs[1:]:
+        _warn_of_other_machine(run, runs[0])
     return runs
 
 
@@ -110,6 +114,16 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
         require_out_of_run(folder, force=force)
         folders[path] = folder
     return folders
+
+
+def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
+    """In the run's summary, where one ran on a CPU or has its times, and the other has a GPU's."""
+    devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
+    on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
+    if all(devices) and len(on_gpus) > 1:
+        told = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
+        why = f"different machines: {told}: the difference is theirs, and no error of a simulation"
+        run.summary["pdsim"]["warnings"] = [*run.warnings, why]
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:

@@ -17,7 +17,7 @@ from pdsim.cli.command import (
     changes_of,
     fail_if_incomplete,
     print_json,
-    warn_outside_measured,
+    print_warnings,
 )
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
@@ -42,12 +42,12 @@ def run(
     else:
         from pdsim.cli.tables import print_intervals, print_stages, print_summaries
 
+        print_warnings(finished)
         print_summaries({finished.name: finished.summary})
         print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    warn_outside_measured(finished)
     fail_if_incomplete(finished)
 
 
@@ -77,6 +77,8 @@ def compare(
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
+        for run in finished:
+            print_warnings(run)
         print_summaries({run.name: run.summary for run in finished})
         print_intervals({run.name: run.summary for run in finished})
         if observed:
@@ -87,7 +89,6 @@ def compare(
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
-        warn_outside_measured(one)
         fail_if_incomplete(one)
 
 

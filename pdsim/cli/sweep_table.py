@@ -18,6 +18,8 @@ _MOST = 10
 
 def print_sweep(result: SweepResult) -> None:
     console = new_console()
+    for warning in result.warnings:
+        print(f"warning: {warning}")
     for name, slo in result.slos.items():
         best = result.best(name)
         num_met = sum(point.meets(name, slo) for point in best)

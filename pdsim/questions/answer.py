@@ -50,6 +50,8 @@ class Answer:
     is_recommended: bool
     text: str
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """What of it lies outside what was measured."""
     limit: Limit | None
     """Of the winner, in its throughput or the latency that is the least within its SLO; None: it came to a halt."""
     run: RunResult = field(repr=False)
@@ -76,7 +78,7 @@ class Answer:
     def remarks(self) -> list[str]:
         """What limits the winner, and all else that is to be said."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
-        return [*limit, *self.notes]
+        return [*limit, *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
     def to_json(self) -> dict[str, Any]:
         limit = None if self.limit is None else self.limit._asdict()
@@ -86,7 +88,8 @@ class Answer:
             "recommendation": self.winner if self.is_recommended else None,
             "answer": self.text,
         }
-        return {**said, "notes": list(self.notes), "limit": limit, "arms": [row.to_json() for row in self.rows]}
+        notes = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**said, **notes, "limit": limit, "arms": [row.to_json() for row in self.rows]}
 
     @property
     def table(self) -> Any:

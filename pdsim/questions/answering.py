@@ -9,7 +9,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pdsim.cost.roofline import Roofline
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
@@ -150,7 +149,8 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
         winner=verdict.winner,
         is_recommended=bool(verdict.advice),
         text=f"{verdict.advice}: {verdict.why}" if verdict.advice else verdict.why,
-        notes=(*verdict.notes, _alone(study, changes), *_errors(study), *_costs(result.scenario)),
+        notes=(*verdict.notes, _alone(study, changes), *_errors(study)),
+        warnings=tuple(study.warnings),
         limit=None if result.stall else _limit(study, verdict.winner, scenario, progress),
         run=result,
         percentile=_percentile(study),
@@ -228,13 +228,6 @@ def _alone(study: Study, changes: Changes) -> str:
             )
     medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]
     return f"One request at a time: median {', '.join(medians)}. What is more is what requests do to each other."
-
-
-def _costs(scenario: Scenario) -> list[str]:
-    if Roofline() not in {scenario.cost.prefill, scenario.cost.decode}:
-        return []
-    speeds = "No profile: step times are the roofline's, with kernel speeds that served systems do not always reach"
-    return [f"{speeds}. Compare with them; fit a profile to a measured run before trusting absolute numbers."]
 
 
 def _load(study: Study) -> str:

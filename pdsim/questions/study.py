@@ -29,6 +29,8 @@ class Study:
         self.base = base
         self.asked = asked
         self.arms: list[Arm] = []
+        self.warnings: list[str] = []
+        """What of the arms lies outside what was measured."""
         self._results: dict[str, PointResult] = {}
         self._folder = folder
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
@@ -58,6 +60,7 @@ class Study:
             progress=self._progress,
         )
         points = {_key(point.changes): point for point in result.points}
+        self.warnings = result.warnings
         self._results = {arm.label: points[_key(arm.changes)] for arm in self.arms}
 
     def __getitem__(self, label: str) -> PointResult:

@@ -164,7 +164,7 @@ def _time(value_ms: float) -> str:
 
 def _warnings(run: ReportedRun) -> list[str]:
     own = run.summary.get("pdsim", {})
-    said = list(own.get("outside_measured", ()))
+    said = list(own.get("warnings", ()))
     if own.get("failed"):
         said.append(f"{own['failed']:,} requests failed, and are in no latency.")
     if own.get("unfinished"):

@@ -45,8 +45,12 @@ def sweep_page(result: SweepResult) -> Page:
         cards=_cards(result, points),
         figures=figures,
         tables=[_table(result, points)] if points else [],
-        warnings=[f"{count} failed: {why}" for why, count in Counter(p.error for p in result.points).items() if why],
+        warnings=[*result.warnings, *_failures(result.points)],
     )
+
+
+def _failures(points: Sequence[PointResult]) -> list[str]:
+    return [f"{count} failed: {why}" for why, count in Counter(point.error for point in points).items() if why]
 
 
 # The answer.

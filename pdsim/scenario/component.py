@@ -159,6 +159,12 @@ def describe_component(value: Any) -> Any:
     return {"use": name, **settings} if settings else name
 
 
+def component_name(value: Any) -> str:
+    """The name of a component, as `use` has it."""
+    described = describe_component(value)
+    return described if isinstance(described, str) else str(described["use"])
+
+
 def _describe(value: Any, dimension: Dimension | None) -> Any:
     if is_dataclass(value):
         return describe_component(value)

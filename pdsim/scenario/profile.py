@@ -1,7 +1,7 @@
 """Settings that were fitted to measurements, in a file of their own with where they come from.
 
 name: qwen3-32b-b200-tp2
-cost: {use: affine, ...}          or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
+cost: {use: affine, ..., measured: {on: {...}, ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
 network:                          optional
   transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
     handover: ...}}
@@ -36,7 +36,8 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     for section in beside:
         if section not in cost:
             raise ValueError(f"profile {value['profile']} has no {section} to change")
-    return {**cost, **{section: {**cost[section], **changes} for section, changes in beside.items()}}
+    changed = {section: {**cost[section], **changes} for section, changes in beside.items()}
+    return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:

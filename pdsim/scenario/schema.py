@@ -296,9 +296,12 @@ def by_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """One component stands for both roles."""
-    one = isinstance(value, str) or (isinstance(value, dict) and "use" in value)
-    return {"prefill": value, "decode": value} if one else value
+    """One component stands for both roles; what was measured may stand beside it."""
+    if isinstance(value, dict) and "use" in value:
+        one = {key: setting for key, setting in value.items() if key != "measured"}
+        beside = {"measured": value["measured"]} if "measured" in value else {}
+        return {"prefill": one, "decode": one, **beside}
+    return {"prefill": value, "decode": value} if isinstance(value, str) else value
 
 
 class OrShort:

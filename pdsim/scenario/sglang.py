@@ -7,7 +7,7 @@ from typing import Any
 
 from pdsim.policy.admission import ReserveDecodeTokens
 from pdsim.scenario.build import resolve
-from pdsim.scenario.component import describe_component
+from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.clients import ClosedLoop
@@ -122,7 +122,7 @@ def _disaggregation_flags(made: Launch, scenario: Scenario, of: ServerSettings) 
         return [("disaggregation-mode", "prefill"), *flags]
     reserved = of.admission.reserved_tokens if isinstance(of.admission, ReserveDecodeTokens) else None
     if reserved is None:
-        made.notes.append(f"decode.admission {_name(of.admission)} has no flag")
+        made.notes.append(f"decode.admission {component_name(of.admission)} has no flag")
     return [
         ("disaggregation-mode", "decode"),
         *flags,
@@ -143,16 +143,11 @@ def _environment(scenario: Scenario, role: str) -> Mapping[str, object]:
 
 
 def _policy(made: Launch, policy: Any, known: tuple[str, ...]) -> str | None:
-    name = _name(policy)
+    name = component_name(policy)
     if name in known:
         return name
     made.notes.append(f"policy {name} is not SGLang's, which has {', '.join(known)}")
     return None
-
-
-def _name(component: Any) -> str:
-    told = describe_component(component)
-    return str(told["use"]) if isinstance(told, dict) else str(told)
 
 
 # The load.
@@ -206,7 +201,9 @@ def _dataset(made: Launch, workload: Any) -> tuple[int, list[tuple[str, Any]]]:
                 ("random-range-ratio", f"{inputs[1]:g}"),
                 ("tokenize-prompt", True),
             ]
-    made.notes.append(f"workload {_name(workload)} with these lengths is none of bench_serving's: no load command")
+    made.notes.append(
+        f"workload {component_name(workload)} with these lengths is none of bench_serving's: no load command"
+    )
     return 0, []
 
 

@@ -20,6 +20,7 @@ from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_tables import RunTables
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
+from pdsim.scenario.outside import cost_warnings, device_of
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.executor import Executor
@@ -46,18 +47,18 @@ class RunResult(RunTables):
 
     def summary(self) -> dict[str, Any]:
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
-        if outside := self.outside_measured():
-            extra["outside_measured"] = outside
+        extra["device"] = device_of(self.scenario)
+        if warnings := self.warnings():
+            extra["warnings"] = warnings
         speculative = self.scenario.speculative is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),
         }
 
-    def outside_measured(self) -> list[str]:
-        """What steps did beyond the rows that the profile was fitted to: a message for each field."""
-        measured = self.scenario.cost.measured
-        return [] if measured is None else measured.exceeded(self.records.steps)
+    def warnings(self) -> list[str]:
+        """What of the run lies outside what its step times were measured on, in one line; none if nothing does."""
+        return cost_warnings(self.scenario, self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pdsim.metrics.run_tables import load_pandas
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.goodput import Attained, attained
 from pdsim.sweeps.interval import Estimate, estimate
-from pdsim.sweeps.plan import Point
+from pdsim.sweeps.plan import Point, described
 from pdsim.sweeps.shard import metrics
 from pdsim.sweeps.store import Store
 from pdsim.sweeps.sweep_file import SloSettings
@@ -42,6 +42,11 @@ class PointResult:
         return any(r.row["saturated"] for r in self.replications)
 
     @property
+    def warnings(self) -> list[str]:
+        """What of it lies outside what was measured, of all its runs."""
+        return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
+
+    @property
     def num_gpus(self) -> int:
         return int(self.replications[0].row["gpus"])
 
@@ -70,7 +75,8 @@ class PointResult:
             for name in self.replications[0].slos
         }
         numbers = {name: self.metric(name)._asdict() for name in metrics() if self._has(name)}
-        return {**head, "saturated": self.is_saturated, "gpus": self.num_gpus, "slos": slos, "metrics": numbers}
+        told = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
+        return {**head, **told, "slos": slos, "metrics": numbers}
 
     def _has(self, name: str) -> bool:
         return all(r.row[name] is not None for r in self.replications)
@@ -89,6 +95,17 @@ class SweepResult:
     """Runs that were in the folder before."""
     num_damaged: int
     """Runs that were there and could not be read: a sweep computes them again, a reader leaves their points out."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """One line for all points: how many lie outside what was measured, and the first of them."""
+        warned = [point for point in self.points if point.warnings]
+        if not warned:
+            return []
+        first = warned[0].warnings[0]
+        if all(point.warnings == [first] for point in self.points if not point.error):
+            return [first]
+        return [f"{len(warned)} of {len(self.points)}, such as {described(warned[0].changes)}: {first}"]
 
     def best(self, slo: str) -> list[PointResult]:
         """Those with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
@@ -118,6 +135,7 @@ class SweepResult:
             "computed": self.num_computed,
             "kept": self.num_kept,
             "damaged": self.num_damaged,
+            "warnings": self.warnings,
             "best": {slo: [point.number for point in self.best(slo)] for slo in self.slos},
             "points": [point.to_json() for point in self.points],
         }

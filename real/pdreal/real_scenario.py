@@ -4,16 +4,14 @@ from collections.abc import Sequence
 
 from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
-from pdreal.options import Options, RealDtype
+from pdreal.options import Options
 from pdsim.scenario.build import build, resolve
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.model import KvDtype
+from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
-
-_KV_DTYPES: dict[RealDtype, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
@@ -50,5 +48,5 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     decode = scenario.decode
     if decode is not None and decode.retraction_backup is None:
         decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
-    model = scenario.model.model_copy(update={"kv_dtype": _KV_DTYPES[options.dtype]})
+    model = scenario.model.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype]})
     return scenario.model_copy(update={"model": model, "decode": decode})
