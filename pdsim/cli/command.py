@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,10 @@ from pdsim import __version__
 from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
+from pdsim.scenario.extent import limited
 from pdsim.scenario.trust import imports
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.workload.trace_file import InputWarning
 
 Set = Annotated[
     list[str] | None, Parameter(name="--set", negative=(), help="Change a field: path=value. May be given again.")
@@ -44,8 +47,9 @@ def program(name: str, purpose: str) -> App:
                 help="Import the modules that files name (module:Class), which runs their code.",
             ),
         ] = False,
+        yes: Annotated[bool, Parameter(negative=(), help="Begin, even if it does not fit this machine.")] = False,
     ) -> None:
-        with imports(allowed=trust), _working_folder_searched(trust):
+        with imports(allowed=trust), _working_folder_searched(trust), limited(not yes), _warnings_told(name):
             app(words, exit_on_error=False, print_error=False)
 
     return app
@@ -65,6 +69,25 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         if wrong.filename is None:
             raise
         _fail(app, f"{wrong.filename}: {wrong.strerror}")
+
+
+@contextmanager
+def _warnings_told(name: str) -> Iterator[None]:
+    """Ours as messages, each once."""
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        show: Any = warnings.showwarning
+
+        def tell(message: Any, category: Any, *where: Any) -> None:
+            if not issubclass(category, InputWarning):
+                show(message, category, *where)
+            elif str(message) not in told:
+                told.add(str(message))
+                print(f"{name}: warning: {message}", file=sys.stderr)
+
+        warnings.simplefilter("always", InputWarning)
+        warnings.showwarning = tell  # type: ignore[assignment]
+        yield
 
 
 def _fail(app: App, message: str) -> NoReturn:

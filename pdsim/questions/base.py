@@ -192,4 +192,4 @@ def _least_tp(model: str, gpu: str) -> int:
             continue
         if layout.weight_bytes_per_rank <= _WEIGHTS * device.memory_bytes:
             return tp
-    raise ConfigError(f"{model} does not fit on 16 {gpu}: give --tp, or a larger GPU")
+    raise ConfigError(f"{model} does not fit on a server of {gpu}: give --tp, or a larger GPU")

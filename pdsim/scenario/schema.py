@@ -44,6 +44,8 @@ class ModelSettings(Section):
     kv_dtype: KvDtype = "bf16"
     state_dtype: StateDtype = "fp32"
     """Of linear-attention layers (--mamba-ssm-dtype)."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
 
 
 class ServerSettings(Section):

@@ -88,6 +88,7 @@ def _server_flags(made: Launch, scenario: Scenario, of: ServerSettings) -> list[
         ("dp-size", of.dp if of.dp > 1 else None),
         ("enable-dp-attention", of.dp > 1),
         ("page-size", scenario.page_size),
+        ("context-length", scenario.model.context_tokens),
         ("kv-cache-dtype", KV_DTYPES[scenario.model.kv_dtype]),
         ("mem-fraction-static", of.mem_fraction),
         ("max-total-tokens", of.pool_tokens),

@@ -6,7 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 from pdsim.metrics.run_folder import require_out
-from pdsim.sweeps.design import Changes, designed_points
+from pdsim.scenario.extent import POINT_BYTES, POINT_S, require_room
+from pdsim.sweeps.design import Changes, designed_points, num_points
 from pdsim.sweeps.engine import Engine, open_engine
 from pdsim.sweeps.plan import Planner, Point, Task
 from pdsim.sweeps.result import PointResult, SweepResult, read_point
@@ -48,6 +49,8 @@ def sweep(
     file = load_sweep(path)
     folder = Path("runs") / file.name if out is None else Path(out)
     require_out(folder)
+    num_runs = num_points(file) * len(file.seeds or (0,))
+    require_room(f"{path}: {num_runs:,} runs", num_runs * POINT_BYTES, num_runs * POINT_S)
     planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
     points = planner.plan(designed_points(file))
     if file.search is not None:

@@ -38,9 +38,11 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
     try:
-        model_config(options, scenario.model.name)
+        context = model_config(options, scenario.model.name).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
+    if (scenario.model.context_tokens or 0) > context:
+        raise ConfigError(f"model.context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.speculative is not None:
         raise ConfigError("speculative: decoding with drafts runs in simulation only")
     if scenario.network.ranks is not None:

@@ -10,6 +10,8 @@ import pytest
 from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
 from pdsim.metrics.run_folder import JOURNAL, TABLES, read_summary
+from pdsim.scenario import extent
+from pdsim.scenario.build import requests_of
 from pdsim.sim.simulation import Simulation
 
 GOOD = """\
@@ -19,6 +21,8 @@ prefill: {gpu: h100}
 decode: {gpu: h100}
 workload: {use: random_lengths, num_requests: 3, input_tokens: 10, output_tokens: 5}
 """
+
+SESSIONS = "workload={use: sessions, num_sessions: 1000000000, num_turns: 2, input_tokens: 9, output_tokens: 9}"
 
 CHANGES = [
     (
@@ -53,6 +57,15 @@ CHANGES = [
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
     ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),
     ("cost.prefill.matrix_efficiency=.nan", "roofline.matrix_efficiency: expected a finite number, found nan"),
+    (
+        "workload.input_tokens=41000",
+        "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",
+    ),
+    ("workload.input_tokens=40956", "context of 40960, and a server ends its answer there: leave such requests out"),
+    ("model.context_tokens=14", "a context of 14, and a server ends its answer there"),
+    ("model.context_tokens=10", "a context of 10, and a server refuses its prompt"),
+    ("prefill.tp=16", "prefill: tp 16 goes beyond a server of h100, which has 8 GPUs: at most 8, and more instances"),
+    ("prefill={gpu: h200, tp: 16, dp: 16}", "prefill: tp 16 goes beyond a server of h200, which has 8 GPUs"),
     ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
@@ -237,6 +250,7 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
         ("aggregated.chunked_prefill_tokens=2", "aggregated: chunked_prefill_tokens 2 is less than a page of 4 tokens"),
         ("aggregated.schedule_conservativeness=0", "aggregated.schedule_conservativeness: Input should be greater tha"),
         ("aggregated.preemption=fcfs", "aggregated.preemption: no PreemptionPolicy 'fcfs'"),
+        ("workload.input_tokens=41000", "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a"),
         ("aggregated.pool_tokens=20", "request 0 grows to 17 tokens; an aggregated instance has room for 15"),
         ("prefill={gpu: h100}", "aggregated stands beside prefill: a cluster has one or the other; leave one out"),
     ],
@@ -464,3 +478,72 @@ def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
         file.write(b'["prefill-0", "on_step_done", [1, 2, 0], []]\n')
     assert main_exit("replay", folder) == 1
     assert "entry 0, prefill-0.on_step_done at 0 ns: raises " in capsys.readouterr().err
+
+
+# What is taken, and what is too much.
+
+
+def test_a_context_may_be_extended(scenario):
+    longer = ("--set", "workload.input_tokens=41000", "--set", "workload.num_requests=1")
+    assert main_exit("run", scenario, *longer, "--set", "model.context_tokens=41005") == 0
+
+
+def test_a_rack_is_one_server(scenario):
+    assert main_exit("run", scenario, "--set", "prefill={gpu: gb200, tp: 16}") == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "says"), [("0,9,5\n2,9,5\n1,9,5", "t.csv: not in order of time"), ("0,9,5\n1,9,5", "")]
+)
+def test_a_trace_that_is_not_in_order_is_sorted_with_a_word(capsys, scenario, monkeypatch, table, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("t.csv").write_text(f"arrival_s,in_tokens,out_tokens\n{table}\n")
+    assert main_exit("run", scenario, "--set", "workload={use: request_table, path: t.csv}") == 0
+    error = capsys.readouterr().err
+    assert error.count("pdsim: warning: ") == bool(says)
+    assert says in error
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            ["run", "s.yaml", "--set", "prefill.instances=100000000"],
+            "100,000,001 instances, 3 requests: about 1,305.0 GB",
+        ),
+        (
+            ["run", "s.yaml", "--set", "decode.instances=1000000", "--set", "prefill.instances=1000000"],
+            "2,000,000 instances",
+        ),
+        (
+            ["run", "s.yaml", "--set", "workload.num_requests=1000000000"],
+            "2 instances, 1,000,000,000 requests: about 7,000.0 GB",
+        ),
+        (["explain", "s.yaml", "--set", SESSIONS], "1,000,000,000 requests"),
+        (["sweep", "sweep.yaml"], "sweep.yaml: 2,000,000,000 runs: about 12,000.0 GB and 46.3 days at least"),
+        (["ask", "routing", "--requests", "1000000000"], "1,000,000,000 requests: about 7,000.0 GB"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_does_not_fit_this_machine_is_refused(capsys, scenario, monkeypatch, command, says):
+    monkeypatch.chdir(scenario.parent)
+    grid = "grid: {page_size: {from: 1, to: 100000000}, prefill.tp: [1, 2]}"
+    random = "random: {count: 800000000, fields: {page_size: [4]}}"
+    Path("sweep.yaml").write_text(f"scenario: s.yaml\n{grid}\n{random}\nseeds: [1, 2]\n")
+    error = message(capsys, *command)
+    assert says in error
+    assert "; this machine has " in error
+    assert "GB: --yes begins all the same" in error
+
+
+def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch):
+    monkeypatch.setattr(extent, "_REQUEST_S", 3600.0)
+    assert main_exit("run", scenario) == 0
+    assert (
+        "pdsim: warning: scenario: 2 instances, 3 requests: about 0.0 GB and 3.0 hours at least"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setattr(extent, "_REQUEST_BYTES", 1e15)
+    assert "--yes begins all the same" in message(capsys, "run", scenario)
+    assert main_exit("run", scenario, "--yes") == 0
+    assert load_scenario(scenario).workload.num_requests == len(requests_of(load_scenario(scenario)))  # Python's own

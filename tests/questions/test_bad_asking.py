@@ -22,7 +22,10 @@ WRONG = [
     (["routing", "--attainment", "90"], "--attainment 90: a share, above 0 and at most 1"),
     (["routing", "--model", "llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
     (["routing", "--gpu", "h2000"], "no gpu 'h2000' in the catalog"),
-    (["routing", "--model", "deepseek-r1", "--gpu", "rtx-4090"], "deepseek-r1 does not fit on 16 rtx-4090: give --tp"),
+    (
+        ["routing", "--model", "deepseek-r1", "--gpu", "rtx-4090"],
+        "deepseek-r1 does not fit on a server of rtx-4090: give --tp",
+    ),
     (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),
     (["routing", "--input-tokens", "many"], "--input-tokens many: expected tokens, such as 4096 or 2048-8192"),
     (["routing", "--input-tokens", "9-3"], "uniform lengths need 1 <= low <= high, found low 9, high 3"),
