@@ -201,6 +201,7 @@ def test_every_parameter_of_every_command_has_help(app):
             continue
         for argument in app[name].assemble_argument_collection(parse_docstring=True):
             assert argument.parameter.help, f"{name} {argument.name}"
+            assert ("--out" in argument.names) == ("-o" in argument.names), name
 
 
 # docs/sweeps.md.

@@ -21,7 +21,7 @@ Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
 Tornado = Annotated[
     bool, Parameter(negative=(), help="Simulate again with 10 % more of each resource, and say what that changes.")
 ]
-Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
+Out = Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write the run folder here.")]
 
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:

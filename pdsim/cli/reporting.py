@@ -6,6 +6,7 @@ from pathlib import Path
 from pdsim.calibration.imported import read_results
 from pdsim.cli.runner import obtain_runs, obtain_sensitivities
 from pdsim.metrics.run_folder import SCENARIO
+from pdsim.metrics.summary_rows import counted
 from pdsim.report.page import Page
 from pdsim.report.run_page import ReportedRun, run_page
 from pdsim.report.sweep_page import sweep_page
@@ -38,7 +39,8 @@ def _reported(
     runs = obtain_runs(paths, changes, None, quiet=quiet)
     if len(summaries) > len(runs):
         raise ConfigError(
-            f"--measured: {len(summaries)} results for {len(runs)} runs; give one for each, in their order"
+            f"--measured: {counted(len(summaries), 'result')} for {counted(len(runs), 'run')}; "
+            "give one for each, in their order"
         )
     summaries += [{}] * (len(runs) - len(summaries))
     gpus = [_num_gpus(path, changes) for path in paths]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from pdsim.cli.tables import new_console, new_table
+from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.quantity import DURATION
 from pdsim.sweeps.interval import Estimate
 from pdsim.sweeps.plan import shown
@@ -21,13 +22,13 @@ def print_sweep(result: SweepResult) -> None:
     for name, slo in result.slos.items():
         best = result.best(name)
         num_met = sum(point.meets(name, slo) for point in best)
-        title = f"{name}: {_limits(slo)}; {num_met} of {len(result.points)} points meet it"
+        title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
         console.print(_table(title, best, name, slo))
     if not result.slos:
-        console.print(_table(f"{len(result.points)} points", [point for point in result.points if not point.error]))
+        console.print(_table(counted(len(result.points), "point"), [point for point in result.points if not point.error]))
     for reason, count in _failures(result.points).most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
-    runs = f"{result.num_computed} runs computed, {result.num_kept} kept from before"
+    runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
     console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pdsim.cost.roofline import Roofline
 from pdsim.metrics.limits import limiting_resource
 from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import counted
 from pdsim.questions.answer import SATURATED, Answer, Row
 from pdsim.questions.asked import NUM_SEEDS, Asked, asked_of
 from pdsim.questions.base import base_of
@@ -167,6 +168,6 @@ def _load(study: Study) -> str:
     inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
     runs = len(study[first].replications)
     cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
-    load = f"{count:,} requests of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
+    load = f"{counted(count, 'request')} of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
     slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {percent(asked.attainment)} of them"
-    return f"{cluster}; {load}; SLO: {slo}; {runs} run{'s' if runs > 1 else ''} of each."
+    return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."

@@ -11,7 +11,7 @@ from pdsim.metrics.limits import Limit, limiting_resource, limits_over_time
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.saturation import is_saturated
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import in_unit, rows_to_show, unit_of
+from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.report.latency_figures import (
     critical_path,
@@ -138,7 +138,7 @@ def _lower(sentence: str) -> str:
 
 def _subtitle(run: ReportedRun) -> str:
     summary = run.summary
-    said = [f"{summary['completed']:,} requests"] if "completed" in summary else []
+    said = [counted(summary["completed"], "request")] if "completed" in summary else []
     if summary.get("max_concurrency"):
         said.append(f"{summary['max_concurrency']} at once")
     elif "request_rate" in summary:
@@ -147,7 +147,7 @@ def _subtitle(run: ReportedRun) -> str:
     if "duration" in summary:
         said.append(f"{summary['duration']:,.1f} s")
     if run.num_gpus:
-        said.append(f"{run.num_gpus} GPUs")
+        said.append(counted(run.num_gpus, "GPU"))
     return ", ".join(said)
 
 
@@ -175,9 +175,9 @@ def _warnings(run: ReportedRun) -> list[str]:
     own = run.summary.get("pdsim", {})
     said = list(own.get("outside_measured", ()))
     if own.get("failed"):
-        said.append(f"{own['failed']:,} requests failed, and are in no latency.")
+        said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
     if own.get("unfinished"):
-        said.append(f"{own['unfinished']:,} requests neither finished nor failed: the run stalled or was interrupted.")
+        said.append(f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted.")
     if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
         said.append("The load is more than the system can take: latencies say how long it ran.")
     return said

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from pdsim.metrics.summary_rows import significant
+from pdsim.metrics.summary_rows import counted, significant
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
 from pdsim.report.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
 from pdsim.sweeps.interval import Estimate
@@ -39,7 +39,7 @@ def sweep_page(result: SweepResult) -> Page:
         ]
     return Page(
         title=result.name,
-        subtitle=f"{len(result.points)} points of {_replications(result.points)}, {result.folder.name}",
+        subtitle=f"{counted(len(result.points), 'point')} of {_replications(result.points)}, {result.folder.name}",
         answer=_answer(result, points),
         detail=_detail(result, points),
         cards=_cards(result, points),
@@ -67,7 +67,7 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
     said = []
     for slo, wanted in result.slos.items():
         met = sum(point.meets(slo, wanted) for point in points)
-        said.append(f"{met} of {len(result.points)} points meet {slo}.")
+        said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
     saturated = sum(point.is_saturated for point in points)
     if saturated:
         said.append(f"{saturated} get more load than they can take: their latencies are not shown.")

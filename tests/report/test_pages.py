@@ -82,7 +82,7 @@ def test_a_run_without_a_finished_request_says_so(one):
     page = run_page([replace(one, records=records, summary={**one.summary, "pdsim": {"failed": 40}})])
     assert page.answer == "No request finished."
     assert page.figures == []
-    assert page.warnings == ["40 requests failed, and are in no latency."]
+    assert page.warnings == ["40 requests failed, which no latency counts."]
     assert "No request finished." in render(page)
 
 
