@@ -25,7 +25,9 @@ def print_sweep(result: SweepResult) -> None:
         title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
         console.print(_table(title, best, name, slo))
     if not result.slos:
-        console.print(_table(counted(len(result.points), "point"), [point for point in result.points if not point.error]))
+        console.print(
+            _table(counted(len(result.points), "point"), [point for point in result.points if not point.error])
+        )
     for reason, count in _failures(result.points).most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
     runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"

@@ -17,7 +17,16 @@ from pdsim.metrics.critical_path import PARTS
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import SUMMARY_ROWS, Difference, counted, in_unit, percentage, rows_to_show, significant, unit_of
+from pdsim.metrics.summary_rows import (
+    SUMMARY_ROWS,
+    Difference,
+    counted,
+    in_unit,
+    percentage,
+    rows_to_show,
+    significant,
+    unit_of,
+)
 from pdsim.metrics.usage import InstanceUsage, instance_usage
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.system.catalog import load_gpu, load_model, names

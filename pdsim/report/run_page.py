@@ -177,7 +177,9 @@ def _warnings(run: ReportedRun) -> list[str]:
     if own.get("failed"):
         said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
     if own.get("unfinished"):
-        said.append(f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted.")
+        said.append(
+            f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
+        )
     if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
         said.append("The load is more than the system can take: latencies say how long it ran.")
     return said

@@ -127,7 +127,10 @@ def serve(
 def measure(
     *,
     model: str,
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The CSV to write; an interrupted command keeps the rows that it has.")],
+    out: Annotated[
+        Path,
+        Parameter(name=("--out", "-o"), help="The CSV to write; an interrupted command keeps the rows that it has."),
+    ],
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     threads: Threads = None,
