@@ -69,6 +69,10 @@ class Page:
     figures: Sequence[Shown]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
+    setup: str = ""
+    """Which model on which GPUs; empty: not known."""
+    differences: Table | None = None
+    """The fields in which runs differ."""
 
 
 def render(page: Page) -> str:

@@ -24,7 +24,9 @@ from pdsim.report.latency_figures import (
 )
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
 from pdsim.report.resource_figures import limits, occupancy, transfers
+from pdsim.report.setup import differences, setup_sentence
 from pdsim.report.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.scenario.schema import Scenario
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity
 
 _MOST_REQUESTS = 200
@@ -50,12 +52,21 @@ class ReportedRun:
     summary: Mapping[str, Any]
     records: RunRecords
     """Empty of a result that another tool wrote."""
-    num_gpus: int | None = None
-    """None: not known."""
+    scenario: Scenario | None = None
+    """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
     """If they were asked for."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """A summary with the same fields, from a real system."""
+
+    @property
+    def num_gpus(self) -> int | None:
+        return None if self.scenario is None else self.scenario.num_gpus
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Its scenario as plain data; empty: not known."""
+        return {} if self.scenario is None else self.scenario.model_dump()
 
     @property
     def num_finished(self) -> int:
@@ -93,6 +104,7 @@ def _single(run: ReportedRun) -> Page:
         figures=figures,
         tables=tables,
         warnings=_warnings(run),
+        setup=setup_sentence([run.fields]) if run.fields else "",
     )
 
 
@@ -104,6 +116,7 @@ def _answer(run: ReportedRun) -> str:
 
 def _comparison(runs: Sequence[ReportedRun]) -> Page:
     ours = [run for run in runs if run.num_finished]
+    known = {run.name: run.fields for run in runs if run.fields}
     best = max(runs, key=lambda run: run.output_rate)
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
     if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
@@ -118,6 +131,8 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
         figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
         tables=[_summary_table(runs)],
         warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
+        setup=setup_sentence(list(known.values())),
+        differences=differences(known),
     )
 
 

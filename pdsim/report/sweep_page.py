@@ -7,6 +7,7 @@ from typing import Any
 
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
+from pdsim.report.setup import setup_sentence
 from pdsim.report.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
 from pdsim.sweeps.interval import Estimate
 from pdsim.sweeps.plan import described, shown
@@ -46,6 +47,8 @@ def sweep_page(result: SweepResult) -> Page:
         figures=figures,
         tables=[_table(result, points)] if points else [],
         warnings=[f"{count} failed: {why}" for why, count in Counter(p.error for p in result.points).items() if why],
+        setup=setup_sentence([point.replications[0].scenario for point in points]),
+        differences=_swept(points) if points else None,
     )
 
 
@@ -372,7 +375,17 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[S
     return found
 
 
-# The table.
+# The tables.
+
+
+def _swept(points: Sequence[PointResult]) -> Table:
+    """The values of each field that the sweep sets."""
+    values: dict[str, dict[str, None]] = {}
+    for point in points:
+        for field, value in point.changes.items():
+            values.setdefault(field, {})[shown(value)] = None
+    rows = [[Cell(field), Cell(", ".join(found))] for field, found in values.items()]
+    return Table("What differs", ["field", "values"], rows)
 
 
 def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:

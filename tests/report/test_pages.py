@@ -17,6 +17,7 @@ from pdsim.report.run_page import ReportedRun, run_page
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.build import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import read_sweep
@@ -28,8 +29,9 @@ CLIENT = {"use": "closed_loop", "concurrency": 8}
 
 
 def reported(name, make=small, **changes):
-    result = run(make(workload=LOAD, client=CLIENT, **changes), levels=True).result
-    return ReportedRun(name, result.summary(), result.records, 2)
+    scenario = make(workload=LOAD, client=CLIENT, **changes)
+    result = run(scenario, levels=True).result
+    return ReportedRun(name, result.summary(), result.records, resolve(scenario))
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,30 @@ def test_runs_side_by_side_show_differences_from_the_first(one):
     render(page)
 
 
+def test_a_page_says_at_its_top_which_model_ran_on_which_gpus(one):
+    page = run_page([one])
+    assert page.setup == (
+        "qwen3-0.6b (bf16 KV); prefill 1 x TP1 on 1 h100; decode 1 x TP1 on 1 h100; pages of 4 tokens; "
+        "steps timed by affine; load random_lengths, closed_loop"
+    )
+    head = render(page).partition('class="answer"')[0]
+    assert page.setup in head
+
+
+def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
+    other = reported("wide", small_aggregated, aggregated__tp=2, page_size=8)
+    page = run_page([one, reported("two", prefill__tp=2, model="qwen3-8b"), other])
+    assert page.setup.startswith(
+        "qwen3-0.6b (bf16 KV) or qwen3-8b (bf16 KV); prefill 1 x TP1 on 1 h100 or prefill 1 x TP2"
+    )
+    head = render(page).partition('class="answer"')[0]
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page.differences.rows}
+    assert rows["model.name"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
+    assert rows["prefill.tp"] == ["1", "2", "—"]
+    assert all(path in head for path in rows)
+    assert run_page([one, replace(one, name="again")]).differences is None
+
+
 def test_another_tools_result_has_what_it_reports(one):
     other = ReportedRun("other", {"request_throughput": 3.0, "mean_ttft_ms": 20.0}, RunRecords())
     alone = run_page([other])
@@ -184,6 +210,12 @@ def test_a_folder_of_an_older_sweep_says_what_to_do(folder, tmp_path):
 def test_a_sweep_says_what_is_best_and_what_failed(folder):
     page = sweep_page(read_sweep(folder / "out"))
     assert page.answer.startswith("Best for chat: ")
+    assert "prefill 1 x TP1 on 1 h100 or prefill 2 x TP1 on 2 h100; decode" in page.setup
+    assert [[cell.text for cell in row] for row in page.differences.rows[1:]] == [
+        ["decode.instances", "2, 1"],
+        ["prefill.pool_tokens", "30000, 60000"],
+        ["client.concurrency", "2, 4"],
+    ]
     assert len(page.warnings) == 1
     assert page.warnings[0].startswith("1 failed: ")
     assert names(page) == [
