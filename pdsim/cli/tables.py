@@ -192,7 +192,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
         return made
 
     few = ("busy", "no page", "no slot", "pages used", "link")
-    _print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
+    print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
 
 
 def _usage_cells(use: InstanceUsage) -> dict[str, str]:
@@ -241,7 +241,7 @@ def print_request(request: RequestRecord) -> None:
         return made
 
     if request.outcome == "finished":
-        _print_first_that_fits(console, lambda: table("what happens"), table)
+        print_first_that_fits(console, lambda: table("what happens"), table)
     prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
     console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
     sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {counted(request.num_retractions, 'time')}"
@@ -344,7 +344,7 @@ def print_catalog() -> None:
         return made
 
     few = ("total", "active", "layers", "KV bytes\na token", "context")
-    _print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
+    print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
     gpus = new_table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
     for name in names("gpus"):
         g = load_gpu(name)
@@ -366,7 +366,7 @@ def _folded(name: str) -> str:
     return "\n".join(wrap(name, 16))
 
 
-def _print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
+def print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
     for variant in variants:
         table = variant()
         if _fits(console, table):
