@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pdsim.sweeps.folder import read_sweep
 from tests.markdown import ROOT, blocks
 
 LEFT_OUT = {
@@ -67,9 +68,19 @@ def clone(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
-def test_a_page_can_be_followed_word_for_word(page, clone, request):
-    update = request.config.getoption("--update-golden")
+def test_readme_can_be_followed_word_for_word(clone, request):
+    follow("README.md", clone, update=request.config.getoption("--update-golden"))
+    demo = read_sweep(clone / "runs" / "demo")
+    met = {point.meets(name, slo) for point in demo.points for name, slo in demo.slos.items()}
+    assert met == {True, False}, "the demo shows what a choice changes"
+
+
+@pytest.mark.slow
+def test_the_tutorial_can_be_followed_word_for_word(clone, request):
+    follow("docs/tutorial.md", clone, update=request.config.getoption("--update-golden"))
+
+
+def follow(page, clone, *, update):
     command, printed = "", ""
     for block in blocks(ROOT / page, "sh", "yaml", "python", "text"):
         if block.language == "text":
@@ -81,15 +92,14 @@ def test_a_page_can_be_followed_word_for_word(page, clone, request):
         elif block.name:
             (clone / block.name).write_text(block.text)
         elif block.language == "python":
-            done(clone, ["python", "-c", block.text])
+            done(clone, ["python", "-c", block.text], installed_by(""))
         elif (installed := installed_by(block.text)) is not None:
             command = "\n".join(line for line in block.text.splitlines() if not line.startswith(tuple(LEFT_OUT)))
             printed = done(clone, ["bash", "-ec", command], installed)
 
 
-def done(clone, words, installed=frozenset()):
+def done(clone, words, installed):
     """What it printed. It ended well."""
-    installed = installed or installed_by("")
     absent = [
         module
         for module, owners in packages_distributions().items()
