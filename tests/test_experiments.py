@@ -14,7 +14,7 @@ from pdsim.sweeps.sweep_file import load_sweep
 from pdsim.system.catalog import names
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-SCENARIOS = [*FOLDER.glob("*/scenario.yaml"), *FOLDER.glob("demo/*.yaml")]
+SCENARIOS = list(FOLDER.glob("*/scenario.yaml"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: str(path.relative_to(FOLDER)))
@@ -22,10 +22,9 @@ def test_a_scenario_can_be_built(path):
     assert build(load_scenario(path)).requests
 
 
-def test_the_arms_of_the_demo_differ_in_the_decode_radix_cache():
-    off, on = (load_scenario(FOLDER / "demo" / f"radix-{arm}.yaml").model_dump() for arm in ("off", "on"))
-    assert (off["decode"].pop("radix_cache"), on["decode"].pop("radix_cache")) == (False, True)
-    assert {key for key in off if off[key] != on[key]} == {"name", "description"}
+def test_the_points_of_the_demo_split_the_same_gpus():
+    points = designed_points(load_sweep(FOLDER / "demo" / "split.yaml"))
+    assert {point["prefill.instances"] + point["decode.instances"] for point in points} == {6}
 
 
 def test_the_sweep_of_the_whole_trace_has_96_points():

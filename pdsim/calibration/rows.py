@@ -194,7 +194,7 @@ def _parquet_lines(path: Path) -> list[dict[str, str]]:
 
 
 def _csv_lines(path: Path) -> list[dict[str, str]]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 

@@ -17,7 +17,10 @@ def ask(
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
-    out: Annotated[Path | None, Parameter(help="Write answer.md, answer.json, answer.png and the sweep here.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and the sweep here."),
+    ] = None,
     notebook: Annotated[
         Path | None, Parameter(help="Write a notebook that asks this, .ipynb or .py, and do not answer here.")
     ] = None,

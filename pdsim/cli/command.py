@@ -28,7 +28,7 @@ Tornado = Annotated[
     bool,
     Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
-Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
+Out = Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write the run folder here.")]
 Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]
 
 

@@ -203,6 +203,7 @@ def replay(run: Path, *, json_: Json = False) -> None:
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
+    from pdsim.metrics.summary_rows import counted
     from pdsim.scenario.build import resolve, restarted, state_machines
     from pdsim.scenario.loading import load_scenario
 
@@ -219,7 +220,7 @@ def replay(run: Path, *, json_: Json = False) -> None:
     if json_:
         print_json({"run": str(run), "identical": True, "calls": count})
     else:
-        print(f"{run}: {count} calls replayed, all decisions identical")
+        print(f"{run}: {counted(count, 'call')} replayed, all decisions identical")
 
 
 def export(

@@ -15,7 +15,16 @@ from pdsim.calibration.scaling import Scaling
 from pdsim.metrics.critical_path import PARTS
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import SUMMARY_ROWS, Difference, in_unit, percentage, rows_to_show, significant, unit_of
+from pdsim.metrics.summary_rows import (
+    SUMMARY_ROWS,
+    Difference,
+    counted,
+    in_unit,
+    percentage,
+    rows_to_show,
+    significant,
+    unit_of,
+)
 from pdsim.metrics.usage import InstanceUsage, instance_usage
 from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
@@ -222,8 +231,8 @@ def print_request(request: RequestRecord) -> None:
         print_first_that_fits(console, lambda: table("what happens"), table)
     prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
     console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
-    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {request.num_retractions} times"
-    retried = f"; retried {request.num_retries} times" if request.num_retries else ""
+    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {counted(request.num_retractions, 'time')}"
+    retried = f"; retried {counted(request.num_retries, 'time')}" if request.num_retries else ""
     console.print(sent + retried, highlight=False)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import counted
 from pdsim.questions.answer import SATURATED, Answer, Row
 from pdsim.questions.asked import NUM_SEEDS, Asked, asked_of
 from pdsim.questions.base import base_of, trace_lines
@@ -245,7 +246,7 @@ def _load(study: Study) -> str:
     cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
     slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {share(asked.attainment)} of them"
-    return f"{cluster}; {load}; SLO: {slo}; {runs} run{'s' if runs > 1 else ''} of each."
+    return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."
 
 
 def _requests(study: Study, label: str) -> str:
@@ -253,4 +254,6 @@ def _requests(study: Study, label: str) -> str:
     row, workload = study[label].replications[0].row, study.base.scenario.workload
     count = int(row["completed"] + row["failed"] + row["unfinished"])
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0
-    return f"the first {count:,} requests of a trace of {lines:,} lines," if lines > count else f"{count:,} requests"
+    return (
+        f"the first {count:,} requests of a trace of {lines:,} lines," if lines > count else counted(count, "request")
+    )

@@ -9,7 +9,7 @@ from pdsim.metrics.explain import stage_times
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.saturation import is_saturated
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import in_unit, rows_to_show, unit_of
+from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.report.latency_figures import (
     critical_path,
@@ -22,7 +22,9 @@ from pdsim.report.latency_figures import (
 )
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
 from pdsim.report.resource_figures import occupancy, transfers
+from pdsim.report.setup import differences, setup_sentence
 from pdsim.report.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.scenario.schema import Scenario
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
@@ -49,12 +51,21 @@ class ReportedRun:
     summary: Mapping[str, Any]
     records: RunRecords
     """Empty of a result that another tool wrote."""
-    num_gpus: int | None = None
-    """None: not known."""
+    scenario: Scenario | None = None
+    """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
     """If they were asked for."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """A summary with the same fields, from a real system."""
+
+    @property
+    def num_gpus(self) -> int | None:
+        return None if self.scenario is None else self.scenario.num_gpus
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Its scenario as plain data; empty: not known."""
+        return {} if self.scenario is None else self.scenario.model_dump()
 
     @property
     def num_finished(self) -> int:
@@ -88,6 +99,7 @@ def _single(run: ReportedRun) -> Page:
         figures=figures,
         tables=tables,
         warnings=_warnings(run),
+        setup=setup_sentence([run.fields]) if run.fields else "",
     )
 
 
@@ -99,6 +111,7 @@ def _answer(run: ReportedRun) -> str:
 
 def _comparison(runs: Sequence[ReportedRun]) -> Page:
     ours = [run for run in runs if run.num_finished]
+    known = {run.name: run.fields for run in runs if run.fields}
     best = max(runs, key=lambda run: run.output_rate)
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
     if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
@@ -113,6 +126,8 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
         figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
         tables=[_summary_table(runs)],
         warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
+        setup=setup_sentence(list(known.values())),
+        differences=differences(known),
     )
 
 
@@ -129,7 +144,7 @@ def _longest_stages(run: ReportedRun) -> str:
 
 def _subtitle(run: ReportedRun) -> str:
     summary = run.summary
-    said = [f"{summary['completed']:,} requests"] if "completed" in summary else []
+    said = [counted(summary["completed"], "request")] if "completed" in summary else []
     if summary.get("max_concurrency"):
         said.append(f"{summary['max_concurrency']} at once")
     elif "request_rate" in summary:
@@ -138,7 +153,7 @@ def _subtitle(run: ReportedRun) -> str:
     if "duration" in summary:
         said.append(f"{summary['duration']:,.1f} s")
     if run.num_gpus:
-        said.append(f"{run.num_gpus} GPUs")
+        said.append(counted(run.num_gpus, "GPU"))
     return ", ".join(said)
 
 
@@ -166,9 +181,11 @@ def _warnings(run: ReportedRun) -> list[str]:
     own = run.summary.get("pdsim", {})
     said = list(own.get("warnings", ()))
     if own.get("failed"):
-        said.append(f"{own['failed']:,} requests failed, and are in no latency.")
+        said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
     if own.get("unfinished"):
-        said.append(f"{own['unfinished']:,} requests neither finished nor failed: the run stalled or was interrupted.")
+        said.append(
+            f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
+        )
     if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
         said.append("The load is more than the system can take: latencies say how long it ran.")
     return said

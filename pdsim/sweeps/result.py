@@ -1,7 +1,7 @@
 """What a sweep found: each point's estimates over its replications, read from the shards."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pyarrow import parquet
 from pdsim.metrics.run_tables import load_pandas
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.goodput import Attained, attained
+from pdsim.sweeps.identity import scenario_of
 from pdsim.sweeps.interval import Estimate, estimate
 from pdsim.sweeps.plan import Point, described
 from pdsim.sweeps.shard import metrics
@@ -23,6 +24,8 @@ class Replication:
 
     row: Mapping[str, Any]
     slos: Mapping[str, Attained]
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved, without its workload; empty: the run has no result."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,9 @@ def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettin
 
 def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
     table = parquet.read_table(path)
-    (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens", "identity"]).to_pylist()
+    (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
+    scenario = scenario_of(row.pop("identity"))
     if row["status"] != "ok":
         return Replication(row, {})
     arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]
-    return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()})
+    return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()}, scenario)

@@ -118,7 +118,7 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
         raise TraceError(f"no trace file {path}")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as broken:
         raise TraceError(f"{path}: cannot be read as text: {broken}") from None

@@ -128,7 +128,10 @@ def serve(
 def measure(
     *,
     model: str,
-    out: Path,
+    out: Annotated[
+        Path,
+        Parameter(name=("--out", "-o"), help="The CSV to write; an interrupted command keeps the rows that it has."),
+    ],
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     threads: Threads = None,
@@ -144,8 +147,6 @@ def measure(
     ----------
     model
         A model of the catalog, whose weights are random here.
-    out
-        The CSV to write; an interrupted command keeps the rows that it has.
     page_size
         Tokens of a KV page.
     tp
@@ -160,6 +161,7 @@ def measure(
     """
     from pdreal.measure.plan import FULL, QUICK
     from pdreal.measure.run import measure, measurement
+    from pdsim.metrics.summary_rows import counted
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -171,7 +173,7 @@ def measure(
     except KeyboardInterrupt:
         tell(f"pdreal: interrupted; what was measured is in {out}")
         raise SystemExit(130) from None
-    print(f"{num_rows} rows: {out}")
+    print(f"{counted(num_rows, 'row')}: {out}")
 
 
 @app.command

@@ -331,6 +331,12 @@ def test_where_dynosim_tells_token_gaps_they_are_itl(tmp_path):
     assert summary(tmp_path, gaps) == summary(tmp_path, DYNOSIM)
 
 
+def test_a_result_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "marked.json"
+    path.write_text(json.dumps(SGLANG), encoding="utf-8-sig")
+    assert [one.name for one in read_results(path)] == ["real"]
+
+
 def test_one_file_may_hold_several_results(tmp_path):
     array = tmp_path / "agg_bmk.json"
     array.write_text(json.dumps([INFERENCEX, INFERENCEX]))

@@ -15,6 +15,7 @@ from pdsim.report.run_page import ReportedRun, run_page
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.build import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import read_sweep
@@ -26,8 +27,9 @@ CLIENT = {"use": "closed_loop", "concurrency": 8}
 
 
 def reported(name, make=small, **changes):
-    result = run(make(workload=LOAD, client=CLIENT, **changes), levels=True).result
-    return ReportedRun(name, result.summary(), result.records, 2)
+    scenario = make(workload=LOAD, client=CLIENT, **changes)
+    result = run(scenario, levels=True).result
+    return ReportedRun(name, result.summary(), result.records, resolve(scenario))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def test_a_run_without_a_finished_request_says_so(one):
     page = run_page([replace(one, records=records, summary={**one.summary, "pdsim": {"failed": 40}})])
     assert page.answer == "No request finished."
     assert page.figures == []
-    assert page.warnings == ["40 requests failed, and are in no latency."]
+    assert page.warnings == ["40 requests failed, which no latency counts."]
     assert "No request finished." in render(page)
 
 
@@ -109,6 +111,30 @@ def test_runs_side_by_side_show_differences_from_the_first(one):
     rows = {row[0].text: row for row in page.tables[0].rows}
     assert rows["requests/s"][3].tone == "bad"
     render(page)
+
+
+def test_a_page_says_at_its_top_which_model_ran_on_which_gpus(one):
+    page = run_page([one])
+    assert page.setup == (
+        "qwen3-0.6b (bf16 KV); prefill 1 x TP1 on 1 h100; decode 1 x TP1 on 1 h100; pages of 4 tokens; "
+        "steps timed by affine; load random_lengths, closed_loop"
+    )
+    head = render(page).partition('class="answer"')[0]
+    assert page.setup in head
+
+
+def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
+    other = reported("wide", small_aggregated, aggregated__tp=2, page_size=8)
+    page = run_page([one, reported("two", prefill__tp=2, model="qwen3-8b"), other])
+    assert page.setup.startswith(
+        "qwen3-0.6b (bf16 KV) or qwen3-8b (bf16 KV); prefill 1 x TP1 on 1 h100 or prefill 1 x TP2"
+    )
+    head = render(page).partition('class="answer"')[0]
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page.differences.rows}
+    assert rows["model.name"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
+    assert rows["prefill.tp"] == ["1", "2", "—"]
+    assert all(path in head for path in rows)
+    assert run_page([one, replace(one, name="again")]).differences is None
 
 
 def test_another_tools_result_has_what_it_reports(one):
@@ -176,6 +202,12 @@ def test_a_sweep_says_what_is_best_and_what_failed(folder):
     roofline, failed = page.warnings
     assert "nothing here was measured" in roofline
     assert failed.startswith("1 failed: ")
+    assert "prefill 1 x TP1 on 1 h100 or prefill 2 x TP1 on 2 h100; decode" in page.setup
+    assert [[cell.text for cell in row] for row in page.differences.rows[1:]] == [
+        ["decode.instances", "2, 1"],
+        ["prefill.pool_tokens", "30000, 60000"],
+        ["client.concurrency", "2, 4"],
+    ]
     assert names(page) == [
         "pareto",
         "latency-throughput",

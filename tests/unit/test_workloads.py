@@ -159,17 +159,16 @@ def test_azure(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_request_tables(tmp_path, kind, packed):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_request_tables(tmp_path, kind, packed, encoding):
     rows = [(0.5, 100, 7, "a", 60), (0.0, 50, 3, "", ""), (0.25, 90, 2, "a", 60)]
     names = ("arrival_s", "in_tokens", "out_tokens", "prefix_id", "prefix_tokens")
     if kind == "csv":
-        text = (
-            "k," + ",".join(names) + "\n" + "\n".join(f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rows))
-        )
+        text = ",".join(names) + ",k\n" + "\n".join(",".join(map(str, row)) + f",{i}" for i, row in enumerate(rows))
     else:
         text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
     path = tmp_path / f"table.{kind}{'.gz' if packed else ''}"
-    with (gzip.open if packed else open)(path, "wt") as file:
+    with (gzip.open if packed else open)(path, "wt", encoding=encoding) as file:
         file.write(text)
     with pytest.warns(InputWarning, match="not in order of time: lines that are earlier than the one before: 1; its"):
         specs = RequestTable(path=path).requests(Streams(0))
