@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdreal.clients import Clients
@@ -13,6 +12,7 @@ from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over
 from pdsim.metrics.run_folder import journal_writer
@@ -40,18 +40,18 @@ def run_scenario(
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
     with (
-        TemporaryDirectory(prefix="pdreal-logs-") as logs,
+        ScratchFolder() as logs,
         progress_over(scenario.name, len(requests), quiet=quiet) as advance,
     ):
-        real = asyncio.run(run(scenario, requests, options, logs=Path(logs), progress=advance))
-        records = read_records(Path(logs))
+        real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
+        records = read_records(logs)
         extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
             with journal_writer(out) as write:
-                for entry in read_journal(Path(logs)):
+                for entry in read_journal(logs):
                     write(entry)
             write_run(out, scenario, finished, quiet=quiet)
     return finished, real
