@@ -61,6 +61,18 @@ def test_every_test_that_is_named_exists():
 
 # Examples.
 
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "real-mode.md"], ids=name_of)
+def test_engines_are_installed_where_they_run(page):
+    (block,) = [block for block in blocks(page, "sh", "bash") if "pip install" in block.text and "pdreal" in block.text]
+    paths = re.findall(r"^pdreal \w+ (\S+\.yaml)", block.text, re.MULTILINE)
+    transports = {load_scenario(ROOT / path).network.transport for path in paths}
+    assert transports
+    for engine in ("mooncake", "nixl"):
+        is_used = any(transport.startswith(engine) for transport in transports)
+        assert is_used is (engine in block.text), engine
+
+
 SHOWN = [block for page in pages() for block in blocks(page, "yaml")]
 
 

@@ -99,15 +99,15 @@ class Leader:
     def start(self) -> None:
         self._events.call_soon(self._advance, None)
 
+    def levels(self) -> list[Any]:
+        return list(self._instance.levels())
+
     # What comes in.
 
     def on_message(self, to: str, message: Any, extra: Any) -> None:
         match message:
             case notices.Done():
                 self._crew.on_done(message)
-            case notices.Ping():
-                levels = self._instance.levels()
-                self._channel.send(LAUNCHER, notices.Pong(self._spec.instance_id, message.number, list(levels)))
             case notices.Settle():
                 self._settle_until_ns = self._timeline.now_ns + message.timeout_ns
                 self._settle()

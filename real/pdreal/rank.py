@@ -91,6 +91,8 @@ class Rank:
         to, message, extra = envelope
         if isinstance(message, notices.Peers):
             self._connect(message)
+        elif isinstance(message, notices.Ping):
+            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, message.number, self._actor.levels()))
         elif isinstance(message, notices.Exit):
             if not self._end.done():
                 self._end.set_result(None)
@@ -110,17 +112,17 @@ class Rank:
                 with self._may_be_gone(instance_id):
                     self._parts.connect(instance_id, rank, memory)
             met.append(instance_id)
-        greeting = self._loop.create_task(self._greet(met))
+        greeting = self._loop.create_task(self._greet(met, peers.number))
         greeting.add_done_callback(lambda done: self._fail(error) if (error := done.exception()) else None)
         self._greetings.add(greeting)
         greeting.add_done_callback(self._greetings.discard)
 
-    async def _greet(self, instance_ids: list[str]) -> None:
+    async def _greet(self, instance_ids: list[str], number: int) -> None:
         """While other work goes on."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
                 await self._hands.greet(instance_id)
-        self._channel.send(LAUNCHER, notices.Connected(self._spec.process))
+        self._channel.send(LAUNCHER, notices.Connected(self._spec.process, number))
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdreal.bootstrap import LaunchError
@@ -16,6 +15,7 @@ from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over
 from pdsim.metrics.run_folder import journal_writer
@@ -63,8 +63,8 @@ def run_scenario(
 def _logs_beside(out: Path | None) -> Iterator[Path]:
     """A folder for logbooks. In the run folder they stay if writing the results fails."""
     if out is None:
-        with TemporaryDirectory(prefix="pdreal-logs-") as folder:
-            yield Path(folder)
+        with ScratchFolder() as folder:
+            yield folder
         return
     logs = out / "logs"
     shutil.rmtree(logs, ignore_errors=True)

@@ -93,16 +93,14 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
     assert late == [(101, None)]
 
 
-def test_the_last_answer_of_the_dead_is_not_their_load(tmp_path, monkeypatch):
+def test_the_last_answer_of_the_dead_is_not_their_load():
     """It may be read after their end was seen."""
-    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
     launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
     assert not launcher.load()
 
 
-def test_why_a_process_ended_may_come_after_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
+def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
     reasons = []
     monkeypatch.setattr(launcher, "_on_death", lambda *of: reasons.append((*of, launcher._deaths.get("decode-0"))))

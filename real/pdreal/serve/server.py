@@ -28,12 +28,19 @@ async def serve(
 
     scenario: resolved. announce: called with the URL when it serves.
     """
+    told = asyncio.ensure_future(_stop_signal().wait())
     launcher = Launcher(scenario, options)
-    await launcher.start()
+    starting = asyncio.ensure_future(launcher.start())
+    await asyncio.wait([told, starting], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return []
+    await starting
     try:
         async with serving(service_of(scenario, options, launcher, model_name), *address) as url:
             announce(url)
-            await _told_to_stop()
+            await told
     finally:
         leaks = await launcher.stop()
     return leaks
@@ -51,8 +58,8 @@ def service_of(scenario: Scenario, options: Options, launcher: Launcher, model_n
     )
 
 
-async def _told_to_stop() -> None:
+def _stop_signal() -> asyncio.Event:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
-    await told.wait()
+    return told
