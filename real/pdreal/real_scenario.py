@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options, RealDtype
+from pdreal.serve.room import Room
 from pdsim.scenario.build import build, resolve
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
@@ -19,6 +20,13 @@ _KV_DTYPES: dict[RealDtype, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
+    room = Room.of(cluster.scenario, model_config(options, scenario.model.name).max_context_tokens)
+    for spec in cluster.requests:
+        if len(spec.prompt) > room.prompt_tokens:
+            raise ConfigError(
+                f"request {spec.request_id} has a prompt of {len(spec.prompt)} tokens; "
+                f"there is room for {room.prompt_tokens}{room.why}"
+            )
     return cluster.scenario, cluster.requests
 
 

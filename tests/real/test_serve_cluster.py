@@ -24,7 +24,8 @@ POOL = 1024
 def test_clients_that_stay_and_clients_that_go():
     """One cluster for all of it: a start costs seconds."""
     options = Options(check_kv=True)
-    scenario = served_scenario(clusters.scenario(prefill__pool_tokens=POOL, decode__pool_tokens=POOL), options)
+    pools = {"prefill__pool_tokens": POOL, "decode__pool_tokens": POOL, "decode__admission__reserved_tokens": 64}
+    scenario = served_scenario(clusters.scenario(**pools), options)
 
     async def main() -> list[str]:
         launcher = Launcher(scenario, options)
