@@ -168,6 +168,12 @@ class Launcher:
     def num_live_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles of which no instance is up."""
+        roles = self._fleet.roles
+        return sorted({*roles.values()} - {roles[i] for i in self._up})
+
     async def stop(self) -> list[str]:
         """End what is left, and every process, in bounded time: who hangs is killed.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options
+from pdreal.serve.room import Room
 from pdsim.scenario.build import build, resolve
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
@@ -17,15 +18,31 @@ from pdsim.workload.request_spec import RequestSpec
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
+    room = _room(cluster.scenario, options)
+    for spec in cluster.requests:
+        if len(spec.prompt) > room.prompt_tokens:
+            raise ConfigError(
+                f"request {spec.request_id} has a prompt of {len(spec.prompt)} tokens; "
+                f"there is room for {room.prompt_tokens}{room.why}"
+            )
     return cluster.scenario, cluster.requests
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die."""
+    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die.
+
+    Raises ConfigError, for what no request fits as well.
+    """
     scenario = for_real(scenario, options)
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
-    return resolve(scenario)
+    resolved = resolve(scenario)
+    _room(resolved, options)
+    return resolved
+
+
+def _room(scenario: Scenario, options: Options) -> Room:
+    return Room.of(scenario, model_config(options, scenario.model.name).max_context_tokens)
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
