@@ -91,6 +91,15 @@ def test_descriptors_by_path(wire, descriptors):
     assert wire.load(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
 
 
+@pytest.mark.parametrize("transport", ["mooncake-rdma", "nixl-rdma", "nixl-cuda-ipc-sglang"])
+def test_sglangs_engines_join_pages_that_follow_each_other(transport):
+    """Latent KV of DeepSeek-V3 in pages of 1 token, from 8 ranks to 8: a descriptor for each of 61 layers of a rank."""
+    tp = {"prefill__tp": 8, "decode__tp": 8}
+    changes = {"model": "deepseek-v3", "prefill__gpu": "b200", "decode__gpu": "b200", "page_size": 1} | tp
+    (transfer,) = run(small(request(0, 60, 2), network__transport=transport, **changes)).records.transfers
+    assert transfer.num_descriptors == 8 * 61
+
+
 def test_layer_groups_are_whole_layers():
     """Five groups of the 28 layers of Qwen3-0.6B: three of six and two of five layers, K and V of each."""
     wire = Wire(page_size=16, page_bytes=28 * 2 * 1000, num_planes=56, planes_per_layer=2)
