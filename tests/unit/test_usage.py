@@ -113,7 +113,7 @@ TRANSFERS = {
 
 @pytest.mark.parametrize("case", TRANSFERS)
 def test_the_times_of_a_transfer(case):
-    """One prompt of 64 tokens in pages of 4, each with 56 planes; pages follow each other, so SGLang's engines join them."""
+    """One prompt of 64 tokens in pages of 4, each with 56 planes; SGLang's engines join neighbours."""
     transport, descriptor, bandwidth = TRANSFERS[case]
     changes = {
         "transport": transport,
