@@ -52,6 +52,7 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
             "gpu": "h100",
             "pool_tokens": 4096,
             "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8},
+            "retraction_backup": None,
         },
         "router": "round_robin",
         "network": {

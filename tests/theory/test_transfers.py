@@ -78,6 +78,25 @@ def test_a_ring_of_one_cell_passes_one_cell_a_decode_step():
 
 
 @pytest.mark.parametrize(
+    ("network", "staged_ms", "plain_ms"),
+    [
+        ({"transport": "mooncake-tcp"}, 7, 7),
+        ({"transport": "nixl-cuda-ipc-sglang"}, 0, 7),
+        ({"transport": "nixl-cuda-ipc-sglang", "staging": {"transfer_latency": "2 ms"}}, 2, 7),
+    ],
+)
+def test_staged_and_plain_transfers_begin_after_times_of_their_own(network, staged_ms, plain_ms):
+    """Each waits once a batch; a staged request has a batch for its cell and one for its first token."""
+    staging = {"gather_host": "0 ns", "gather_efficiency": 1, **network.pop("staging", {})}
+    changes = {f"network__{name}": value for name, value in network.items()} | {"network__transfer_latency": "7 ms"}
+    (plain,) = run(small(request(0, 64, 2), prefill__tp=2, **changes)).records.transfers
+    cell, rest = run(small(request(0, 64, 2), prefill__tp=2, network__staging=staging, **changes)).records.transfers
+    assert plain.setup_ns == plain_ms * MILLISECOND
+    assert rest.setup_ns == staged_ms * MILLISECOND
+    assert cell.setup_ns == pytest.approx(staged_ms * MILLISECOND, abs=5000)  # and the gather
+
+
+@pytest.mark.parametrize(
     ("wire", "descriptors"),
     [
         (Wire(page_size=64, page_bytes=1, num_planes=30), 30),
