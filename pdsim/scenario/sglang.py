@@ -45,6 +45,10 @@ def launch(scenario: Scenario, model: str = "$MODEL") -> Launch:
     """On one host, each server on GPUs of its own. Raises ConfigError for what no cluster can be."""
     scenario = resolve(scenario)
     made = Launch()
+    if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
+        made.notes.append(
+            "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
+        )
     at = [("host", HOST), ("port", GATEWAY_PORT)]
     if scenario.aggregated is not None:
         urls = _add_servers(made, scenario, scenario.aggregated, "aggregated", model)
@@ -139,8 +143,12 @@ def _environment(scenario: Scenario, role: str) -> Mapping[str, object]:
     staging = scenario.network.staging
     if role == "aggregated" or staging is None:
         return {}
-    ring = {"SGLANG_DISAGG_STAGING_POOL_SIZE_MB": staging.ring >> 20} if role == "decode" else {}
-    return {"SGLANG_DISAGG_STAGING_BUFFER": 1, **ring}
+    sizes: dict[str, object] = {}
+    if role == "decode":
+        sizes["SGLANG_DISAGG_STAGING_POOL_SIZE_MB"] = staging.ring >> 20
+    elif staging.prefill_buffer is not None:
+        sizes["SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB"] = staging.prefill_buffer >> 20
+    return {"SGLANG_DISAGG_STAGING_BUFFER": 1, **sizes}
 
 
 def _policy(made: Launch, policy: Any, known: tuple[str, ...]) -> str | None:

@@ -24,6 +24,8 @@ def transport(network: NetworkSettings) -> Transport:
         raise ConfigError(f"network: {wrong}") from None
     if network.transfer_latency is not None:
         found = replace(found, batch_ns=network.transfer_latency)
+    if network.staging is not None and network.staging.transfer_latency is not None:
+        found = replace(found, staged_batch_ns=network.staging.transfer_latency)
     if network.descriptor_latency is not None:
         found = replace(found, descriptor_ns=network.descriptor_latency)
     if network.serial is not None:

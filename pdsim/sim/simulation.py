@@ -215,7 +215,7 @@ class Simulation:
         if num_unfinished and ran_dry:
             stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
-            check_all_idle(self._machines())
+            check_all_idle(self.machines())
         return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
 
     def instance(self, instance_id: str) -> Any:
@@ -223,7 +223,7 @@ class Simulation:
         instance = self._actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
-    def _machines(self) -> list[Any]:
+    def machines(self) -> list[Any]:
         """All that live."""
         living = [self.instance(name) for name in self._actors if name not in self._dead]
         agents = [agent for name, agent in self._agents.items() if name not in self._dead]

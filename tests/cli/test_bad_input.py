@@ -47,6 +47,10 @@ CHANGES = [
     ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
+    (
+        "decode={gpu: h100, radix_cache: true, speculative: {draft_tokens: 4, accept_length: 2}}",
+        "decode: radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair",
+    ),
     ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
