@@ -14,11 +14,13 @@ from pdsim.metrics.records import RunRecords
 from pdsim.report.latency_figures import latency_distributions
 from pdsim.report.page import render
 from pdsim.report.run_page import ReportedRun, run_page
+from pdsim.report.setup import differences
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
 from pdsim.scenario.build import resolve
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import read_sweep
 from pdsim.sweeps.running import sweep
@@ -137,6 +139,12 @@ def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
     assert rows["prefill.tp"] == ["1", "2", "—"]
     assert all(path in head for path in rows)
     assert run_page([one, replace(one, name="again")]).differences is None
+
+
+def test_a_scenario_and_its_run_folder_do_not_differ(tmp_path):
+    scenario = parse_scenario({**parse_yaml(BASE, "base"), "front_end": {"service_per_token": "0.0 ns"}}, base=tmp_path)
+    other = parse_scenario({**parse_yaml(BASE, "base"), "front_end": {"service_per_token": 0}}, base=tmp_path)
+    assert differences({"a": scenario.model_dump(), "b": other.model_dump()}) is None
 
 
 def test_another_tools_result_has_what_it_reports(one):
