@@ -1,5 +1,6 @@
 """The head of a page: which model ran on which GPUs, and in which fields runs differ."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ _ROLES = ("prefill", "decode", "aggregated")
 _NOT_SETUP = ("name", "description")
 _MOST_FIELDS = 12
 """In the table of differences."""
-_MOST_ALTERNATIVES = 4
+_MOST_ALTERNATIVES = 2
 """In the sentence."""
 
 
@@ -32,27 +33,24 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
     """A row for each field that is not the same in all, costs last; None: there is no such field."""
     flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
     paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
-    found = [path for path in paths if len({str(fields.get(path)) for fields in flat.values()}) > 1]
+    found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]
     found.sort(key=lambda path: path.startswith("cost."))
     if not found:
         return None
-    rows = [[Cell(path), *(Cell(_value(fields, path)) for fields in flat.values())] for path in found[:_MOST_FIELDS]]
+    rows = [[Cell(path), *(Cell(fields.get(path, "—")) for fields in flat.values())] for path in found[:_MOST_FIELDS]]
     rest = len(found) - len(rows)
     return Table("What differs", ["field", *flat], rows, f"And {counted(rest, 'field')} more." if rest else "")
 
 
-def _value(fields: Fields, path: str) -> str:
-    return shown(fields[path]) if path in fields else "—"
-
-
-def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names, and values as a file has them; 0.0 is 0, as a scenario that was written and read has it."""
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield prefix + name, re.sub(r"(?<=\d)\.0\b", "", shown(value))
 
 
 def _either(scenarios: Sequence[Fields], part: Callable[[Fields], str]) -> str:

@@ -12,6 +12,7 @@ from pdsim.metrics.records import RunRecords
 from pdsim.report.latency_figures import latency_distributions
 from pdsim.report.page import render
 from pdsim.report.run_page import ReportedRun, run_page
+from pdsim.report.setup import differences
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
@@ -135,6 +136,12 @@ def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
     assert rows["prefill.tp"] == ["1", "2", "—"]
     assert all(path in head for path in rows)
     assert run_page([one, replace(one, name="again")]).differences is None
+
+
+def test_a_zero_is_one_value_however_a_run_folder_writes_it():
+    written, read = {"pace": {"share": 0, "spell": "0 ns"}}, {"pace": {"share": 0.0, "spell": "0.0 ns"}}
+    assert differences({"written": written, "read": read}) is None
+    assert differences({"written": written, "other": {"pace": {"share": 0.05, "spell": "0 ns"}}}) is not None
 
 
 def test_another_tools_result_has_what_it_reports(one):
