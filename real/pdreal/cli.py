@@ -86,6 +86,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 30000,
     model_name: str | None = None,
+    api_key: Annotated[str | None, Parameter(env_var="PDREAL_API_KEY")] = None,
+    max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
@@ -104,10 +106,15 @@ def serve(
         0 takes a free one.
     model_name
         What clients call it; the name in the catalog if not given.
+    api_key
+        What clients must send as bearer token. As an environment variable other users of the machine do not see it.
+    max_waiting_requests
+        For their first token; more are sent away with 503 and Retry-After.
 
     """
     from pdreal.real_scenario import served_scenario
-    from pdreal.serve.server import Address, serve
+    from pdreal.serve.entrance import Entrance
+    from pdreal.serve.server import Address, is_loopback, serve
     from pdsim.scenario.loading import load_scenario
 
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
@@ -117,7 +124,10 @@ def serve(
     def announce(url: str) -> None:
         print(f"pdreal: {name} at {url}", flush=True)
 
-    leaks = asyncio.run(serve(served, options, Address(host, port), name, announce=announce))
+    if api_key is None and not is_loopback(host):
+        print(f"pdreal: warning: whoever reaches {host} is served: --api-key asks for a key", file=sys.stderr)
+    entrance = Entrance(api_key, max_waiting_requests)
+    leaks = asyncio.run(serve(served, options, Address(host, port), name, entrance, announce=announce))
     if leaks:
         print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
         raise SystemExit(1)

@@ -156,6 +156,12 @@ class Launcher:
     def num_live_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles of which no instance is up."""
+        roles = self._fleet.roles
+        return sorted({*roles.values()} - {roles[i] for i in self._up})
+
     async def stop(self) -> list[str]:
         """End what is left, and every process. What did not come back of pages, locks and bytes: should be nothing."""
         self._stopping = True

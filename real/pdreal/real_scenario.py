@@ -20,7 +20,7 @@ _KV_DTYPES: dict[RealDtype, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
-    room = Room.of(cluster.scenario, model_config(options, scenario.model.name).max_context_tokens)
+    room = _room(cluster.scenario, options)
     for spec in cluster.requests:
         if len(spec.prompt) > room.prompt_tokens:
             raise ConfigError(
@@ -31,11 +31,20 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die."""
+    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die.
+
+    Raises ConfigError, for what no request fits as well.
+    """
     scenario = for_real(scenario, options)
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
-    return resolve(scenario)
+    resolved = resolve(scenario)
+    _room(resolved, options)
+    return resolved
+
+
+def _room(scenario: Scenario, options: Options) -> Room:
+    return Room.of(scenario, model_config(options, scenario.model.name).max_context_tokens)
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:

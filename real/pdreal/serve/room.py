@@ -61,7 +61,7 @@ class Room(NamedTuple):
 
 
 def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
-    """Tokens with which a request is admitted, and comes back if it is retracted; and those that stay free beside it."""
+    """Tokens with which a request is admitted, and comes back if it is retracted; and those that must stay free."""
     pool = decode.pool_tokens or 0
     if not isinstance(decode.admission, ReserveDecodeTokens):
         return pool + 1, 0

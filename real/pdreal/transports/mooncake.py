@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SO_ACCEPTCONN, SO_BINDTODEVICE, SOL_SOCKET, socket
 from typing import Any, Literal, get_args
@@ -139,11 +140,11 @@ def _hide_from_the_network() -> None:
 def _sockets_that_listen_everywhere() -> Iterator[socket]:
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            if not os.readlink(link).startswith("socket:"):
+            if not str(link.readlink()).startswith("socket:"):
                 continue
             found = socket(fileno=os.dup(int(link.name)))
-            is_listening = found.getsockopt(SOL_SOCKET, SO_ACCEPTCONN)
-            if is_listening and found.family in {AF_INET, AF_INET6} and found.getsockname()[0] in {"0.0.0.0", "::"}:
+            is_listening = found.family in {AF_INET, AF_INET6} and found.getsockopt(SOL_SOCKET, SO_ACCEPTCONN)
+            if is_listening and ip_address(found.getsockname()[0]).is_unspecified:
                 yield found
             else:
                 found.close()
