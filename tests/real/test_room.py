@@ -73,7 +73,7 @@ def test_a_prompt_that_decode_never_admits_is_refused_with_the_reason():
 
 
 def test_a_pool_smaller_than_its_reserve_is_refused_before_it_starts():
-    with pytest.raises(ConfigError, match=r"no request fits: .* keeps 512 of decode's pool free"):
+    with pytest.raises(ConfigError, match=r"no request fits pool_tokens, as .* keeps 512 of decode's pool free"):
         room(500)
 
 

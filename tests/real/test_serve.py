@@ -5,6 +5,7 @@ import gzip
 import json
 import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
 from threading import get_ident
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve import connections, http
+from pdreal.serve import connections, http, openai, sampling_fields, sglang
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.room import Room
@@ -271,7 +272,7 @@ def test_a_body_beyond_what_fits():
 
 
 @given(
-    st.lists(st.integers(0, 151_935), max_size=200),
+    st.lists(st.integers(0, 151_935), max_size=20).map(lambda tokens: 50 * tokens),
     st.sampled_from([None, 2]),
     st.booleans(),
 )
@@ -428,6 +429,15 @@ def test_a_server_that_stops_waits_for_who_is_served():
         assert (status, answer["usage"]["completion_tokens"]) == (200, 100)
 
     run(scenario)
+
+
+def test_the_table_of_fields_has_all_that_are_refused_or_ignored():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *sampling_fields.NEUTRAL}:
+        assert any(f"`{name}`" in row and "| refused" in row for row in rows), name
+    for name in sampling_fields.IGNORED:
+        assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
 
 
 def test_what_asks_for_nothing_is_accepted():

@@ -37,7 +37,7 @@ class Room(NamedTuple):
             total, reserved = _decode_room(decode, page)
         room = cls(min(prompt, total - 1, context - 1), min(total, context), page, reserved)
         if room.prompt_tokens < 1:
-            raise ConfigError(f"no request fits: there is room for {room.total_tokens} tokens{room.why}")
+            raise ConfigError(f"no request fits pool_tokens{room.why}")
         return room
 
     @property

@@ -58,7 +58,8 @@ async def serve(
             announce(url)
             await told.wait()
             if entrance.num_inside:
-                _LOG.warning("stops when %d requests have ended, at most %g s", entrance.num_inside, DRAIN_S)
+                what = "pdreal: waits at most %g s for requests under way (%d); a second signal ends them"
+                _LOG.warning(what, DRAIN_S, entrance.num_inside)
             await entrance.close(DRAIN_S, told_again)
     finally:
         leaks = await launcher.stop()
