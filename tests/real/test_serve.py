@@ -19,6 +19,7 @@ from pdreal.serve import connections, http, openai, sampling_fields, sglang
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.room import Room
+from pdreal.serve.server import is_loopback
 from pdreal.serve.tokenizer import Tokenizer
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
@@ -347,6 +348,21 @@ def test_a_client_whose_machine_vanished_is_noticed(monkeypatch):
         assert options == [60_000, 1]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("gpu-7", False),
+    ],
+)
+def test_only_loopback_is_private(host, expected):
+    assert is_loopback(host) is expected
 
 
 def test_only_the_key_opens():
