@@ -25,7 +25,7 @@ _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 def print_sweep(result: SweepResult) -> None:
     console = new_console()
     for warning in result.warnings:
-        print(f"warning: {warning}")
+        console.print(f"warning: {warning}", highlight=False, markup=False)
     for name, slo in result.slos.items():
         best = result.best(name)
         num_met = sum(point.meets(name, slo) for point in best)

@@ -123,7 +123,11 @@ def test_a_run_follows_from_its_seed_and_without_slowdown_there_is_no_pace(scena
 def test_steps_one_behind_the_other_are_as_long_as_the_mean_speed_says():
     """Of time a share is slow, and in it fewer steps are made: 1 - share + share / (1 + slowdown) as many in all."""
     share, steps = 0.3, 60_000
-    alone = small(request(0, 8, steps + 1), decode__pool_tokens=4 * steps)
+    alone = small(
+        request(0, 8, steps + 1),
+        decode__pool_tokens=4 * steps,
+        model={"name": "qwen3-0.6b", "context_tokens": 2 * steps},
+    )
     traced = run(paced(alone, PaceSettings(slowdown=SLOWDOWN, share=share, spell=f"{SPELL_NS} ns")))
     (record,) = traced.records.requests
     mean_ms = (record.end_ns - record.first_token_ns) / steps / MILLISECOND

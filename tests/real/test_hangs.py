@@ -21,6 +21,7 @@ from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.sampling import Sampling
 from pdreal.serve import server
+from pdreal.serve.entrance import Entrance
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)
@@ -164,7 +165,7 @@ def test_a_server_is_stopped_though_a_rank_hangs(moment, number, monkeypatch):
     if moment == "starts":
         call_once(monkeypatch, "spawn", hang_and_stop)
     announce = hang_and_stop if moment == "serves" else print
-    leaks = asyncio.run(in_time(server.serve(resolved(), Options(), ANYWHERE, "tiny", announce=announce)))
+    leaks = asyncio.run(in_time(server.serve(resolved(), Options(), ANYWHERE, "tiny", Entrance(), announce=announce)))
     assert leaks == (["decode-0 did not answer, and was killed"] if moment == "serves" else [])
     assert is_gone(*hanging)
 
