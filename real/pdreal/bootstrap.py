@@ -5,6 +5,7 @@ The same for the first start of all and for one that comes back: it says hello a
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Any
 
 from pdreal.channel import Channel
@@ -25,6 +26,8 @@ class Bootstrap:
         self._awaited: dict[tuple[type, str], asyncio.Future[Any]] = {}
         """Notices that somebody waits for, by kind and process."""
         self._one_at_a_time = asyncio.Lock()
+        self._epoch_ns: int | None = None
+        """When time began."""
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
         """Start them and connect everybody with them. Raises LaunchError if one ends before that."""
@@ -39,9 +42,15 @@ class Bootstrap:
                 self.memories[instance_id].append(hello.memory)
             await self._connect_all(instance_ids)
 
+    async def begin(self) -> int:
+        """Let time begin, for all; when that was, by the monotonic clock in ns."""
+        self._epoch_ns = monotonic_ns()
+        await self._connect_all([])
+        return self._epoch_ns
+
     async def _connect_all(self, new: Sequence[str]) -> None:
         up = [i for i in self._fleet.instance_ids if i in self.memories]
-        peers = Peers({i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up})
+        peers = Peers({i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up}, self._epoch_ns)
         expected = []
         for instance_id in up:
             for process in self._fleet.processes(instance_id):

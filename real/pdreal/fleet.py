@@ -9,7 +9,7 @@ import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
 
 _PRELOADED = ["torch", "pdreal.rank"]
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They end a run early; what has finished is kept."""
 _PATIENCE_S = 5
 """For a process that was told to exit."""
 
@@ -33,7 +35,6 @@ class Fleet:
         *,
         sockets: Path,
         logs: Path | None,
-        epoch_ns: int,
         loop: AbstractEventLoop,
         on_death: Callable[[str, int], None],
     ) -> None:
@@ -42,7 +43,6 @@ class Fleet:
         self._options = options
         self._sockets = sockets
         self._logs = logs
-        self._epoch_ns = epoch_ns
         self._loop = loop
         self._on_death = on_death
         self._context = get_context("forkserver")
@@ -81,7 +81,7 @@ class Fleet:
         self._alive[instance_id] = []
         for rank in ranks:
             process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
-            with _without_main():
+            with _without_main(), _signals_held_back():
                 process.start()
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
@@ -121,7 +121,6 @@ class Fleet:
             life=life,
             sockets=self._sockets,
             logs=self._logs,
-            epoch_ns=self._epoch_ns,
             device_index=before + rank,
             num_threads=self._options.threads_of_rank(sum(tps)),
             cores=self._options.cores_of_rank(before + rank, sum(tps)),
@@ -136,6 +135,17 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Children never get them: terminals and `timeout` send them to all, and the launcher ends the run in order."""
+    resource_tracker.ensure_running()  # as it starts, it lets them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live(spec: RankSpec) -> None:

@@ -3,6 +3,7 @@
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 from pdreal import notices
@@ -49,7 +50,8 @@ class Leader:
         self._channel = channel
         self._events = loop
         self._fail = fail
-        self._timeline = Timeline(spec.epoch_ns, loop)
+        self._timeline = Timeline(monotonic_ns(), loop)
+        self._has_begun = False
         self._logbook = None if spec.logs is None else Logbook(spec.logs, spec.process, spec.life)
         self._instance, self._agents = self._state_machines()
         self._machines = [self._inner(machine) for machine in (self._instance, *self._agents.values())]
@@ -96,8 +98,12 @@ class Leader:
             m.Scatter: self._scatter,
         }
 
-    def start(self) -> None:
-        self._events.call_soon(self._advance, None)
+    def begin(self, epoch_ns: int) -> None:
+        """Start the loop, with time as everybody counts it. Does nothing when called again."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._timeline = Timeline(epoch_ns, self._events)
+            self._events.call_soon(self._advance, None)
 
     # What comes in.
 
@@ -372,7 +378,7 @@ class Leader:
         row = StepRecord(
             self._spec.instance_id,
             "prefill" if isinstance(step, m.PrefillStep) else "decode",
-            computed.start_ns - self._spec.epoch_ns,
+            computed.start_ns - self._timeline.epoch_ns,
             duration_ns,
             duration_ns,
             1,

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from pdreal.bootstrap import LaunchError
 from pdreal.clients import Clients
+from pdreal.fleet import STOP_SIGNALS
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
 from pdreal.options import Options
@@ -23,8 +23,6 @@ from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.request_spec import RequestSpec
-
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -88,15 +86,26 @@ async def run(
     real = RealRun()
     clients = Clients(scenario, requests, options, progress=progress)
     launcher = Launcher(scenario, options, folder=logs, on_end=clients.on_end)
-    await launcher.start()
     loop = asyncio.get_running_loop()
+    starting = loop.create_task(launcher.start())
+
+    def stop() -> None:
+        clients.stop()
+        starting.cancel()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
     try:
-        for number in _INTERRUPTS:
-            loop.add_signal_handler(number, clients.stop)
-        await clients.serve(launcher)
+        await asyncio.wait([starting])
+        if starting.cancelled():
+            return RealRun(interrupted=True)
+        starting.result()
+        try:
+            await clients.serve(launcher)
+        finally:
+            real.leaks = await launcher.stop()
     finally:
-        for number in _INTERRUPTS:
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
-        real.leaks = await launcher.stop()
     real.outputs, real.failure, real.interrupted = clients.outputs, launcher.failure, clients.stopped
     return real
