@@ -361,7 +361,7 @@ class Launcher:
         """A callback failed, on a full disk for example: without this the run would wait for ever."""
         error, where = context.get("exception"), ""
         if isinstance(error, OSError):
-            where = f"; its logs are in {self._folder}"
+            where = f"; it writes to {self._folder}"
         else:
             _LOG.error("%s", context["message"], exc_info=error)
         if self._logbook is not None:

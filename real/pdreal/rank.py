@@ -132,6 +132,6 @@ class Rank:
 
 def _explain(error: BaseException) -> str:
     """One line for what is wrong with the machine or the scenario, all of them for a bug."""
-    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError):
+    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

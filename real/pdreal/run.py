@@ -18,7 +18,7 @@ from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over
-from pdsim.metrics.run_folder import journal_writer
+from pdsim.metrics.run_folder import LOGS, journal_writer
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -42,7 +42,7 @@ def run_scenario(
 ) -> tuple[FinishedRun, RealRun]:
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
-    with _logs_beside(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+    with _logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
         real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
         records = read_records(logs)
         extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
@@ -50,28 +50,32 @@ def run_scenario(
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
-            with journal_writer(out) as write:
-                for entry in read_journal(logs):
-                    write(entry)
-            write_run(out, scenario, finished, quiet=quiet)
+            try:
+                with journal_writer(out) as write:
+                    for entry in read_journal(logs):
+                        write(entry)
+                write_run(out, scenario, finished, quiet=quiet)
+                shutil.rmtree(logs)
+            except OSError as error:
+                real.failure = f"{out}: {error}; what the run did is in {logs}"
     return finished, real
 
 
 @contextmanager
-def _logs_beside(out: Path | None) -> Iterator[Path]:
-    """A folder for logbooks. In the run folder they stay if writing the results fails."""
+def _logbooks(out: Path | None) -> Iterator[Path]:
+    """The folder that they grow in: of the run folder, where there is one, so that they outlive a kill."""
     if out is None:
         with TemporaryDirectory(prefix="pdreal-logs-") as folder:
             yield Path(folder)
         return
-    logs = out / "logs"
+    logs = out / LOGS
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     try:
         yield logs
-    except OSError as error:
-        raise LaunchError(f"{out}: {error.strerror or error}; what the run did is in {logs}") from error
-    shutil.rmtree(logs)
+    except LaunchError:
+        shutil.rmtree(logs)  # nothing was run
+        raise
 
 
 async def run(
