@@ -185,8 +185,7 @@ class Leader:
             if self._num_in_flight == self._instance.max_steps_in_flight:
                 break
             answer = None
-        if self._logbook is not None:
-            self._logbook.flush()
+        self._flush()
 
     def _forget_others(self) -> None:
         """Requests that ended without an outcome here: cancelled before they were begun, say. All messages are seen."""
@@ -223,7 +222,7 @@ class Leader:
         if self._spec.role == "prefill":
             self._first_tokens.update(outcome.new_tokens)
         elif outcome.new_tokens:
-            self._channel.send(LAUNCHER, notices.Streamed([list(new) for new in outcome.new_tokens]))
+            self._send_out(LAUNCHER, notices.Streamed([list(new) for new in outcome.new_tokens]))
         self._num_in_flight -= 1
         self._advance(outcome.result)
 
@@ -249,6 +248,11 @@ class Leader:
         elif isinstance(message, m.KvGranted):
             self._granted[message.request_id] = message
             self._note("on_admitted", message.request_id, message.num_cached_tokens)
+        self._send_out(to, message, extra)
+
+    def _send_out(self, to: str, message: Any, extra: Any = None) -> None:
+        """What others hear of is on file before, though this process be killed at once."""
+        self._flush()
         self._channel.send(to, message, extra)
 
     def _wake_at(self, command: m.WakeAt) -> None:
@@ -258,7 +262,7 @@ class Leader:
         request_id = command.request_id
         token = None if self._spec.role == "aggregated" else self._executor.last_token(request_id)
         self._note("on_streamed", request_id)
-        self._channel.send("router", command, [token, self._executor.num_cached_tokens(request_id)])
+        self._send_out("router", command, [token, self._executor.num_cached_tokens(request_id)])
 
     def _on_retracted(self, command: m.Retracted) -> None:
         self._note("on_retracted", command.request_id)
@@ -285,7 +289,7 @@ class Leader:
 
     def _on_outcome(self, outcome: m.Outcome) -> None:
         self._forget(outcome.request_id)
-        self._channel.send("router", outcome)
+        self._send_out("router", outcome)
 
     def _forget(self, request_id: int) -> None:
         self._granted.pop(request_id, None)
@@ -349,11 +353,13 @@ class Leader:
         if leak and self._timeline.now_ns < self._settle_until_ns:
             self._events.call_later(_SETTLE_AGAIN_S, self._settle)
             return
-        self._channel.send(LAUNCHER, notices.Settled(self._spec.instance_id, leak))
-        if self._logbook is not None:
-            self._logbook.flush()
+        self._send_out(LAUNCHER, notices.Settled(self._spec.instance_id, leak))
 
     # What is observed.
+
+    def _flush(self) -> None:
+        if self._logbook is not None:
+            self._logbook.flush()
 
     def _note(self, method: str, *args: Any) -> None:
         if self._logbook is not None:
