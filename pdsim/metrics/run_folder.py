@@ -22,6 +22,8 @@ from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRe
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 JOURNAL = "journal.jsonl.zst"
+LOGS = "logs"
+"""Of a real run that has not written its results."""
 TABLES = ("requests", "steps", "transfers", "levels")
 
 _LINES_AT_ONCE = 256
@@ -48,7 +50,7 @@ def require_out(out: Path, *, is_file: bool = False) -> None:
 def require_out_of_run(out: Path, *, force: bool) -> None:
     """Raises RunFolderError if a run cannot be kept there, or would take the place of another unless that is wanted."""
     require_out(out)
-    kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO) if (out / name).exists()), None)
+    kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO, LOGS) if (out / name).exists()), None)
     if kept is not None and not force:
         raise RunFolderError(f"--out {out}: has a run already ({kept}); --force writes over it, or name another folder")
 

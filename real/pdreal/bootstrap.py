@@ -6,6 +6,7 @@ Several may come back at once, none waits for another to start.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from time import monotonic_ns
 from typing import Any
 
 from pdreal.channel import Channel
@@ -33,6 +34,8 @@ class Bootstrap:
         """By instance, of those that are there: what each of its ranks has published."""
         self._awaited: _Expected = {}
         self._num_peers_told = 0
+        self._epoch_ns: int | None = None
+        """When time began."""
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
         """Start them and connect everybody with them. Raises LaunchError if one ends, or is killed for being late."""
@@ -54,10 +57,20 @@ class Bootstrap:
         if gone := [i for i in lives if i not in self.memories or self._fleet.lives[i] != lives[i]]:
             raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
+    async def begin(self) -> int:
+        """Let time begin, for all; when that was, by the monotonic clock in ns. Raises LaunchError."""
+        self._epoch_ns = monotonic_ns()
+        try:
+            await self._all(self._tell_peers([]), "connect", _CONNECT_S)
+        except TimeoutError as late:
+            raise LaunchError(str(late)) from None
+        return self._epoch_ns
+
     def _tell_peers(self, new: Sequence[str]) -> _Expected:
         self._num_peers_told += 1
         up = [i for i in self._fleet.instance_ids if i in self.memories]
-        peers = Peers(self._num_peers_told, {i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up})
+        lives, memories = {i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up}
+        peers = Peers(self._num_peers_told, lives, memories, self._epoch_ns)
         for instance_id in up:
             for process in self._fleet.processes(instance_id):
                 if instance_id in new:

@@ -70,8 +70,9 @@ def run(
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    fail_if_incomplete(finished, "pdreal")
-    problems = [*real.leaks, *([real.failure] if real.failure else [])]
+    if real.failure is None:
+        fail_if_incomplete(finished, "pdreal")
+    problems = [*([real.failure] if real.failure else []), *real.leaks]
     if problems:
         print(
             "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr

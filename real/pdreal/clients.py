@@ -40,12 +40,11 @@ class Clients:
         """Before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Until every request has ended, or the run is stopped. Time of the run begins here."""
+        """Until every request has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
-        self._timeline = launcher.begin_run()
         streams = Streams(self._scenario.seed)
         self._driver = ClientDriver(
-            self._timeline, self._scenario.client, self._requests, streams=streams, send=self._send
+            launcher.timeline, self._scenario.client, self._requests, streams=streams, send=self._send
         )
         self._driver.start()
         self._start_faults()
@@ -61,10 +60,10 @@ class Clients:
         if spec.request_id in self._has_next_turn:
             self._tokens.learn(spec.output, request.tokens)
         self._progress(len(self.outputs))
-        if not self.stopped:
-            self._driver.on_end(spec.request_id)
-        if len(self.outputs) == len(self._requests):
+        if len(self.outputs) == len(self._requests) or self._launcher.failure is not None:
             self._done.set()
+        elif not self.stopped:
+            self._driver.on_end(spec.request_id)
 
     def _send(self, spec: RequestSpec) -> None:
         if self.stopped:
@@ -80,9 +79,10 @@ class Clients:
     # What goes wrong.
 
     def _start_faults(self) -> None:
+        timeline = self._launcher.timeline
         for fault in self._scenario.faults:
             if isinstance(fault, Kill):
-                self._timeline.after(fault.at, partial(self._kill, fault))
+                timeline.after(fault.at, partial(self._kill, fault))
             elif isinstance(fault, ClientAbort):
                 self._abort_after(fault.at, fault.abort)
 
@@ -91,4 +91,4 @@ class Clients:
         self._launcher.kill(fault.kill, restart_after_s=restart_s)
 
     def _abort_after(self, delay_ns: int, request_id: int) -> None:
-        self._timeline.after(delay_ns, lambda _: self._launcher.abort(request_id))
+        self._launcher.timeline.after(delay_ns, lambda _: self._launcher.abort(request_id))

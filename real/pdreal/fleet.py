@@ -11,7 +11,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 from time import monotonic
@@ -26,6 +26,8 @@ from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
 
 _PRELOADED = ["torch", "pdreal.rank"]
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They end a run early; what has finished is kept."""
 _PATIENCE_S = 5.0
 """For processes that were told to exit."""
 
@@ -38,7 +40,6 @@ class Fleet:
         *,
         sockets: Path,
         logs: Path | None,
-        epoch_ns: int,
         loop: AbstractEventLoop,
         on_death: Callable[[str, int], None],
     ) -> None:
@@ -47,7 +48,6 @@ class Fleet:
         self._options = options
         self._sockets = sockets
         self._logs = logs
-        self._epoch_ns = epoch_ns
         self._loop = loop
         self._on_death = on_death
         claim_temp_dir()
@@ -87,7 +87,7 @@ class Fleet:
         self._alive[instance_id] = []
         for rank in ranks:
             process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
-            with _without_main():
+            with _without_main(), _signals_held_back():
                 process.start()
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
@@ -133,7 +133,6 @@ class Fleet:
             life=life,
             sockets=self._sockets,
             logs=self._logs,
-            epoch_ns=self._epoch_ns,
             device_index=before + rank,
             num_threads=self._options.threads_of_rank(sum(tps)),
             cores=self._options.cores_of_rank(before + rank, sum(tps)),
@@ -158,6 +157,17 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Children never get them: terminals and `timeout` send them to all, and the launcher ends the run in order."""
+    resource_tracker.ensure_running()  # as it starts, it lets them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live(spec: RankSpec) -> None:

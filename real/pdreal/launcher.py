@@ -17,7 +17,7 @@ from pdreal.channel import LAUNCHER, Channel, process_of
 from pdreal.clock import Timeline
 from pdreal.envelope import Envelope
 from pdreal.fleet import Fleet
-from pdreal.logbook import BEGIN, Logbook
+from pdreal.logbook import Logbook
 from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request
@@ -83,11 +83,11 @@ class Launcher:
     # What a caller does.
 
     async def start(self) -> None:
-        """Returns when every instance is ready. Raises LaunchError."""
+        """Returns when every instance is ready, and time begins. Raises LaunchError."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._on_error)
         self._timeline = Timeline(monotonic_ns(), loop)
         if self._folder is not None:
+            loop.set_exception_handler(self._on_error)  # of a run; a server's loop has callbacks of others, too
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
         self._router: Any = self._recorded(build_router(self._scenario))
         health = self._scenario.health
@@ -100,25 +100,18 @@ class Launcher:
             self._options,
             sockets=self._scratch.path,
             logs=self._folder,
-            epoch_ns=self._timeline.epoch_ns,
             loop=loop,
             on_death=self._on_exit,
         )
         self._bootstrap = Bootstrap(self._channel, self._fleet)
         try:
             await self._bootstrap.bring_up(self._fleet.instance_ids)
+            self._timeline = Timeline(await self._bootstrap.begin(), loop)
         except BaseException:  # also where it is cancelled
             await self.stop()
             raise
         self._mark_up(self._fleet.instance_ids)
         self._spawn_task(self._ask_for_signs_of_life())
-
-    def begin_run(self) -> Timeline:
-        """The clients' time, which begins now: start-up took a while. Records of the run count from here."""
-        run = Timeline(monotonic_ns(), asyncio.get_running_loop())
-        if self._logbook is not None:
-            self._logbook.row(BEGIN, run.epoch_ns - self._timeline.epoch_ns)
-        return run
 
     @property
     def timeline(self) -> Timeline:
@@ -386,13 +379,16 @@ class Launcher:
 
     def _on_error(self, _: object, context: dict[str, Any]) -> None:
         """A callback failed, on a full disk for example: without this the run would wait for ever."""
-        error = context.get("exception")
-        _LOG.error("%s", context["message"], exc_info=error)
+        error, where = context.get("exception"), ""
+        if isinstance(error, OSError):
+            where = f"; it writes to {self._folder}"
+        else:
+            _LOG.error("%s", context["message"], exc_info=error)
         if self._logbook is not None:
             with suppress(OSError):
                 self._logbook.close()
             self._logbook = None
-        self._give_up(f"the launcher failed: {error or context['message']}")
+        self._give_up(f"the launcher failed: {error or context['message']}{where}")
 
     def _restart(self, instance_id: str) -> None:
         if not self._stopping:

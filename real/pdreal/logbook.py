@@ -16,8 +16,6 @@ from pdsim.core.journal import Entry, from_json, from_lines, to_json, to_line
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords, StepRecord, TransferRecord
 
-BEGIN = "begin_run"
-"""The row at whose time the clients began: records count from there, journals from the launch of the processes."""
 _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, Levels)}
 
 
@@ -60,25 +58,10 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 def read_records(folder: Path) -> RunRecords:
     recorder = Recorder()
-    processes = (chain.from_iterable(map(_read_rows, lives)) for lives in _files(folder, "rows"))
-    rows = list(merge(*processes, key=lambda row: row[0]))
-    begin_ns = next((now_ns for now_ns, method, _ in rows if method == BEGIN), 0)
-    for now_ns, method, args in rows:
-        if method != BEGIN:
-            since_begin = [_since(begin_ns, arg) for arg in args]
-            getattr(recorder, method)(*since_begin, *(() if method in _TIMELESS else (max(0, now_ns - begin_ns),)))
+    rows = (chain.from_iterable(map(_read_rows, lives)) for lives in _files(folder, "rows"))
+    for now_ns, method, args in merge(*rows, key=lambda row: row[0]):
+        getattr(recorder, method)(*args, *(() if method in _TIMELESS else (now_ns,)))
     return recorder.records
-
-
-def _since(begin_ns: int, value: Any) -> Any:
-    """The value with its times counted from begin_ns."""
-    if not isinstance(value, StepRecord | TransferRecord):
-        return value
-    times = {name: getattr(value, name) - begin_ns for name in value._fields if name in _TIMES}
-    return value._replace(**times)
-
-
-_TIMES = {"start_ns", "end_ns", "queued_ns"}
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_retry", "on_output"}

@@ -19,6 +19,8 @@ class Peers(NamedTuple):
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
     """By instance, a PeerMemory for each rank."""
+    epoch_ns: int | None
+    """When time began, by the monotonic clock; None as long as not all are connected."""
 
 
 class Connected(NamedTuple):

@@ -2,12 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, process_of
+from pdreal.clock import Clock
 from pdreal.envelope import Envelope, decode, encode
 from pdreal.launcher import _LAST_WORDS_S, Launcher
 from pdreal.logbook import Logbook, read_journal, read_records
@@ -131,6 +133,20 @@ def test_logbooks_become_one_journal(tmp_path):
         ("launcher", 6),
         ("prefill-0", 7),
     ]
+
+
+def test_what_others_hear_of_is_on_file(tmp_path):
+    """A rank that is killed as its outcome is heard leaves all rows of that request."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+    from pdreal.leader import Leader
+
+    leader, seen = object.__new__(Leader), []
+    leader._timeline, leader._logbook = Clock(0), Logbook(tmp_path, "decode-0", 0)
+    leader._channel = SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels)))
+    for i in range(3):
+        leader._note("on_levels", "decode-0", Levels(*[i] * len(Levels._fields)))
+        leader._send_out("router", Finished(i))
+    assert seen == [1, 2, 3]
 
 
 def test_rows_become_records(tmp_path):
