@@ -19,9 +19,11 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
-demo: .venv/demo ## compare decode radix cache off and on under a public trace
+demo: .venv/demo ## split six GPUs between prefill and decode under a public trace, by an SLO
 	@$(BIN)/python -m compileall -q pdsim
-	@$(BIN)/pdsim compare experiments/demo/radix-off.yaml experiments/demo/radix-on.yaml --out runs/demo
+	$(SAY) demo "Qwen3-8B on six H100 under a conversation trace: how many should prefill?"
+	@$(BIN)/pdsim sweep experiments/demo/split.yaml --out runs/demo
+	@$(BIN)/pdsim report runs/demo --out runs/demo/report.html
 
 setup: .venv/dev ## make .venv with all tools
 

@@ -2,7 +2,7 @@
 # # Simulated against real
 #
 # **Question.** `pdreal` ran scenarios on H200s, and left run folders. The same scenarios simulated, with a profile
-# of microbenchmarks alone: how far apart are the steps, and how far apart is what clients saw?
+# of microbenchmarks and single served requests: how far apart are the steps, and how far apart is what clients saw?
 
 # %%
 # %matplotlib inline

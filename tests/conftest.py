@@ -15,7 +15,9 @@ os.environ.pop("COLUMNS", None)  # tables as wide as they like: workers of pytes
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="store what golden scenarios give now")
+    parser.addoption(
+        "--update-golden", action="store_true", help="store what golden scenarios give, or pages show, now"
+    )
 
 
 def pytest_collection_modifyitems(config, items):

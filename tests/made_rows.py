@@ -4,7 +4,14 @@ import numpy as np
 
 from pdsim.calibration.rows import read_rows, write_rows
 
-PROVENANCE = {"device": "NVIDIA H200", "driver": "570", "command": "pdreal measure", "date": "2026-11-22"}
+PROVENANCE = {
+    "device": "NVIDIA H200",
+    "driver": "570",
+    "model": "qwen3-8b",
+    "dtype": "bfloat16",
+    "command": "pdreal measure",
+    "date": "2026-11-22",
+}
 NEW_TOKENS, CONTEXTS = (16, 64, 256, 1024, 4096, 8192), (0, 1024, 8192, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 

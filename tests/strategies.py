@@ -155,7 +155,8 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
     pool = given.pool_tokens + draft_tokens * settings.reserved_steps
-    return scenario.model_copy(update={role: given.model_copy(update={"speculative": settings, "pool_tokens": pool})})
+    changes = {"speculative": settings, "pool_tokens": pool, **({"radix_cache": False} if role == "decode" else {})}
+    return scenario.model_copy(update={role: given.model_copy(update=changes)})
 
 
 QUICK_PREFILL: dict[str, Any] = {"use": "affine", "prefill_per_token": "10 us", "decode_base": "10 ms"}

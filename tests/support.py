@@ -52,6 +52,7 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
             "gpu": "h100",
             "pool_tokens": 4096,
             "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8},
+            "retraction_backup": None,
         },
         "router": "round_robin",
         "network": {
@@ -97,6 +98,8 @@ class Traced:
     result: RunResult
     journal: list[Entry]
     cluster: Cluster
+    machines: list[Any]
+    """All that live at the end."""
 
     @property
     def records(self) -> Any:
@@ -115,4 +118,4 @@ def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False
             check(simulation.instance(entry.instance_id))
 
     simulation = Simulation(cluster, Observation(journal=record, levels=levels), single_steps=single_steps)
-    return Traced(simulation.run(), journal, cluster)
+    return Traced(simulation.run(), journal, cluster, simulation.machines())

@@ -61,6 +61,18 @@ def test_every_test_that_is_named_exists():
 
 # Examples.
 
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "real-mode.md"], ids=name_of)
+def test_engines_are_installed_where_they_run(page):
+    (block,) = [block for block in blocks(page, "sh", "bash") if "pip install" in block.text and "pdreal" in block.text]
+    paths = re.findall(r"^pdreal \w+ (\S+\.yaml)", block.text, re.MULTILINE)
+    transports = {load_scenario(ROOT / path).network.transport for path in paths}
+    assert transports
+    for engine in ("mooncake", "nixl"):
+        is_used = any(transport.startswith(engine) for transport in transports)
+        assert is_used is (engine in block.text), engine
+
+
 SHOWN = [block for page in pages() for block in blocks(page, "yaml")]
 
 
@@ -96,23 +108,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_steps_can_be_taken(folder, capsys):
-    lines = [line for line in commands(ROOT / "README.md") if "validate" not in line]  # tests/studies do that
-    assert len(lines) > 6
-    for line in lines:
-        with suppress(SystemExit):
-            main(shlex.split(line, comments=True)[1:])
-        captured = capsys.readouterr()
-        assert captured.err == "", line
-        assert captured.out, line
-
-
-def test_python_in_the_readme_runs(folder, capsys):
-    (block,) = blocks(ROOT / "README.md", "python")
-    exec(block.text, {})
-    assert "requests/s" in capsys.readouterr().out
-
-
 def test_scenarios_of_other_commands_exist():
     for page in pages():
         for line in commands(page):
@@ -120,34 +115,6 @@ def test_scenarios_of_other_commands_exist():
             if words[1] == "run" and words[2].startswith("experiments/"):
                 changes = [value for flag, value in pairwise(words) if flag == "--set"]
                 load_scenario(ROOT / words[2], changes)
-
-
-# docs/tutorial.md.
-
-
-@pytest.mark.slow
-def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    page = DOCS / "tutorial.md"
-    for block in blocks(page, "yaml"):
-        (tmp_path / block.name).write_text(block.text)
-    (load,) = blocks(page, "python")
-    exec(load.text, {})
-    shown = [lines_of(block.text) for block in blocks(page, "text")]
-    for line, expected in zip(commands(page), shown, strict=True):
-        with suppress(SystemExit):
-            main(shlex.split(line)[1:])
-        captured = capsys.readouterr()
-        assert captured.err == "", line
-        printed = lines_of(captured.out)
-        start = printed.index(expected[0])
-        assert printed[start : start + len(expected)] == expected, line
-
-
-def lines_of(output):
-    """Whatever the width of the terminal, rules of a table aside."""
-    lines = [" ".join(line.split()) for line in output.splitlines()]
-    return [line for line in lines if line.strip("\u2500 ")]
 
 
 # docs/api.md, docs/formats.md, docs/cli.md.
@@ -201,6 +168,7 @@ def test_every_parameter_of_every_command_has_help(app):
             continue
         for argument in app[name].assemble_argument_collection(parse_docstring=True):
             assert argument.parameter.help, f"{name} {argument.name}"
+            assert ("--out" in argument.names) == ("-o" in argument.names), name
 
 
 # docs/sweeps.md.

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from pdsim.calibration.case import find_cases
 from pdsim.scenario.build import build
-from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.loading import load_cost, load_scenario
+from pdsim.scenario.outside import foreign_setup
+from pdsim.scenario.yaml_file import read_yaml
 from pdsim.sweeps.design import designed_points
 from pdsim.sweeps.sweep_file import load_sweep
+from pdsim.system.catalog import names
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-SCENARIOS = [*FOLDER.glob("*/scenario.yaml"), *FOLDER.glob("demo/*.yaml")]
+SCENARIOS = list(FOLDER.glob("*/scenario.yaml"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: str(path.relative_to(FOLDER)))
@@ -18,13 +22,32 @@ def test_a_scenario_can_be_built(path):
     assert build(load_scenario(path)).requests
 
 
-def test_the_arms_of_the_demo_differ_in_the_decode_radix_cache():
-    off, on = (load_scenario(FOLDER / "demo" / f"radix-{arm}.yaml").model_dump() for arm in ("off", "on"))
-    assert (off["decode"].pop("radix_cache"), on["decode"].pop("radix_cache")) == (False, True)
-    assert {key for key in off if off[key] != on[key]} == {"name", "description"}
+def test_the_points_of_the_demo_split_the_same_gpus():
+    points = designed_points(load_sweep(FOLDER / "demo" / "split.yaml"))
+    assert {point["prefill.instances"] + point["decode.instances"] for point in points} == {6}
 
 
 def test_the_sweep_of_the_whole_trace_has_96_points():
     points = designed_points(load_sweep(FOLDER / "sweep-mooncake" / "sweep.yaml"))
     assert len(points) == 96
     assert {point["prefill.instances"] + point["decode.instances"] for point in points} == {8}
+
+
+PROFILES = [path for path in sorted(FOLDER.glob("*/*.yaml")) if "provenance" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_profile_says_what_it_was_measured_on(path):
+    measured = load_cost(path).measured
+    if "stated" in read_yaml(path)["provenance"]:  # rates of kernels of many sources, of no one setup
+        assert measured is None
+    else:
+        assert measured.on.model in names("models")
+        assert measured.prefill_new_tokens
+
+
+@pytest.mark.parametrize("case", find_cases((), FOLDER), ids=lambda case: case.name)
+def test_a_fitted_arm_has_the_setup_of_its_profile(case):
+    for arm in case.arms:
+        if arm.fitted:
+            assert foreign_setup(case.scenario(arm, case.seeds[0])) == []

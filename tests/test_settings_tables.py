@@ -13,7 +13,7 @@ from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import KINDS as FAULTS
-from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.measured import MeasuredSettings, Setup
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
 from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
 from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
@@ -33,7 +33,7 @@ BY_FIELD = {"Top level": Scenario} | {
     if isinstance(hint, type) and issubclass(hint, Section)
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.interval": CostInterval}
+BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.measured.on": Setup, "cost.interval": CostInterval}
 BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
 
 BY_USE = {

@@ -40,7 +40,7 @@ def main() -> None:
         skip=("output_throughput", "duration"),
     )
     command = "python experiments/decode-radix-b200/fit.py"
-    profile = fitted_profile("qwen3-32b-b200-tp2", case, baseline, fit, cost(fit.values), command)
+    profile = fitted_profile("qwen3-32b-b200-tp2", case, baseline, fit, cost(fit.values), command, run=simulate)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
 

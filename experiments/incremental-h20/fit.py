@@ -31,7 +31,7 @@ def main() -> None:
     arm = next(arm for arm in case.arms if arm.fitted)
     fit = fit_arm(case, arm, START, settings, lambda scenario: simulate(scenario).summary(), skip=LEFT_OUT)
     command = "python experiments/incremental-h20/fit.py"
-    profile = fitted_profile("minimax-m2.5-h20-tp4", case, arm, fit, cost(fit.values), command)
+    profile = fitted_profile("minimax-m2.5-h20-tp4", case, arm, fit, cost(fit.values), command, run=simulate)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
     print(f"for scenario.yaml: decode.pool_tokens {round(fit.values['pool_tokens'])}")

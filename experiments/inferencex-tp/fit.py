@@ -35,7 +35,7 @@ def fit(case: Case, arm: Arm) -> None:
     gpu = arm.name.split("-")[0]
     found = fit_arm(case, arm, START[gpu], settings, lambda scenario: simulate(scenario).summary())
     command = "python experiments/inferencex-tp/fit.py"
-    profile = fitted_profile(f"deepseek-r1-{gpu}", case, arm, found, cost(found.values), command)
+    profile = fitted_profile(f"deepseek-r1-{gpu}", case, arm, found, cost(found.values), command, run=simulate)
     write_yaml(profile, HERE / PROFILES[gpu])
     print(to_yaml(profile))
     if "latency_in_ms" in found.values:

@@ -17,7 +17,9 @@ SUBMISSION_MS, TAIL_MS = 838.0, 167.0
 def sent_bytes(num_tokens: int) -> int:
     """KV and state of one prompt on one rank."""
     scenario = load_scenario(HERE / "scenario.yaml", ["cost=roofline"])
-    wire = build(scenario).wire
+    interconnect = build(scenario).interconnect
+    assert interconnect is not None
+    wire = interconnect.wire
     return wire.page_bytes * -(-num_tokens // scenario.page_size) + wire.state_bytes
 
 
@@ -33,6 +35,10 @@ cost:
   prefill_base: {base_ms:.2f} ms
   prefill_per_token: {per_token_us:.3f} us
   decode_base: 20 ms
+  measured:
+    on: {{model: qwen3.5-397b-a17b, weight_dtype: fp8, kv_dtype: fp8, tp: [8, 8]}}
+    prefill_new_tokens: [3500, 16000]
+    outside: extend
 provenance:
   fitted_on: "TTFT of 3,500 and 16,000 tokens at concurrency 1, asynchronous sending off; submission at 838 ms"
   not_fitted: "decode_base: nothing is decoded here"

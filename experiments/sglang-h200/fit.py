@@ -18,6 +18,7 @@ from rows import HERE, Floats, Forwards, Steps, forwards, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.gpu_clock import GpuClock
+from pdsim.scenario.measured import Setup
 from pdsim.scenario.yaml_file import write_yaml
 
 DATE = "2026-11-21"
@@ -191,6 +192,19 @@ def cost(prefill: Prefill, wave_tokens: int, decode: Decode, host: constants.Hos
     }
 
 
+def measured_on(model: str, tp: tuple[int, int], prefill: Forwards, decode: Steps) -> dict[str, object]:
+    """The setup of the fitted rows, and their sizes; the lines go on outside."""
+    setup = Setup(model=model, weight_dtype="bf16", kv_dtype="bf16", device="h200", tp=tp)
+    sizes = {
+        "prefill_new_tokens": prefill.num_tokens,
+        "prefill_context_tokens": prefill.num_context_tokens,
+        "decode_batch": decode.batch,
+        "decode_context_tokens": decode.kv_tokens,
+    }
+    ranges = {name: [int(values.min()), int(values.max())] for name, values in sizes.items()}
+    return {"on": setup.model_dump(mode="json"), **ranges, "outside": "extend"}
+
+
 def write_profile(name: str, model: str, cost_of: Mapping[str, object], prefill: object, decode: object) -> None:
     provenance = {
         "model": model,
@@ -261,8 +275,16 @@ def main() -> None:
         "profile-tp2to1": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode, hosts["tp2"]), of_tp2, steps_8b),
         "profile-32b": ("qwen3-32b", cost(prefill_32b, wave_32b, decode_32b, hosts["32b"]), of_32b, steps_32b),
     }
+    fitted_on = {
+        "profile": ((1, 1), pre_8b, dec_8b),
+        "profile-tp2": ((2, 2), pre_tp2, dec_tp2),
+        "profile-tp2to1": ((2, 1), pre_tp2, dec_8b),
+        "profile-32b": ((1, 1), pre_32b, dec_32b),
+    }
     for name, (model, cost_of, prefill_rows, decode_rows) in made.items():
-        write_profile(name, model, cost_of, prefill_rows, decode_rows)
+        tp, prefills, decodes = fitted_on[name]
+        measured = measured_on(model, tp, forwards(*prefills), steps(*decodes))
+        write_profile(name, model, {**cost_of, "measured": measured}, prefill_rows, decode_rows)
     constants.report()
 
 

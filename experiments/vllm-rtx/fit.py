@@ -38,7 +38,7 @@ def main() -> None:
     arm = next(arm for arm in case.arms if arm.fitted)
     fit = fit_arm(case, arm, START, settings, lambda scenario: simulate(scenario).summary(), skip=LEFT_OUT)
     command = "python experiments/vllm-rtx/fit.py"
-    profile = fitted_profile("llama-3.1-8b-rtx-pro-6000", case, arm, fit, cost(fit.values), command)
+    profile = fitted_profile("llama-3.1-8b-rtx-pro-6000", case, arm, fit, cost(fit.values), command, run=simulate)
     write_yaml(profile, HERE / "profile.yaml")
     print(to_yaml(profile))
     two_gpus = {role: {**cost(fit.values), **reduce} for role, reduce in REDUCE.items()}
@@ -46,7 +46,7 @@ def main() -> None:
     write_yaml(
         {
             "name": "qwen3-32b-rtx-pro-6000-tp2",
-            "cost": two_gpus,
+            "cost": {**two_gpus, "measured": profile["cost"]["measured"]},
             "provenance": {**profile["provenance"], "all_reduce, link_efficiency": source},
         },
         HERE / "profile-tp2.yaml",

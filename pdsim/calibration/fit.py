@@ -9,6 +9,10 @@ from typing import Any
 
 from pdsim.calibration.case import Arm, Case
 from pdsim.calibration.compare import Simulate, simulated_metrics
+from pdsim.scenario.measured import reached
+from pdsim.scenario.outside import setup_of
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import to_yaml
 
 DEFAULT_WITHIN = 0.1
 
@@ -56,11 +60,20 @@ def fit_arm(
     )
 
 
-def fitted_profile(name: str, case: Case, arm: Arm, fit: Fit, cost: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """A profile file's content: the cost settings, and where they come from."""
+def fitted_profile(
+    name: str, case: Case, arm: Arm, fit: Fit, cost: Mapping[str, Any], command: str, *, run: Callable[[Scenario], Any]
+) -> dict[str, Any]:
+    """A profile file's content: the cost settings, what they were fitted on, and where they come from.
+
+    run: simulates, the driver's part. Sizes of its steps stand for those of the measured run, which tells means alone.
+    """
+    scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
+    sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)
+    ranges = {name: list(extremes) for name, extremes in sizes.items()}
+    measured = {"on": setup_of(scenarios[0]).model_dump(mode="json"), **ranges, "outside": "extend"}
     return {
         "name": name,
-        "cost": dict(cost),
+        "cost": {**cost, "measured": measured},
         "provenance": {
             "fitted_on": f"{case.name}, arm {arm.name}: {', '.join(fit.metrics)}",
             "seeds": list(case.seeds),

@@ -63,7 +63,7 @@ def _rows(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as broken:
         raise ConfigError(f"{path}: not JSON: {broken}") from None
     try:

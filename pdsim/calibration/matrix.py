@@ -23,12 +23,9 @@ from pdsim.scenario.profile import read_profile
 from pdsim.scenario.quantity import DURATION
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
-from pdsim.system.model import KvDtype
+from pdsim.system.model import KV_DTYPES
 
 MATRIX = "matrix.yaml"
-
-_KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
-"""By the dtype of a real run."""
 
 _NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults", "prefill", "decode", "aggregated")
 """Sections that a real run and its simulation share."""
@@ -112,7 +109,7 @@ class Matrix:
                 )
 
     def _real_changes(self, variant: Variant) -> tuple[str, ...]:
-        return (*variant.changes, f"model.kv_dtype={_KV_DTYPES[self.real.dtype]}")
+        return (*variant.changes, f"model.kv_dtype={KV_DTYPES[self.real.dtype]}")
 
 
 def is_matrix(name: str, experiments: Path) -> bool:
@@ -150,7 +147,7 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 def _real(data: Any, where: str) -> Real:
     _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
-    for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(_KV_DTYPES))):
+    for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(KV_DTYPES))):
         if name in data and data[name] not in known:
             found = data[name]
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")

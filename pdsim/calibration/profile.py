@@ -15,8 +15,10 @@ from pdsim.calibration.forms import Form
 from pdsim.calibration.regression import Fitted, fit
 from pdsim.calibration.rows import STAGING, Measurements, Rows
 from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.measured import Setup
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_transport, names
+from pdsim.system.model import KV_DTYPES
 
 TABLE_ABOVE = 0.05
 """Mean held-out error from which on a table is tried instead of straight lines."""
@@ -104,7 +106,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
         "host": {**_times(host.loop_ns(made.host_ns)), **({"slowdown": host_slowdown} if host_slowdown != 1 else {})},
         "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
         "graphs": _graphs(made.fits["decode"]),
-        "measured": _ranges(made.fits),
+        "measured": {**_setup(made), **_ranges(made.fits)},
     }
     sections: dict[str, dict[str, Any]] = {
         "cost": cost,
@@ -234,6 +236,22 @@ def _staging(made: Calibration) -> dict[str, Any]:
             told[f"{kind}_host"] = _time(round(of.values["base"] + submitting))
             told[f"{kind}_efficiency"] = round(min(1.0, 2 / of.values["per_byte"] / memory_bytes_per_ns), 3)
     return told
+
+
+def _setup(made: Calibration) -> dict[str, Any]:
+    """Empty where rows of forwards are of several models, or do not tell theirs."""
+    told = made.measurements.forwards
+    if len(told["model"]) != 1:
+        return {}
+    kv_dtype = KV_DTYPES.get(told["dtype"][0]) if len(told["dtype"]) == 1 else None
+    setup = Setup(
+        model=told["model"][0],
+        weight_dtype=None if kv_dtype == "fp32" else kv_dtype,
+        kv_dtype=kv_dtype,
+        device=made.gpu or ", ".join(told["device"]),
+        tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
+    )
+    return {"on": setup.model_dump(mode="json", exclude_none=True)}
 
 
 def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:

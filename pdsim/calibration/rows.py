@@ -7,7 +7,7 @@ Besides rows with a `kind`, those of `pdkernels.bench` (a column `kernel`) and o
 import csv
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -95,6 +95,8 @@ class Measurements:
     """Of each file, distinct values joined by commas."""
     notes: tuple[str, ...] = ()
     """What is left out of them."""
+    forwards: Mapping[str, list[str]] = field(default_factory=dict)
+    """Distinct devices, models and dtypes of rows of forwards: others may be of the host beside them."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
@@ -126,6 +128,7 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     found: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, int], list[dict[str, float]]] = {}
     provenance = []
+    forwards: list[Mapping[str, str]] = []
     for path in paths:
         lines = _lines(path)
         provenance.append(_provenance(path, lines))
@@ -137,12 +140,20 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
                 single = found.setdefault(key, [])
                 is_round = kind in FORWARDS and line.get("repeats")
                 (rounds.setdefault(key, []) if is_round else single).append(_values(kind, line, where))
+                if kind in FORWARDS:
+                    forwards.append(line)
     for key, in_rounds in rounds.items():
         found[key] += _shapes(in_rounds)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
     rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
-    return Measurements(tuple(rows), tuple(provenance))
+    told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",)}
+    setups = {name: _distinct(forwards, columns) for name, columns in told.items()}
+    return Measurements(tuple(rows), tuple(provenance), forwards=setups)
+
+
+def _distinct(lines: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(value for line in lines for column in columns if (value := line.get(column))))
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
@@ -175,7 +186,7 @@ def _parquet_lines(path: Path) -> list[dict[str, str]]:
 
 
 def _csv_lines(path: Path) -> list[dict[str, str]]:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="", encoding="utf-8-sig") as file:
         return list(csv.DictReader(file))
 
 
@@ -191,7 +202,7 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
         )
 
     def distinct(column: str) -> str:
-        return ", ".join(dict.fromkeys(value for line in lines if (value := line.get(column))))
+        return ", ".join(_distinct(lines, [column]))
 
     known = {name: distinct(name) for name in PROVENANCE if name not in DEVICE}
     told = {"device": distinct(device), **known, **{name: distinct(name) for name in REQUIRED_PROVENANCE}}

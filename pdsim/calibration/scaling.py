@@ -25,8 +25,9 @@ from pdsim.calibration.operators import Operator, Ratio, time_ratios
 from pdsim.cost.affine import Affine
 from pdsim.cost.roofline import Roofline
 from pdsim.cost.table import Table
-from pdsim.scenario.component import describe_component
+from pdsim.scenario.component import component_name, describe_component
 from pdsim.scenario.loading import load_cost
+from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
@@ -41,7 +42,7 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_context_token_ns": "kv",
 }
 """What each coefficient of an affine prefill goes with; the others stay."""
-_KEPT = ("host", "rest", "graphs", "measured")
+_KEPT = ("host", "rest", "graphs")
 """Of a profile's cost, beside the two roles."""
 _DIGITS = 4
 
@@ -91,9 +92,18 @@ class Scaling:
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _told(prefill), "decode": _told(self._decode(cost.decode, ratio, token_ns))}
 
+    def measured(self, of: MeasuredSettings) -> dict[str, Any]:
+        """What the derived profile is of, and what it is scaled from."""
+        told = of.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        if of.on is None:
+            return told
+        target = {"device": self.target.name, "weight_dtype": self.weight_dtypes[1]}
+        source = f"{self.source.name} with {self.weight_dtypes[0]} weights"
+        return {**told, "on": {**told["on"], **target}, "scaled_from": source}
+
     def _decode(self, of: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
         if isinstance(of, Table) or not isinstance(of, Affine):
-            raise ConfigError(f"decode of the profile is {_name(of)}: only that of affine profiles is scaled")
+            raise ConfigError(f"decode of the profile is {component_name(of)}: only that of affine profiles is scaled")
         weights_ns = min(self.weights_ns, of.decode_base_ns)
         return replace(
             of,
@@ -108,7 +118,7 @@ class Scaling:
 def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
     """And its matrix products of one token."""
     if not isinstance(of, Affine):
-        raise ConfigError(f"prefill of the profile is {_name(of)}: only affine profiles and tables are scaled")
+        raise ConfigError(f"prefill of the profile is {component_name(of)}: only affine profiles and tables are scaled")
     lines = {name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()}
     if isinstance(of, Table) and of.prefill_ns and len(of.prefill_ns) > 1:
         sizes = sorted(of.prefill_ns)
@@ -131,6 +141,7 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
         "cost": {
             **best,
             **{key: profile["cost"][key] for key in _KEPT if key in profile["cost"]},
+            **({"measured": scaling.measured(cost.measured)} if cost.measured is not None else {}),
             **({"interval": {"low": low, "high": high}} if low != high else {}),
         },
         **({"network": network} if network else {}),
@@ -161,11 +172,6 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
     files = provenance.get("measured") or []
     named = [provenance.get("model"), *(file.get("model") for file in files if isinstance(file, dict))]
     return next((str(name) for name in named if name), None)
-
-
-def _name(of: Any) -> str:
-    described = describe_component(of)
-    return described if isinstance(described, str) else str(described["use"])
 
 
 def _told(of: Affine) -> dict[str, Any]:

@@ -2,21 +2,14 @@
 
 from collections.abc import Sequence
 
-from cyclopts import App
-
-from pdsim import __version__
 from pdsim.cli.asking import ask
-from pdsim.cli.command import run_app
+from pdsim.cli.command import program, run_app
 from pdsim.cli.measurements import calibrate, scale, validate
 from pdsim.cli.runs import compare, explain, export, replay, report, run
 from pdsim.cli.scenarios import catalog, schema, sglang
 from pdsim.cli.sweeping import sweep
 
-app = App(
-    name="pdsim",
-    help="Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.",
-    version=__version__,
-)
+app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
 for command in (
     ask,
     run,

@@ -10,20 +10,24 @@ from pdsim.questions.asked import NUM_SEEDS, Asked
 
 
 def ask(
-    name: Annotated[str | None, Parameter(help="The question; without one, all are listed.")] = None,
+    name: Annotated[str | None, Parameter(help="The question; without one, all are listed, with an example.")] = None,
     /,
     *,
     asked: Annotated[Asked, Parameter(name="*", help="The load, the GPUs, what is good enough.")] = Asked(),  # noqa: B008  it is frozen
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
-    out: Annotated[Path | None, Parameter(help="Write answer.md, answer.json, answer.png and the sweep here.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and the sweep here."),
+    ] = None,
     notebook: Annotated[
         Path | None, Parameter(help="Write a notebook that asks this, .ipynb or .py, and do not answer here.")
     ] = None,
     json_: Json = False,
 ) -> None:
     """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
+    from pdsim.cli.answer_table import print_answer, print_questions
     from pdsim.questions.catalog import NAMES, question
     from pdsim.scenario.yaml_file import ConfigError
 
@@ -35,7 +39,7 @@ def ask(
         if json_:
             print_json(asks)
         else:
-            print("\n".join(f"{name:22}{what}" for name, what in asks.items()))
+            print_questions(asks)
     elif notebook is not None:
         from pdsim.questions.notebook import write_notebook
 
@@ -53,8 +57,6 @@ def ask(
         if json_:
             print_json(made.to_json())
         else:
-            from pdsim.cli.answer_table import print_answer
-
             print_answer(made)
             if out is not None:
                 print(f"answer.md, answer.json and answer.png: {out}")

@@ -2,16 +2,22 @@
 
 import json
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
+from pdsim import __version__
 from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
+from pdsim.scenario.extent import limited
+from pdsim.scenario.trust import imports
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.workload.trace_file import InputWarning
 
 Set = Annotated[
     list[str] | None, Parameter(name="--set", negative=(), help="Change a field: path=value. May be given again.")
@@ -19,23 +25,86 @@ Set = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
 Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
 Tornado = Annotated[
-    bool, Parameter(negative=(), help="Simulate again with 10 % more of each resource, and say what that changes.")
+    bool,
+    Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
-Out = Annotated[Path | None, Parameter(help="Write the run folder here.")]
+Out = Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write the run folder here.")]
+Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]
+
+
+def program(name: str, purpose: str) -> App:
+    """An app whose commands all have the options of reading strangers' files."""
+    app = App(name=name, help=purpose, version=__version__)
+
+    @app.meta.default
+    def launch(
+        *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        trust: Annotated[
+            bool,
+            Parameter(
+                negative=(),
+                env_var="PDSIM_TRUST",
+                help="Import the modules that files name (module:Class), which runs their code.",
+            ),
+        ] = False,
+        yes: Annotated[bool, Parameter(negative=(), help="Begin, even if it does not fit this machine.")] = False,
+    ) -> None:
+        with imports(allowed=trust), _working_folder_searched(trust), limited(not yes), _warnings_told(name):
+            app(words, exit_on_error=False, print_error=False)
+
+    return app
 
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Mistakes are told in one message, with exit code 2."""
     known: tuple[type[Exception], ...] = (CycloptsError, ConfigError, RunFolderError, PolicyError, *mistakes)
-    sys.path.insert(0, "")  # policies may lie in the folder that one works in
     try:
-        app(arguments, exit_on_error=False, print_error=False)
+        app.meta(arguments, exit_on_error=False, print_error=False)
     except known as wrong:
-        print(f"{app.name[0]}: {wrong}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _fail(app, str(wrong))
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
+    except OSError as wrong:  # of a file or folder that cannot be read or written
+        if wrong.filename is None:
+            raise
+        _fail(app, f"{wrong.filename}: {wrong.strerror}")
+
+
+@contextmanager
+def _warnings_told(name: str) -> Iterator[None]:
+    """Ours as messages, each once."""
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        show: Any = warnings.showwarning
+
+        def tell(message: Any, category: Any, *where: Any) -> None:
+            if not issubclass(category, InputWarning):
+                show(message, category, *where)
+            elif str(message) not in told:
+                told.add(str(message))
+                print(f"{name}: warning: {message}", file=sys.stderr)
+
+        warnings.simplefilter("always", InputWarning)
+        warnings.showwarning = tell  # type: ignore[assignment]
+        yield
+
+
+def _fail(app: App, message: str) -> NoReturn:
+    print(f"{app.name[0]}: {message}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+@contextmanager
+def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
+    """Policies may lie in the folder that one works in."""
+    if is_wanted:
+        sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        if is_wanted:
+            sys.path.remove("")
 
 
 def changes_of(changes: list[str] | None, seed: int | None) -> tuple[str, ...]:
@@ -46,10 +115,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def warn_outside_measured(finished: FinishedRun) -> None:
-    """Of steps beyond the rows that the profile was fitted to: once for each field."""
-    for message in finished.summary.get("pdsim", {}).get("outside_measured", ()):
-        print(f"pdsim: {finished.name}: warning: {message}", file=sys.stderr)
+def print_warnings(finished: FinishedRun) -> None:
+    """What of a run was not measured: a line above its tables, for they look alike."""
+    for message in finished.warnings:
+        print(f"warning: {finished.name}: {message}")
 
 
 def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:

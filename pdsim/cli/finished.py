@@ -1,13 +1,12 @@
 """A run that has ended, simulated or real, and the folder that it leaves."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
 from pdsim.cli.progress import saying
 from pdsim.garbage import garbage_kept
-from pdsim.metrics.limits import Limit, limiting_resource
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, write_records
 from pdsim.metrics.timeline import write_timeline
@@ -28,14 +27,9 @@ class FinishedRun:
         """A run of ours: another tool's result is a summary and no more."""
         return "pdsim" in self.summary
 
-    def limit(self) -> Limit:
-        return limiting_resource(self.records, self.summary.get("max_concurrency"))
-
-    def limit_json(self) -> dict[str, str] | None:
-        if not self.is_observed:
-            return None
-        limit = self.limit()
-        return {**asdict(limit), "relief": limit.relief}
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.summary.get("pdsim", {}).get("warnings", ()))
 
 
 def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:

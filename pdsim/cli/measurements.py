@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, print_json
+from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -46,6 +47,7 @@ def calibrate(
         raise ConfigError("calibrate needs files of rows")
     if not host_slowdown > 0:
         raise ConfigError(f"--host-slowdown: expected a factor above 0, found {host_slowdown}")
+    require_out(out, is_file=True)
     measurements, bound = read_rows(rows).of_ranks(prefill_tp, decode_tp), percent(table_above, "--table-above")
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu, table_above=bound)
@@ -96,6 +98,7 @@ def scale(
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 
+    require_out(out, is_file=True)
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")

@@ -1,15 +1,19 @@
 """From paths to the page that reports on them."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pdsim.calibration.imported import read_results
 from pdsim.cli.runner import obtain_runs, obtain_sensitivities
 from pdsim.metrics.run_folder import SCENARIO
+from pdsim.metrics.summary_rows import counted
 from pdsim.report.page import Page
 from pdsim.report.run_page import ReportedRun, run_page
 from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.build import resolve
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import is_sweep_folder, read_sweep
@@ -28,7 +32,11 @@ def make_page(
         raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
     if measured:
         raise ConfigError(f"--measured {measured[0]}: belongs to a run, and {sweeps[0]} is a sweep")
-    return sweep_page(read_sweep(sweeps[0]))
+    result = read_sweep(sweeps[0])
+    if result.num_damaged:
+        left_out = f"damaged runs: {result.num_damaged}; their points are left out, until the sweep is started again"
+        print(f"pdsim: {sweeps[0]}: {left_out}", file=sys.stderr)
+    return sweep_page(result)
 
 
 def _reported(
@@ -38,25 +46,27 @@ def _reported(
     runs = obtain_runs(paths, changes, None, quiet=quiet)
     if len(summaries) > len(runs):
         raise ConfigError(
-            f"--measured: {len(summaries)} results for {len(runs)} runs; give one for each, in their order"
+            f"--measured: {counted(len(summaries), 'result')} for {counted(len(runs), 'run')}; "
+            "give one for each, in their order"
         )
     summaries += [{}] * (len(runs) - len(summaries))
-    gpus = [_num_gpus(path, changes) for path in paths]
-    if len(gpus) != len(runs):  # a file with the results of several runs
-        gpus = [None] * len(runs)
+    scenarios = [_scenario(path, changes) for path in paths]
+    if len(scenarios) != len(runs):  # a file with the results of several runs
+        scenarios = [None] * len(runs)
     found: Sequence[Sensitivity] = ()
     if with_tornado:
         if len(runs) > 1:
             raise ConfigError("--tornado is of one run: report it alone")
         found = obtain_sensitivities(paths[0], changes, quiet=quiet)
     return [
-        ReportedRun(run.name, run.summary, run.records, num, found, of)
-        for run, num, of in zip(runs, gpus, summaries, strict=True)
+        ReportedRun(run.name, run.summary, run.records, scenario, found, measured_summary)
+        for run, scenario, measured_summary in zip(runs, scenarios, summaries, strict=True)
     ]
 
 
-def _num_gpus(path: Path, changes: Sequence[str]) -> int | None:
+def _scenario(path: Path, changes: Sequence[str]) -> Scenario | None:
+    """Resolved; None of what has none."""
     if path.is_dir():
         kept = path / SCENARIO
-        return load_scenario(kept).num_gpus if kept.is_file() else None
-    return None if path.suffix in (".json", ".jsonl") else load_scenario(path, changes).num_gpus
+        return resolve(load_scenario(kept)) if kept.is_file() else None
+    return None if path.suffix in (".json", ".jsonl") else resolve(load_scenario(path, changes))

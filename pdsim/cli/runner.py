@@ -10,13 +10,22 @@ from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import SCENARIO, journal_writer, read_records, read_summary
+from pdsim.metrics.run_folder import (
+    SCENARIO,
+    journal_writer,
+    read_records,
+    read_summary,
+    require_out,
+    require_out_of_run,
+)
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.outside import foreign_setup
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
+from pdsim.system.catalog import names
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 """What is told of a run between the ends of its cost."""
@@ -26,9 +35,11 @@ _RESULTS = (".json", ".jsonl")
 
 @garbage_kept()
 def run_scenario(
-    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False
+    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False, force: bool = False
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels."""
+    if out is not None:
+        require_out_of_run(out, force=force)
     loaded = load_scenario(path, changes)
     cluster = build(loaded)
     scenario = cluster.scenario
@@ -45,7 +56,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.cost.interval is not None and not interrupted:
+    if loaded.cost.interval is not None and not interrupted and not foreign_setup(scenario):
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
@@ -64,8 +75,11 @@ def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) ->
     return {metric: [min(found), max(found)] for metric, found in values.items()}
 
 
-def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool) -> list[FinishedRun]:
+def obtain_runs(
+    paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
+) -> list[FinishedRun]:
     """Folders and other tools' results are read, scenario files simulated."""
+    folders = {} if out is None else _folders(paths, changes, out, force=force)
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
@@ -75,15 +89,41 @@ def obtain_runs(paths: Sequence[Path], changes: Sequence[str], out: Path | None,
             results = read_results(path)
             found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
         else:
-            folder = None if out is None else out / load_scenario(path, changes).name
-            found = [run_scenario(path, changes, folder, quiet=quiet, levels=True)]
+            found = [run_scenario(path, changes, folders.get(path), quiet=quiet, levels=True, force=force)]
         for run in found:
             if any(run.name == other.name for other in runs):
                 run.name = f"{run.name} ({path})"
             runs.append(run)
         if runs[-1].interrupted:
             break
+    for run in runs[1:]:
+        _warn_of_other_machine(run, runs[0])
     return runs
+
+
+def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
+    """Where each scenario file's run is kept: checked before the first of them is simulated."""
+    folders: dict[Path, Path] = {}
+    require_out(out)
+    for path in paths:
+        if path.is_dir() or path.suffix in _RESULTS:
+            continue
+        folder = out / load_scenario(path, changes).name
+        if folder in folders.values():
+            raise ConfigError(f"{path}: its name is {folder.name}, as another's: {folder} has room for one; rename it")
+        require_out_of_run(folder, force=force)
+        folders[path] = folder
+    return folders
+
+
+def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
+    """In the run's summary, where one ran on a CPU or has its times, and the other has a GPU's."""
+    devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
+    on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
+    if all(devices) and len(on_gpus) > 1:
+        told = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
+        why = f"different machines: {told}: the difference is theirs, and no error of a simulation"
+        run.summary["pdsim"]["warnings"] = [*run.warnings, why]
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:

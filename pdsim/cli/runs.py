@@ -3,11 +3,12 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from pdsim.cli.command import (
+    Force,
     Json,
     Out,
     Seed,
@@ -16,12 +17,15 @@ from pdsim.cli.command import (
     changes_of,
     fail_if_incomplete,
     print_json,
-    warn_outside_measured,
+    print_warnings,
 )
+from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
 
-def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+def run(
+    scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
+) -> None:
     """Simulate a scenario and print its summary.
 
     Parameters
@@ -32,22 +36,24 @@ def run(scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None,
     """
     from pdsim.cli.runner import run_scenario
 
-    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_)
+    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_, force=force)
     if json_:
         print_json(finished.summary)
     else:
         from pdsim.cli.tables import print_intervals, print_stages, print_summaries
 
+        print_warnings(finished)
         print_summaries({finished.name: finished.summary})
         print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    warn_outside_measured(finished)
     fail_if_incomplete(finished)
 
 
-def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, json_: Json = False) -> None:
+def compare(
+    *runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
+) -> None:
     """Show runs side by side, each with its difference from the first.
 
     Parameters
@@ -63,26 +69,26 @@ def compare(*runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, j
 
     if len(runs) < 2:  # noqa: PLR2004
         raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
-    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_)
+    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_, force=force)
     if json_:
-        print_json([{"run": run.name, "limit": run.limit_json(), **run.summary} for run in finished])
+        print_json([{"run": run.name, **run.summary} for run in finished])
     else:
-        from pdsim.cli.tables import print_intervals, print_limits, print_stages, print_summaries, print_usage
+        from pdsim.cli.tables import print_intervals, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
+        for run in finished:
+            print_warnings(run)
         print_summaries({run.name: run.summary for run in finished})
         print_intervals({run.name: run.summary for run in finished})
         if observed:
             print_stages(records)
             print_usage(records)
-            print_limits({run.name: run.limit() for run in observed})
     if out is not None:
         write_comparison(out / "compare.png", finished, quiet=json_)
         if not json_:
             print(f"run folders and compare.png: {out}")
     for one in finished:
-        warn_outside_measured(one)
         fail_if_incomplete(one)
 
 
@@ -95,7 +101,7 @@ def explain(
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Say where the time of a run went, and what limits it.
+    """Say where the time of a run went and, with --tornado, what limits it.
 
     Parameters
     ----------
@@ -106,10 +112,11 @@ def explain(
     from dataclasses import asdict
 
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.cli.tables import print_limits, print_path, print_request, print_sensitivities, print_stages, print_usage
+    from pdsim.cli.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
     from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
     from pdsim.metrics.explain import stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
+    from pdsim.sim.sensitivity import limits
 
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:
@@ -131,15 +138,19 @@ def explain(
     if json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        made = {"limit": finished.limit_json(), "stages": stages, "path_ms": path_ms, "instances": instances}
-        print_json(made | ({"sensitivities": [asdict(one) for one in found]} if tornado else {}))
+        made: dict[str, Any] = {"stages": stages, "path_ms": path_ms, "instances": instances}
+        if tornado:
+            made["limits"] = [limit._asdict() for limit in limits(found)]
+            made["sensitivities"] = [asdict(one) for one in found]
+        print_json(made)
     else:
         print_stages({finished.name: finished.records})
         print_path("what requests wait for, in the mean", path_ms)
         print_usage({finished.name: finished.records})
         if tornado:
             print_sensitivities(found)
-        print_limits({finished.name: finished.limit()})
+        else:
+            print(f"what limits it: pdsim explain {run} --tornado")
 
 
 def report(
@@ -169,6 +180,7 @@ def report(
 
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
+    require_out(out, is_file=True)
     page = make_page(paths, measured or (), changes_of(set_, seed), with_tornado=tornado, quiet=json_)
     html = render(page)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -191,6 +203,7 @@ def replay(run: Path, *, json_: Json = False) -> None:
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
+    from pdsim.metrics.summary_rows import counted
     from pdsim.scenario.build import resolve, restarted, state_machines
     from pdsim.scenario.loading import load_scenario
 
@@ -207,7 +220,7 @@ def replay(run: Path, *, json_: Json = False) -> None:
     if json_:
         print_json({"run": str(run), "identical": True, "calls": count})
     else:
-        print(f"{run}: {count} calls replayed, all decisions identical")
+        print(f"{run}: {counted(count, 'call')} replayed, all decisions identical")
 
 
 def export(
@@ -237,6 +250,7 @@ def export(
 
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
+    require_out(out, is_file=True)
     changes = changes_of(set_, seed)
     scenario = scenario_of(run, changes)
     (finished,) = obtain_runs((run,), changes, None, quiet=False)

@@ -2,10 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
+from rich.console import Console
 from rich.table import Table
 
-from pdsim.cli.tables import new_console, new_table
+from pdsim.cli.tables import new_console, new_table, print_first_that_fits
+from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.quantity import DURATION
 from pdsim.sweeps.interval import Estimate
 from pdsim.sweeps.plan import shown
@@ -14,48 +18,74 @@ from pdsim.sweeps.sweep_file import SloSettings
 
 _MOST = 10
 """Points of one table; the folder has all."""
+_POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
+"""Columns that are left out where there is no room, the last one first."""
 
 
 def print_sweep(result: SweepResult) -> None:
     console = new_console()
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False)
     for name, slo in result.slos.items():
         best = result.best(name)
         num_met = sum(point.meets(name, slo) for point in best)
-        title = f"{name}: {_limits(slo)}; {num_met} of {len(result.points)} points meet it"
-        console.print(_table(title, best, name, slo))
+        title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
+        _print(console, title, best, name, slo)
     if not result.slos:
-        console.print(_table(f"{len(result.points)} points", [point for point in result.points if not point.error]))
+        _print(console, counted(len(result.points), "point"), [point for point in result.points if not point.error])
     for reason, count in _failures(result.points).most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
-    runs = f"{result.num_computed} runs computed, {result.num_kept} kept from before"
+    runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
+    if result.num_damaged:
+        runs += f", {result.num_damaged} damaged and computed again"
     console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
 
 
-def _table(title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None) -> Table:
+def _print(
+    console: Console, title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None
+) -> None:
+    """Fewer columns where there is no room for all."""
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
     more = f", {_MOST} of them shown" if num_more > 0 else ""
-    table = new_table(title + more, "point", *(field.replace(".", ".\n") for field in fields), "GPUs")
-    metrics = ["requests/s\nper GPU", "TTFT p99\nms", "TPOT p99\nms"]
-    for column in [*(["goodput/s\nper GPU", "attained"] if slo else []), *metrics]:
-        table.add_column(column, justify="right", vertical="bottom")
-    table.add_column("", vertical="bottom")
-    for point in points:
-        cells = [str(point.number), *(shown(point.changes[f]) if f in point.changes else "" for f in fields)]
-        cells.append(str(point.num_gpus))
-        if slo:
-            cells += [_number(point.goodput_per_gpu(slo), 3), _percent(point.attainment(slo))]
-        table.add_row(*cells, *_metrics(point), _note(point, slo, wanted))
-    return table
+    percentile = _percentile(wanted)
+
+    def table(*left_out: str) -> Table:
+        made = new_table(title + more)
+        rows = [_cells(point, fields, slo, wanted, percentile) for point in points]
+        columns = [column for column in rows[0] if column not in left_out] if rows else []
+        for column in columns:
+            made.add_column(column, justify="right" if column else "left", vertical="bottom")
+        for row in rows:
+            made.add_row(*(row[column] for column in columns))
+        return made
+
+    print_first_that_fits(console, table, partial(table, _RATE), partial(table, _RATE, _GPUS, _POINT))
 
 
-def _metrics(point: PointResult) -> Iterable[str]:
-    """A saturated system has no latencies: they grow as long as it runs."""
+def _cells(
+    point: PointResult, fields: Iterable[str], slo: str, wanted: SloSettings | None, percentile: str
+) -> dict[str, str]:
+    """By column. A saturated system has no latencies: they grow as long as it runs."""
+    cells = {_POINT: str(point.number)}
+    cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
+    cells[_GPUS] = str(point.num_gpus)
+    if slo:
+        cells["goodput/s\nper GPU"] = _number(point.goodput_per_gpu(slo), 3)
+        cells["attained"] = _percent(point.attainment(slo))
     rate = point.metric("request_throughput")
     half = None if rate.half_width is None else rate.half_width / point.num_gpus
-    yield _number(Estimate(rate.mean / point.num_gpus, half), 3)
-    for name, decimals in (("p99_ttft_ms", 0), ("p99_tpot_ms", 1)):
-        yield "-" if point.is_saturated else _number(point.metric(name), decimals)
+    cells[_RATE] = _number(Estimate(rate.mean / point.num_gpus, half), 3)
+    for name, decimals in (("ttft", 0), ("tpot", 1)):
+        latency = point.metric(f"{percentile}_{name}_ms")
+        cells[f"{name.upper()}\n{percentile}, ms"] = "-" if point.is_saturated else _number(latency, decimals)
+    return {**cells, "": _note(point, slo, wanted)}
+
+
+def _percentile(wanted: SloSettings | None) -> str:
+    """The one that the SLO is of, where summaries have it; else p99."""
+    asked = f"p{100 * wanted.attainment:.4g}" if wanted is not None else ""
+    return asked if asked in STATISTICS else "p99"
 
 
 def _note(point: PointResult, slo: str, wanted: SloSettings | None) -> str:

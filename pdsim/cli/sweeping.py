@@ -12,7 +12,9 @@ from pdsim.cli.command import Json, Set, print_json
 def sweep(
     sweep: Path,
     *,
-    out: Annotated[Path | None, Parameter(help="The folder of the sweep; else runs/NAME.")] = None,
+    out: Annotated[
+        Path | None, Parameter(name=("--out", "-o"), help="The folder of the sweep; else runs/NAME.")
+    ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
     engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
     set_: Set = None,

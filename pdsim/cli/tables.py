@@ -6,8 +6,7 @@ from textwrap import wrap
 from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import Console
 from rich.table import Table
 
 from pdsim.calibration.compare import ArmErrors
@@ -15,11 +14,19 @@ from pdsim.calibration.profile import Calibration
 from pdsim.calibration.scaling import Scaling
 from pdsim.metrics.critical_path import PARTS
 from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
-from pdsim.metrics.limits import Limit
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import SUMMARY_ROWS, Difference, in_unit, percentage, rows_to_show, significant, unit_of
+from pdsim.metrics.summary_rows import (
+    SUMMARY_ROWS,
+    Difference,
+    counted,
+    in_unit,
+    percentage,
+    rows_to_show,
+    significant,
+    unit_of,
+)
 from pdsim.metrics.usage import InstanceUsage, instance_usage
-from pdsim.sim.sensitivity import Sensitivity
+from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
@@ -117,9 +124,9 @@ def print_stages(runs: Mapping[str, RunRecords]) -> None:
 
 
 _STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
-    (True, ("mean", "median", "p99", "share")),
-    (False, ("mean", "median", "p99", "share")),
-    (False, ("mean", "p99", "share")),
+    (True, ("mean", "median", "slowest 1%", "share")),
+    (False, ("mean", "median", "slowest 1%", "share")),
+    (False, ("mean", "slowest 1%", "share")),
     (False, ("mean", "share")),
 )
 """Whether stages are explained, and what is said of each run: from wide to narrow."""
@@ -138,9 +145,9 @@ def _stages(
     for stage, (_, _, meaning) in STAGES.items():
         rows = [times.get(stage) for times in by_run.values()]
         known = [row for row in rows if row is not None]
-        if not any(row.p99_ms for row in known):
+        if not any(row.mean_ms for row in known):
             continue
-        unit = unit_of([row.mean_ms for row in known] + [row.p99_ms for row in known])
+        unit = unit_of([row.mean_ms for row in known] + [row.slowest_ms for row in known])
         line = [stage, unit]
         for row in rows:
             line += ["" if row is None else _stage_cell(row, column, unit) for column in columns]
@@ -149,24 +156,9 @@ def _stages(
 
 
 def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
-    return f"{row.share:.1%}" if column == "share" else in_unit(getattr(row, f"{column}_ms"), unit, 1)
-
-
-def print_limits(limits: Mapping[str, Limit]) -> None:
-    """What limits each run, and the numbers that say so."""
-    console = new_console()
-    for name, limit in limits.items():
-        place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
-        head = f"what limits {name}: {limit.resource}{place}"
-        if limit.resource == "load":
-            head = f"what limits {name}: the load that is sent"
-        console.print(f"[bold]{head}[/bold]", highlight=False)
-        lines: list[RenderableType] = [limit.evidence]
-        if limit.relief:
-            lines.append(f"more of it by: {limit.relief}")
-        for line in lines:
-            console.print(Padding(line, (0, 0, 0, 2)), highlight=False)
-    console.print()
+    if column == "share":
+        return f"{row.share:.1%}"
+    return in_unit(getattr(row, f"{column.removesuffix(' 1%')}_ms"), unit, 1)
 
 
 def print_usage(runs: Mapping[str, RunRecords]) -> None:
@@ -183,7 +175,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
         return made
 
     few = ("busy", "no page", "no slot", "pages used", "link")
-    _print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
+    print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
 
 
 def _usage_cells(use: InstanceUsage) -> dict[str, str]:
@@ -209,11 +201,15 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
-    titles = {"request_throughput": "throughput", "mean_ttft_ms": "TTFT mean", "mean_tpot_ms": "TPOT mean"}
-    table = new_table("with 10 % more of one resource", "resource", *titles.values())
+    """What 10 % more of each resource changes, and what therefore limits each metric."""
+    titles = [title.replace(" ", "\n") for title in MEASURES.values()]
+    table = new_table("with 10 % more of one resource", "resource", *titles)
     for one in found:
-        table.add_row(one.resource, *(percentage(one.changes[name]) for name in titles))
-    new_console().print(table)
+        table.add_row(one.resource, *(percentage(one.changes[name]) for name in MEASURES))
+    console = new_console()
+    console.print(table)
+    for limit in limits(found):
+        console.print(str(limit), highlight=False)
 
 
 def print_request(request: RequestRecord) -> None:
@@ -232,11 +228,11 @@ def print_request(request: RequestRecord) -> None:
         return made
 
     if request.outcome == "finished":
-        _print_first_that_fits(console, lambda: table("what happens"), table)
+        print_first_that_fits(console, lambda: table("what happens"), table)
     prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
     console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
-    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {request.num_retractions} times"
-    retried = f"; retried {request.num_retries} times" if request.num_retries else ""
+    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {counted(request.num_retractions, 'time')}"
+    retried = f"; retried {counted(request.num_retries, 'time')}" if request.num_retries else ""
     console.print(sent + retried, highlight=False)
 
 
@@ -335,7 +331,7 @@ def print_catalog() -> None:
         return made
 
     few = ("total", "active", "layers", "KV bytes\na token", "context")
-    _print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
+    print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
     gpus = new_table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
     for name in names("gpus"):
         g = load_gpu(name)
@@ -357,7 +353,7 @@ def _folded(name: str) -> str:
     return "\n".join(wrap(name, 16))
 
 
-def _print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
+def print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
     for variant in variants:
         table = variant()
         if _fits(console, table):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.late import LateRequests
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send
 from pdsim.core.running_batch import RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
@@ -36,9 +37,9 @@ class AdmissionQueue:
         """What the head of the queue lacked when last asked for: "slots", "pages", or nothing."""
         self.ask_again_steps = FOREVER
         """After how many steps, if nothing else happens, the answer may be another."""
-        self._computed_early: set[int] = set()
+        self._computed_early = LateRequests()
         """Before their NewRequest came."""
-        self._refused: dict[int, str] = {}
+        self._refused = LateRequests()
         """Requests that one side will not serve, and why."""
         self._down: set[str] = set()
         """Prefill instances."""
@@ -52,15 +53,20 @@ class AdmissionQueue:
 
     # Coming.
 
+    def at(self, now_ns: int) -> None:
+        """It is now_ns."""
+        self._computed_early.at(now_ns)
+        self._refused.at(now_ns)
+
     def on_new_request(self, message: NewRequest) -> list[Command]:
-        if (reason := self._refused.get(message.request_id)) is not None:
-            return [Failed(message.request_id, reason)]
+        if message.request_id in self._refused:
+            return [Failed(message.request_id, self._refused.why(message.request_id))]
         if message.prefill_id in self._down:
             return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
         num_tokens = len(message.prompt)
         if num_tokens > (capacity := self._cache.pool.num_pages * self._cache.page_size):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self._decode_id}"
-            self._refused[message.request_id] = reason
+            self._refused.add(message.request_id, reason)
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
         request = DecodeRequest(
             message.request_id,
@@ -139,7 +145,7 @@ class AdmissionQueue:
 
     def refuse(self, request_id: int, reason: str) -> None:
         """It fails as it comes, if it is still to come."""
-        self._refused.setdefault(request_id, reason)
+        self._refused.add(request_id, reason)
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
         """A request that has had no pages leaves, if it waits here."""

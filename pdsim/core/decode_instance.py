@@ -149,6 +149,7 @@ class DecodeInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        self.queue.at(now_ns)
         match message:
             case NewRequest():
                 return self.queue.on_new_request(message)

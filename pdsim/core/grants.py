@@ -2,10 +2,11 @@
 
 ungranted   NewRequest came                      until its grant comes, in time, or it is given up
 early       KvGranted came first                 until NewRequest comes, in time
-refused     one side will not serve it           what still comes of it is ignored
+refused     one side will not serve it           what still comes of it is ignored; then it is forgotten
 """
 
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.late import LateRequests
 from pdsim.core.messages import Command, KvGranted
 from pdsim.core.prefill_request import PrefillRequest
 
@@ -18,7 +19,7 @@ class Grants:
         self.ungranted: dict[int, PrefillRequest] = {}
         """In whatever state: optimistic ones may be computed."""
         self.early: dict[int, KvGranted] = {}
-        self._refused: set[int] = set()
+        self.refused = LateRequests()
         self._deadlines = Deadlines(prefill_id, timeout_ns)
 
     @property
@@ -32,17 +33,14 @@ class Grants:
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
         """Its request is still to come, if it is not refused."""
-        if grant.request_id in self._refused:
+        if grant.request_id in self.refused:
             return []
         self.early[grant.request_id] = grant
         return self._deadlines.add(grant.request_id, now_ns)
 
-    def is_refused(self, request_id: int) -> bool:
-        return request_id in self._refused
-
     def refuse(self, request_id: int) -> PrefillRequest | None:
         """The request, if it has no grant yet."""
-        self._refused.add(request_id)
+        self.refused.add(request_id)
         self.early.pop(request_id, None)
         return self.ungranted.pop(request_id, None)
 

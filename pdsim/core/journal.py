@@ -90,9 +90,12 @@ def replay(
                 raise ReplayError(f"entry {count}: {entry.instance_id} was killed, and nobody can restart it")
             machines[entry.instance_id] = restarted(entry.instance_id)
             continue
-        got = getattr(machines[entry.instance_id], entry.call)(*entry.args)
+        where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
+        try:
+            got = getattr(machines[entry.instance_id], entry.call)(*entry.args)
+        except Exception as wrong:
+            raise ReplayError(f"{where}: raises {type(wrong).__name__}: {wrong}") from wrong
         if to_json(got) != to_json(entry.returned):
-            where = f"entry {count}, {entry.instance_id}.{entry.call} at {entry.args[-1]} ns"
             raise ReplayError(f"{where}: recorded {to_json(entry.returned)}, replayed {to_json(got)}")
         count += 1
     return count

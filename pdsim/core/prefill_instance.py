@@ -120,6 +120,7 @@ class PrefillInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        self._grants.refused.at(now_ns)
         match message:
             case NewRequest():
                 return self._on_new_request(message, now_ns)
@@ -242,7 +243,7 @@ class PrefillInstance:
     # Arriving and leaving.
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        if self._grants.is_refused(message.request_id) or message.decode_id in self._down:
+        if message.request_id in self._grants.refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.late import LateRequests
 from pdsim.core.messages import (
     Abort,
     AskStaging,
@@ -64,7 +65,7 @@ class Receiver:
         self._decode_id = decode_id
         self._prefill_ids = prefill_ids
         self._incoming: dict[int, _Incoming] = {}
-        self._aborted: set[int] = set()
+        self._aborted = LateRequests()
         """Requests of which nothing is taken in any more."""
         self._orphans = Deadlines(self.instance_id, release_timeout_ns)
         self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
@@ -76,6 +77,7 @@ class Receiver:
         return list(self._incoming)
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        self._aborted.at(now_ns)
         if isinstance(message, AskStaging):
             return self._lend(message)
         if isinstance(message, CellWritten):

@@ -15,6 +15,7 @@ those of its own request (SGLang puts such a chunk back at the tail of its queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdsim.core.late import LateRequests
 from pdsim.core.messages import (
     Abort,
     CellWritten,
@@ -63,11 +64,11 @@ class Sender:
         """The step that computes layers, and how many groups it has: steps follow each other."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
-        self._stopped: set[int] = set()
+        self._stopped = LateRequests()
         """Requests of which no more is sent: what still comes of them is dropped."""
         self._stopping: dict[int, StopSending] = {}
-        """Of those stopped: a unit is under way."""
-        self._lost: set[int] = set()
+        """Of those stopped: a unit is under way, for however long."""
+        self._lost = LateRequests()
         """Those stopped of which something may land yet."""
 
     @property
@@ -78,6 +79,8 @@ class Sender:
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        self._stopped.at(now_ns)
+        self._lost.at(now_ns)
         if isinstance(message, TransferUnit):
             if message.request_id in self._stopped:
                 return []
@@ -135,7 +138,7 @@ class Sender:
     def _on_sent(self, unit: TransferUnit) -> list[Command]:
         queue = self._queue(unit)
         queue.sending = None
-        if unit.request_id in self._stopped:
+        if unit.request_id in self._stopping:
             return self._start_next(queue) + self._answer(unit.request_id)
         commands: list[Command] = []
         if unit.cell is not None:
@@ -162,7 +165,7 @@ class Sender:
     def _on_failed(self, unit: TransferUnit, reason: str) -> list[Command]:
         request_id, queue = unit.request_id, self._queue(unit)
         queue.sending = None
-        if request_id in self._stopped:
+        if request_id in self._stopping:
             return self._start_next(queue) + self._answer(request_id)
         self._forget(request_id)
         commands = [self._say(unit.target, request_id, reason), *self._start_next(queue)]

@@ -38,5 +38,9 @@ class HostMemory:
     def load_ns(self, request_id: int) -> int:
         return self._copy_ns(self._held_bytes.pop(request_id), self._costs.load_bandwidth)
 
+    def forget(self, request_id: int) -> None:
+        """It was given up; of one that has nothing here, nothing."""
+        self._held_bytes.pop(request_id, None)
+
     def _copy_ns(self, num_bytes: int, bandwidth: float) -> int:
         return max(self._costs.num_planes * self._costs.copy_ns, round(1e9 * num_bytes / bandwidth))

@@ -4,28 +4,55 @@ summary.json, requests/steps/transfers/levels.parquet and journal.jsonl.zst; sce
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, from_lines, to_line
+from pdsim.core.messages import Finished
+from pdsim.core.router import Router
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 JOURNAL = "journal.jsonl.zst"
+LOGS = "logs"
+"""Of a real run that has not written its results."""
 TABLES = ("requests", "steps", "transfers", "levels")
 
 _LINES_AT_ONCE = 256
 
+Record = TypeVar("Record")
+
 
 class RunFolderError(ValueError):
     """A folder that is no run, or not a whole one."""
+
+
+def require_out(out: Path, *, is_file: bool = False) -> None:
+    """Raises RunFolderError if nothing can be written there. Nothing is made: what follows may be wrong, too."""
+    if is_file and out.is_dir():
+        raise RunFolderError(f"--out {out}: is a folder; expected a file's name, such as {out / 'NAME'}")
+    folder = out.parent if is_file else out
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not nearest.is_dir():
+        raise RunFolderError(f"--out {out}: {nearest} is a file; expected a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise RunFolderError(f"--out {out}: {nearest} cannot be written to")
+
+
+def require_out_of_run(out: Path, *, force: bool) -> None:
+    """Raises RunFolderError if a run cannot be kept there, or would take the place of another unless that is wanted."""
+    require_out(out)
+    kept = next((name for name in (SUMMARY, JOURNAL, SCENARIO, LOGS) if (out / name).exists()), None)
+    if kept is not None and not force:
+        raise RunFolderError(f"--out {out}: has a run already ({kept}); --force writes over it, or name another folder")
 
 
 def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords) -> None:
@@ -61,22 +88,24 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as broken:
         raise RunFolderError(f"{path}: not JSON: {broken}") from None
+    if not isinstance(summary, dict) or "completed" not in summary:
+        raise RunFolderError(f"{path}: no summary of a run: it does not say how many requests completed")
     return summary
 
 
 def read_records(folder: Path) -> RunRecords:
     """All but the pauses between tokens, which the summary has."""
     read_summary(folder)
-    levels = [
-        LevelRecord(row.pop("instance_id"), row.pop("time_ns"), Levels(**row))
-        for row in _read_table(folder / "levels.parquet")
-    ]
     return RunRecords(
-        requests=[RequestRecord(**row) for row in _read_table(folder / "requests.parquet")],
-        steps=[StepRecord(**row) for row in _read_table(folder / "steps.parquet")],
-        transfers=[TransferRecord(**row) for row in _read_table(folder / "transfers.parquet")],
-        levels=levels,
+        requests=_read_table(folder, "requests", RequestRecord),
+        steps=_read_table(folder, "steps", StepRecord),
+        transfers=_read_table(folder, "transfers", TransferRecord),
+        levels=_read_table(folder, "levels", _level),
     )
+
+
+def _level(instance_id: str, time_ns: int, **levels: Any) -> LevelRecord:
+    return LevelRecord(instance_id, time_ns, Levels(**levels))
 
 
 @contextmanager
@@ -85,6 +114,7 @@ def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)  # of a run that this one takes the place of
     lines: list[str] = []
     with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
 
@@ -104,13 +134,23 @@ def journal_writer(folder: Path) -> Iterator[Callable[[Entry], None]]:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
+    """Raises RunFolderError if it is damaged, or ends before all requests that the summary counts have finished."""
     import pyarrow as pa  # noqa: PLC0415
 
     path = folder / JOURNAL
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {JOURNAL}: run with --out to keep one")
-    with pa.input_stream(str(path), compression="zstd") as file:
-        yield from from_lines(TextIOWrapper(file, encoding="utf-8"))
+    num_finished = 0
+    try:
+        with pa.input_stream(str(path), compression="zstd") as file:
+            for entry in from_lines(TextIOWrapper(file, encoding="utf-8")):
+                num_finished += entry.instance_id == Router.instance_id and type(entry.args[0]) is Finished
+                yield entry
+    except (OSError, ValueError, LookupError, TypeError) as broken:
+        raise RunFolderError(f"{path}: damaged, or cut short: {broken}") from None
+    completed = read_summary(folder)["completed"] if (folder / SUMMARY).is_file() else 0
+    if num_finished < completed:
+        raise RunFolderError(f"{path}: cut short: {num_finished} requests finish in it, {completed} in {SUMMARY}")
 
 
 def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
@@ -120,10 +160,14 @@ def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
     return pa.table(dict(zip(columns, values, strict=True)))
 
 
-def _read_table(path: Path) -> list[dict[str, Any]]:
+def _read_table(folder: Path, name: str, make: Callable[..., Record]) -> list[Record]:
+    import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
+    path = folder / f"{name}.parquet"
     if not path.is_file():
-        raise RunFolderError(f"{path.parent} has no {path.name}")
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    return rows
+        raise RunFolderError(f"{folder} has no {path.name}")
+    try:
+        return [make(**row) for row in parquet.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, TypeError) as broken:  # TypeError: of columns that no record has
+        raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None

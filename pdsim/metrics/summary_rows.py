@@ -121,6 +121,11 @@ def percentage(error: float) -> str:
     return f"{signed(100 * error)}%"
 
 
+def counted(count: int, noun: str) -> str:
+    """The number with its noun, such as 1 request or 2,000 requests."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def significant(value: float) -> str:
     """Four digits, and all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= _LONG_NUMBER else f"{value:.4g}"

@@ -1,7 +1,7 @@
-"""How full instances and transfer paths are, while the cluster is loaded."""
+"""How full instances are while the cluster is loaded."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -43,34 +43,6 @@ class InstanceUsage:
     """Bytes move from it or to it."""
 
 
-@dataclass(frozen=True)
-class PathUsage:
-    """What the transfers of one source, of one target, or of one pair were doing, as fractions of the same time."""
-
-    source: str
-    """Empty: all of them."""
-    target: str
-    moving: float
-    """At least one transfer moves bytes that nothing holds up but links."""
-    occupied: float
-    """Of the workers: they hold a transfer, or every one they could take waits for the staging ring."""
-    ring: float
-    """Workers idle while a cell waits for room in the ring: a part of `occupied`, as are the next two."""
-    posting: float
-    """Of the workers: descriptors hold bytes up."""
-    setup: float
-    """Of the workers: the time of a batch, and of gathering."""
-    num_bytes: int
-    num_descriptors: int
-    num_transfers: int
-    mean_ring_wait_s: float
-    """Of staged cells."""
-
-    @property
-    def where(self) -> str:
-        return " -> ".join(end for end in (self.source, self.target) if end)
-
-
 def loaded_window(records: RunRecords) -> Window:
     """From when to when at least half as many requests as on average were in the cluster: no start, no tail."""
     last_ns = _last_ns(records)
@@ -98,50 +70,11 @@ def loaded_window(records: RunRecords) -> Window:
     return Window(loaded[0], max(loaded))
 
 
-def parts_of(records: RunRecords, count: int) -> Iterator[tuple[Window, RunRecords]]:
-    """Equal parts of a run's time, each with the records that reach into it."""
-    start_ns, end_ns = min((r.arrival_ns for r in records.requests), default=0), _last_ns(records)
-    edges = [start_ns + (end_ns - start_ns) * i // count for i in range(count + 1)]
-    before: dict[str, LevelRecord] = {}
-    levels = iter(sorted(records.levels, key=lambda level: level.time_ns))
-    upcoming = next(levels, None)
-    for window in map(Window, edges, edges[1:]):
-        inside = list(before.values())
-        while upcoming is not None and upcoming.time_ns < window.end_ns:
-            inside.append(upcoming)
-            before[upcoming.instance_id] = upcoming
-            upcoming = next(levels, None)
-        yield (
-            window,
-            RunRecords(
-                requests=[
-                    r
-                    for r in records.requests
-                    if window.overlap_ns(r.arrival_ns, end_ns if r.end_ns is None else r.end_ns)
-                ],
-                steps=[s for s in records.steps if window.overlap_ns(s.start_ns, s.start_ns + s.duration_ns)],
-                transfers=[t for t in records.transfers if window.overlap_ns(t.queued_ns, t.end_ns)],
-                levels=inside,
-            ),
-        )
-
-
 def instance_usage(records: RunRecords, window: Window | None = None) -> list[InstanceUsage]:
     """Needs recorded levels for all but how busy each is."""
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records)
     return [_instance_usage(name, steps[name], levels[name], moves[name], window) for name in sorted({*steps, *levels})]
-
-
-def path_usage(records: RunRecords, window: Window | None = None) -> list[PathUsage]:
-    """By source, by target, and by pair."""
-    window = loaded_window(records) if window is None else window
-    groups: dict[tuple[str, str], list[TransferRecord]] = defaultdict(list)
-    for transfer in records.transfers:
-        if window.overlap_ns(transfer.queued_ns, transfer.end_ns):
-            for key in ((transfer.source, transfer.target), (transfer.source, ""), ("", transfer.target)):
-                groups[key].append(transfer)
-    return [_path_usage(source, target, group, window) for (source, target), group in sorted(groups.items())]
 
 
 def _instance_usage(
@@ -179,34 +112,6 @@ def _instance_usage(
         mean_running=of["running"],
         mean_waiting=of["waiting"],
         link_busy=link_busy,
-    )
-
-
-def _path_usage(source: str, target: str, group: Sequence[TransferRecord], window: Window) -> PathUsage:
-    spans = [(t.start_ns, t.end_ns) for t in group]
-    waits = [(t.queued_ns, t.start_ns) for t in group if t.needs == "ring"]
-    busy_ns = _covered(spans, window)
-    ring = (_covered(spans + waits, window) - busy_ns) / window.length_ns
-    worker_ns = sum(window.overlap_ns(*span) for span in spans)
-    num_workers = len({(t.source, t.worker) for t in group})
-    in_line_ns = sum(t.line_ns for t in group)
-    total_ns = max(1, sum(end - start for start, end in spans) - in_line_ns)
-    occupied = worker_ns / num_workers / window.length_ns
-    if in_line_ns:  # one at a time is all that the engine serves
-        served = [(t.start_ns + t.setup_ns + t.line_ns, t.end_ns) for t in group]
-        occupied = max(occupied, _covered(served, window) / window.length_ns)
-    return PathUsage(
-        source=source,
-        target=target,
-        moving=_covered([moving_span(t) for t in group], window) / window.length_ns,
-        occupied=occupied + ring,
-        ring=ring,
-        posting=occupied * sum(t.posting_ns for t in group) / total_ns,
-        setup=occupied * sum(t.setup_ns for t in group) / total_ns,
-        num_bytes=sum(t.num_bytes for t in group),
-        num_descriptors=sum(t.num_descriptors for t in group),
-        num_transfers=len(group),
-        mean_ring_wait_s=sum(end - start for start, end in waits) / 1e9 / max(1, len(waits)),
     )
 
 

@@ -53,17 +53,26 @@ class LeastLoaded:
 
 @dataclass
 class CacheAware:
-    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor."""
+    """The instance that saw most of the prompt, unless the load is out of balance or the match is poor.
+
+    Then one of those with the fewest requests, drawn at random: sgl-model-gateway/src/policies/cache_aware.rs, since
+    SGLang's pull request 33138 of August 2026. Before, the first of them (since 14650 of December 2025), or the one
+    with the smallest tree.
+    """
 
     match_threshold: float = 0.3
     balance_abs_threshold: int = 64
     balance_rel_threshold: float = 1.5
+    seed: int = 0
+    _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         counts = [load.num_requests for load in view.instances]
         most, fewest = max(counts), min(counts)
-        if most - fewest > self.balance_abs_threshold and most > fewest * self.balance_rel_threshold:
-            return least_loaded(view.instances)
-        cached = {load.instance_id: view.num_cached_tokens(prompt, load.instance_id) for load in view.instances}
-        best = max(cached, key=cached.__getitem__)
-        return best if cached[best] > self.match_threshold * len(prompt) else least_loaded(view.instances)
+        if most - fewest <= self.balance_abs_threshold or most <= fewest * self.balance_rel_threshold:
+            cached = {load.instance_id: view.num_cached_tokens(prompt, load.instance_id) for load in view.instances}
+            best = max(cached, key=cached.__getitem__)
+            if cached[best] > self.match_threshold * len(prompt):
+                return best
+        idlest = [load.instance_id for load in view.instances if load.num_requests == fewest]
+        return idlest[self._draws.below(len(idlest), self.seed)] if len(idlest) > 1 else idlest[0]

@@ -23,15 +23,16 @@ def verdict(study: Study) -> Verdict:
     worst = min(labels, key=lambda label: study.metric(label, "output_throughput").mean)
     most, least = (number(study.metric(label, "output_throughput").mean) for label in (best, worst))
     loss = study.ratio(best, worst, "output_throughput")
-    if best == worst or not is_told_apart(loss):
-        text = f"It hardly matters: {least} to {most} output tokens/s, whatever is kept in reserve."
-        return Verdict(_DEFAULT if _DEFAULT in labels else best, text, [_retracted(study), *_late(study)])
-    text = f"Use '{best}': {most} output tokens/s, {times(loss)} those of '{worst}'"
+    if not is_told_apart(loss):
+        default = _DEFAULT if _DEFAULT in labels else best
+        text = f"{least} to {most} output tokens/s, whatever is kept in reserve."
+        return Verdict(default, "It hardly matters", text, [_retracted(study), *_late(study)])
+    text = f"{most} output tokens/s, {times(loss)} those of '{worst}'"
     if best == _DEFAULT:
         text += "; it is SGLang's default"
     elif _DEFAULT in labels:
         text += f" and {times(study.ratio(best, _DEFAULT, 'output_throughput'))} those of SGLang's default of 512"
-    return Verdict(best, text + ".", [_retracted(study), *_late(study)])
+    return Verdict(best, f"Use '{best}'", text + ".", [_retracted(study), *_late(study)])
 
 
 def _retracted(study: Study) -> str:
@@ -52,7 +53,7 @@ QUESTION = Question(
         "Reserves of 0 to 2,048 tokens a request, a reserve of the longest output, and pages granted when a prompt "
         "is computed."
     ),
-    columns=("goodput", "tokens", "ttft", "admission", "tpot", "running", "retractions"),
+    columns=("attained", "tokens", "ttft", "tail_ttft", "tail_tpot", "admission", "running", "retractions"),
     arms=arms,
     verdict=verdict,
     defaults={"gpu": "h100", "gpus": 2, "input_tokens": "2048", "output_tokens": "1024", "concurrency": 256},

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from pdsim.metrics.limits import Limit
 from pdsim.metrics.run_tables import load_pandas
-from pdsim.questions.columns import COLUMNS, cell
+from pdsim.questions.columns import COLUMNS
+from pdsim.questions.words import spread
+from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import RunResult
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.interval import Estimate
@@ -45,13 +46,18 @@ class Answer:
     load: str
     """What it is about: cluster, load, SLO, replications."""
     winner: str
-    """The arm that is recommended."""
+    """The arm that is recommended; if none is, the nearest to the SLO, or the one that the question is about."""
+    is_recommended: bool
     text: str
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """What of it lies outside what was measured."""
     limit: Limit | None
-    """Of the recommended arm; None: it came to a halt."""
+    """Of the winner, in its throughput or the latency that is the least within its SLO; None: it came to a halt."""
     run: RunResult = field(repr=False)
-    """Of the recommended arm, with levels."""
+    """Of the winner, with levels."""
+    percentile: str
+    """Of latencies, that is to meet the SLO."""
     axis: str
     """What x is, with its unit; empty: the figure has dots side by side."""
     columns: tuple[str, ...]
@@ -59,27 +65,36 @@ class Answer:
 
     @property
     def titles(self) -> list[str]:
-        return ["", *(COLUMNS[name].title for name in self.columns), ""]
+        return ["", *map(self.title, self.columns), ""]
+
+    def title(self, column: str) -> str:
+        return COLUMNS[column].title.format(p=self.percentile)
 
     def cells(self, row: Row) -> list[str]:
-        return [row.arm, *(cell(row.estimates[name]) for name in self.columns), row.remark]
+        values = [(row.estimates[name], COLUMNS[name].digits) for name in self.columns]
+        cells = ["" if value is None else spread(value, digits) for value, digits in values]
+        return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """What limits the recommended arm, and all else that is to be said."""
-        if self.limit is None:
-            return list(self.notes)
-        relief = f"; more of it by {self.limit.relief}" if self.limit.relief else ""
-        return [f"What limits '{self.winner}': {self.limit.resource}: {self.limit.evidence}{relief}.", *self.notes]
+        """What limits the winner, and all else that is to be said."""
+        limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
+        return [*limit, *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
     def to_json(self) -> dict[str, Any]:
-        limit = None if self.limit is None else {**asdict(self.limit), "relief": self.limit.relief}
-        said = {"ask": self.name, "load": self.load, "recommendation": self.winner, "answer": self.text}
-        return {**said, "notes": list(self.notes), "limit": limit, "arms": [row.to_json() for row in self.rows]}
+        limit = None if self.limit is None else self.limit._asdict()
+        said = {
+            "ask": self.name,
+            "load": self.load,
+            "recommendation": self.winner if self.is_recommended else None,
+            "answer": self.text,
+        }
+        notes = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**said, **notes, "limit": limit, "arms": [row.to_json() for row in self.rows]}
 
     @property
     def table(self) -> Any:
         """A pandas DataFrame of the means, a row for each arm; NaN: it has none. Raises PandasMissingError."""
-        rows = [{"arm": row.arm, **_means(row), "remark": row.remark} for row in self.rows]
+        rows = [{"arm": row.arm, **self._means(row), "remark": row.remark} for row in self.rows]
         return load_pandas().DataFrame(rows).set_index("arm")
 
     @property
@@ -104,6 +119,5 @@ class Answer:
         ]
         return "\n\n".join(parts) + "\n"
 
-
-def _means(row: Row) -> dict[str, float]:
-    return {COLUMNS[name].title: nan if value is None else value.mean for name, value in row.estimates.items()}
+    def _means(self, row: Row) -> dict[str, float]:
+        return {self.title(name): nan if value is None else value.mean for name, value in row.estimates.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Asked:
     concurrency: int | None = None
     """Requests in flight, instead of a rate [64]."""
     requests: int | None = None
-    """How many [400; of a trace the first 1,000]."""
+    """How many [400; of a trace all, up to 5,000]."""
     ttft_ms: float = 2000.0
     """SLO: time to the first token."""
     tpot_ms: float = 50.0
@@ -55,8 +56,8 @@ class Asked:
                 raise ConfigError(f"{flag(name)} {value}: at least 1")
         for name in ("rate", "ttft_ms", "tpot_ms"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{flag(name)} {value:g}: above 0")
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"{flag(name)} {value:g}: a number above 0")
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"--attainment {self.attainment:g}: a share, above 0 and at most 1")
         self._refuse("rate", ("concurrency",))

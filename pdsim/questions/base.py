@@ -23,7 +23,8 @@ _SPREAD = 0.2
 """Of lengths given as one number: requests of one length would go through the cluster in step."""
 _WEIGHTS = 0.6
 """Of the GPU's memory at most, where tp is not given."""
-_NUM_OF_TRACE = 1000
+_NUM_OF_TRACE = 5000
+"""Requests that a question is answered with in a minute or two."""
 _SIGNS = {
     "chat_id": "bailian_trace",
     "hash_ids": "mooncake_trace",
@@ -170,6 +171,15 @@ def _kind(path: Path) -> str:
     return kind
 
 
+def trace_lines(path: Path) -> int:
+    """Records of a trace, one a line; 0 of a JSON list."""
+    with open_trace(path) as file:
+        first = file.readline(_LONGEST_LINE)
+        if first.lstrip().startswith("["):
+            return 0
+        return sum(bool(line.strip()) for line in chain([first], file)) - (not first.lstrip().startswith("{"))
+
+
 def _least_tp(model: str, gpu: str) -> int:
     try:
         spec, device = load_model(model), load_gpu(gpu)
@@ -182,4 +192,4 @@ def _least_tp(model: str, gpu: str) -> int:
             continue
         if layout.weight_bytes_per_rank <= _WEIGHTS * device.memory_bytes:
             return tp
-    raise ConfigError(f"{model} does not fit on 16 {gpu}: give --tp, or a larger GPU")
+    raise ConfigError(f"{model} does not fit on a server of {gpu}: give --tp, or a larger GPU")

@@ -4,7 +4,7 @@ from math import ceil
 
 from pdsim.questions.base import Base
 from pdsim.questions.question import Arm, Question, Verdict, place_of
-from pdsim.questions.study import SLO, Study
+from pdsim.questions.study import Study
 from pdsim.questions.words import number, percent
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -56,14 +56,14 @@ def verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.scenario.num_gpus
     if not highest:
         lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
-        share = percent(study[lowest].attainment(SLO).mean)
-        asked = percent(study.asked.attainment)
-        return Verdict(lowest, f"None: at {lowest} already, {share} of the requests meet the SLO, and {asked} should.")
+        return Verdict(lowest, "Send less", "it is the lowest rate that was tried.")
     most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
     label = next(arm.label for arm in study.arms if arm.x == highest)
-    text = f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per "
-    text += f"GPU: {percent(highest / most)} of what they serve when latency does not matter."
-    return Verdict(label, text, _needed(study, highest))
+    text = (
+        f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per GPU"
+    )
+    why = f"{percent(highest / most)} of what they serve when latency does not matter."
+    return Verdict(label, text, why, _needed(study, highest))
 
 
 def _needed(study: Study, highest: float) -> list[str]:
@@ -81,7 +81,7 @@ QUESTION = Question(
         "All requests at once, then Poisson arrivals at half up to 95 % of what was served then; two more rates "
         "between the last that meets the SLO and the first that does not."
     ),
-    columns=("goodput", "rate", "p90_ttft", "p90_tpot", "p99_ttft"),
+    columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
     arms=arms,
     then=rates,
     verdict=verdict,

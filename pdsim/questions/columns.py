@@ -1,9 +1,9 @@
 """The numbers that tables and figures of answers show."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdsim.questions.study import SLO, Study
-from pdsim.questions.words import spread
 from pdsim.sweeps.interval import Estimate
 
 
@@ -11,19 +11,21 @@ from pdsim.sweeps.interval import Estimate
 class Column:
     title: str
     field: str = ""
-    """Of a sweep's row."""
+    """Of a sweep's row; empty: see read."""
     scale: float = 1.0
     is_latency: bool = True
     """Says nothing of a saturated arm."""
     per: str = ""
     """Another field, by which it is divided."""
+    read: Callable[[Study, str], Estimate] | None = None
+    digits: int = 3
 
     def value(self, study: Study, label: str) -> Estimate | None:
         point = study[label]
         if study.error(label) or (self.is_latency and point.is_saturated):
             return None
-        if not self.field:
-            return point.goodput_per_gpu(SLO)
+        if self.read is not None:
+            return self.read(study, label)
         if any(replication.row[self.field] is None for replication in point.replications):
             return None
         found = point.metric(self.field)
@@ -31,20 +33,25 @@ class Column:
         return Estimate(found.mean * scale, None if found.half_width is None else found.half_width * scale)
 
 
-def cell(value: Estimate | None) -> str:
-    return "" if value is None else spread(value)
+def _attained(study: Study, arm: str) -> Estimate:
+    found = study[arm].attainment(SLO)
+    return Estimate(100 * found.mean, None if found.half_width is None else 100 * found.half_width)
+
+
+def _goodput(study: Study, arm: str) -> Estimate:
+    return study[arm].goodput_per_gpu(SLO)
 
 
 COLUMNS = {
-    "goodput": Column("goodput, requests/s per GPU", is_latency=False),
+    "attained": Column("meet SLO, %", read=_attained, is_latency=False, digits=4),
+    "goodput": Column("goodput, requests/s, per GPU", read=_goodput, is_latency=False),
     "rate": Column("requests/s", "request_throughput", is_latency=False),
     "tokens": Column("output tokens/s", "output_throughput", is_latency=False),
     "ttft": Column("TTFT, mean, ms", "mean_ttft_ms"),
     "median_ttft": Column("TTFT, median, ms", "median_ttft_ms"),
-    "p90_ttft": Column("TTFT, p90, ms", "p90_ttft_ms"),
-    "p99_ttft": Column("TTFT, p99, ms", "p99_ttft_ms"),
+    "tail_ttft": Column("TTFT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "ttft")),
     "tpot": Column("TPOT, mean, ms", "mean_tpot_ms"),
-    "p90_tpot": Column("TPOT, p90, ms", "p90_tpot_ms"),
+    "tail_tpot": Column("TPOT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "tpot")),
     "itl": Column("ITL, mean, ms", "mean_itl_ms"),
     "latency": Column("latency, mean, ms", "mean_e2e_latency_ms"),
     "running": Column("decoding at once", "mean_running_requests", is_latency=False),
@@ -60,3 +67,4 @@ COLUMNS = {
     "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
     "outside": Column("front end, ms", "mean_front_end_ms"),
 }
+"""In titles, {p} is the percentile that is to meet the SLO."""

@@ -36,8 +36,8 @@ def verdict(study: Study) -> Verdict:
         text += f", median TTFT goes from {ttft[0]} to {ttft[1]}, "
         text += f"and mean ITL is {change(study.ratio(_ON, _OFF, 'mean_itl_ms'))}"
     if _pays(study, rate):
-        return Verdict(_ON, f"Switch it on: {text}.", [_why(study)])
-    return Verdict(_OFF, f"Leave it off, it does not pay: {text}.", [_why(study)])
+        return Verdict(_ON, "Switch it on", f"{text}.", [_why(study)])
+    return Verdict(_OFF, "Leave it off, it does not pay", f"{text}.", [_why(study)])
 
 
 def _pays(study: Study, rate: Estimate) -> bool:
@@ -60,7 +60,7 @@ def _why(study: Study) -> str:
 QUESTION = Question(
     asks="Does a radix cache on decode pay, and what does it cost?",
     varies="Off, on, and on with half and a quarter of the clients in the decode batch.",
-    columns=("goodput", "rate", "median_ttft", "itl", "latency", "running", "decode_hits", "gigabytes"),
+    columns=("attained", "rate", "median_ttft", "tail_ttft", "itl", "latency", "running", "decode_hits", "gigabytes"),
     arms=arms,
     verdict=verdict,
     defaults={"gpus": 4, "prefixes": 10, "prefix_tokens": 32768, "input_tokens": "2048"},

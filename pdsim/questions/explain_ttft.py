@@ -24,11 +24,12 @@ def verdict(study: Study) -> Verdict:
     ttft = study.metric(_APART, "mean_ttft_ms")
     if study[_APART].is_saturated:
         rate = study.metric(_APART, "request_throughput")
-        return Verdict(_APART, f"The cluster takes {number(rate.mean)} requests/s and no more: TTFT grows and grows.")
+        text = f"The cluster takes {number(rate.mean)} requests/s and no more: TTFT grows and grows."
+        return Verdict(_APART, "", text)
     stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
     longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
     parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({STAGES[one][2]})" for one in longest]
-    return Verdict(_APART, f"A mean TTFT of {milliseconds(ttft)} is {', '.join(parts)}.", _compared(study))
+    return Verdict(_APART, "", f"A mean TTFT of {milliseconds(ttft)} is {', '.join(parts)}.", _compared(study))
 
 
 def _compared(study: Study) -> list[str]:
@@ -43,7 +44,7 @@ def _compared(study: Study) -> list[str]:
 QUESTION = Question(
     asks="Where does the time to the first token go?",
     varies="The cluster as it is, one request at a time, and the same GPUs aggregated; the mean of each stage.",
-    columns=("ttft", "p99_ttft", "outside", "admission", "queue", "forward", "transfer", "merge"),
+    columns=("attained", "tail_ttft", "ttft", "queue", "forward", "transfer", "admission", "merge", "outside"),
     arms=arms,
     verdict=verdict,
 )

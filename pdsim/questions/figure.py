@@ -7,7 +7,6 @@ from matplotlib.ticker import NullLocator
 
 from pdsim.metrics.plots import COLORS
 from pdsim.questions.answer import SATURATED, Answer, Row
-from pdsim.questions.columns import COLUMNS
 
 _WIDE = 8
 """Largest by smallest place: from here on the axis is logarithmic."""
@@ -21,7 +20,7 @@ def draw(answer: Answer) -> Figure:
     panels: Any = figure.subplots(1, len(shown), squeeze=False, sharey=not answer.axis)
     for panel, name in zip(panels[0], shown, strict=True):
         (_draw_line if answer.axis else _draw_dots)(panel, answer, name)
-        panel.set_title(COLUMNS[name].title, fontsize=9)
+        panel.set_title(answer.title(name), fontsize=9)
         panel.tick_params(labelsize=8)
         panel.set_xlabel(answer.axis, fontsize=8)
     figure.suptitle(answer.asks, fontsize=10)

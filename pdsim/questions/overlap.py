@@ -33,18 +33,18 @@ def verdict(study: Study) -> Verdict:
     labels = study.steady(study.labels())
     if _WHOLE not in labels:
         best = study.best(study.labels())
-        return Verdict(best, f"The load is more than sending whole prompts can take: use '{best}'.")
-    best = min(labels, key=lambda label: study.metric(label, "mean_ttft_ms").mean)
+        return Verdict(best, f"Send by '{best}'", "the load is more than sending whole prompts can take.")
+    meeting = [label for label in labels if study.meets(label)]
+    best = min(meeting or labels, key=lambda label: study.metric(label, "mean_ttft_ms").mean)
     gain = study.ratio(best, _WHOLE, "mean_ttft_ms")
     exposed = {label: milliseconds(study.metric(label, "mean_prefill_transfer_kv_cache_ms")) for label in labels}
     if best == _WHOLE or not is_told_apart(gain):
-        text = f"It hardly matters: sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
-        return Verdict(
-            _CHUNKS if _CHUNKS in labels else best, f"{text}, and no other way has a mean TTFT that can be told apart."
-        )
-    text = f"Send by '{best}': mean TTFT is {change(gain)} than with whole prompts, since "
+        text = f"sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
+        text += ", and no other way has a mean TTFT that can be told apart."
+        return Verdict(_CHUNKS if _CHUNKS in labels else best, "It hardly matters", text)
+    text = f"mean TTFT is {change(gain)} than with whole prompts, since "
     text += f"{exposed[best]} instead of {exposed[_WHOLE]} of a transfer are not hidden by compute."
-    return Verdict(best, text, _others(study, best))
+    return Verdict(best, f"Send by '{best}'", text, _others(study, best))
 
 
 def _others(study: Study, best: str) -> list[str]:
@@ -60,7 +60,7 @@ def _others(study: Study, best: str) -> list[str]:
 QUESTION = Question(
     asks="Does sending KV while it is computed pay, by chunk or by layer?",
     varies="KV sent after the whole prompt, after each chunk, after each of smaller chunks, and in groups of layers.",
-    columns=("goodput", "rate", "ttft", "p99_ttft", "transfer", "forward"),
+    columns=("attained", "ttft", "tail_ttft", "transfer", "forward", "rate"),
     arms=arms,
     verdict=verdict,
 )

@@ -24,14 +24,15 @@ def verdict(study: Study) -> Verdict:
     little_ms = _LITTLE * study.metric(last, "mean_prefill_forward_ms").mean
     best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
     ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
-    text = f"Use pages of {best} tokens: when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
+    text = f"when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
     text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
     young = [milliseconds(study.metric(label, _EXPOSED)) for label in (first, best)]
     found = (
         f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}, "
     )
     found += f"{young[1]} with pages of {best}."
-    return Verdict(best, text, [found, *(_line(study, label, torn[label]) for label in torn)])
+    lines = [_line(study, label, torn[label]) for label in torn]
+    return Verdict(best, f"Use pages of {best} tokens", text, [found, *lines])
 
 
 def _line(study: Study, label: str, torn: Torn) -> str:
@@ -46,7 +47,7 @@ def _line(study: Study, label: str, torn: Torn) -> str:
 QUESTION = Question(
     asks="How large should a page be, and what do descriptors cost?",
     varies="Pages of 1 to 256 tokens.",
-    columns=("goodput", "descriptors", "transfer", "ttft", "p99_ttft", "rate"),
+    columns=("attained", "descriptors", "transfer", "ttft", "tail_ttft", "rate"),
     arms=arms,
     verdict=verdict,
     axis="tokens of a page",

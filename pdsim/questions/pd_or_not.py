@@ -4,10 +4,11 @@ from pdsim.questions.base import Base
 from pdsim.questions.pd_ratio import splits
 from pdsim.questions.question import Arm, Question, Verdict
 from pdsim.questions.study import Study
-from pdsim.questions.words import change, is_told_apart, number, times
+from pdsim.questions.words import change, is_told_apart, number, share, times
 from pdsim.sweeps.design import Changes
 
 TOGETHER = "aggregated"
+_DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
 """Of the prompts' own tokens: where the crossover is looked for."""
 
@@ -45,25 +46,25 @@ def verdict(study: Study) -> Verdict:
     apart = [label for label in study.labels("") if label != TOGETHER]
     if TOGETHER not in study.labels(""):
         best = study.best(apart)
-        return Verdict(best, f"Separate them: the aggregated cluster is not possible: {study.error(TOGETHER)}")
+        return Verdict(best, _DO, f"the aggregated cluster is not possible: {study.error(TOGETHER)}")
     if not apart:
-        return Verdict(TOGETHER, "Do not separate them: no split is possible.")
+        return Verdict(TOGETHER, _DO_NOT, "no split is possible.")
     best = study.best(apart)
     winner = study.best([best, TOGETHER])
     other = TOGETHER if winner == best else best
     goodput = study.goodput_ratio(winner, other)
-    text = f"{'Separate them' if winner != TOGETHER else 'Do not separate them'}: "
-    if not study.goodput(winner):
-        text += f"neither {winner} nor {other} meets the SLO for any request"
+    if study.meets(winner) and not study.meets(other):
+        text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
+        text += f"{other} misses it with {share(study.attained(other))}"
     elif is_told_apart(goodput):
-        text += f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
+        text = f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
         text += f"{times(goodput)} what {other} gives"
     else:
-        text += f"{winner} and {other} give the same goodput"
+        text = f"{winner} and {other} give the same goodput"
     if not study[winner].is_saturated and not study[other].is_saturated:
         text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
         text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
-    return Verdict(winner, text + ".", _crossover(study))
+    return Verdict(winner, _DO_NOT if winner == TOGETHER else _DO, text + ".", _crossover(study))
 
 
 def _crossover(study: Study) -> list[str]:
@@ -84,8 +85,10 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str) -> str:
-    """Which of the two, by goodput; where that is the same, by latency."""
+    """Which of the two meets the SLO; if both or none do, by goodput; where that is the same, by latency."""
     name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
+    if study.meets(apart) != study.meets(together):
+        return f"{name if study.meets(apart) else TOGETHER} alone meets the SLO"
     if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
         return f"{name} has {times(goodput)} the aggregated goodput"
     return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
@@ -106,7 +109,7 @@ QUESTION = Question(
         "An aggregated cluster of as many GPUs against every split; for generated lengths also with prompts of a "
         "sixteenth, a quarter and four times the length."
     ),
-    columns=("goodput", "rate", "p90_ttft", "p90_tpot", "latency"),
+    columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "rate"),
     arms=arms,
     then=other_prompts,
     verdict=verdict,

@@ -25,13 +25,11 @@ def splits(base: Base) -> list[Arm]:
 def verdict(study: Study) -> Verdict:
     labels = study.labels()
     best = study.best(labels)
-    if not study.goodput(best):
-        return Verdict(best, f"No ratio meets the SLO for any request; {best} has the shortest mean latency.")
-    text = f"Use {best}: {number(study.goodput(best))} requests/s per GPU meet the SLO"
+    text = f"{number(study.goodput(best))} requests/s per GPU meet the SLO"
     others = [label for label in labels if label != best]
     if not others:
-        return Verdict(best, f"{text}. It is the only ratio that is possible.")
-    second, worst = max(others, key=study.goodput), min(others, key=study.goodput)
+        return Verdict(best, f"Use {best}", f"{text}. It is the only ratio that is possible.")
+    second, worst = study.best(others), min(others, key=study.goodput)
     ratio = study.goodput_ratio(best, second)
     if is_told_apart(ratio):
         text += f", {times(ratio)} what {second} gives"
@@ -40,13 +38,15 @@ def verdict(study: Study) -> Verdict:
         text += f", which cannot be told from what {second} gives, at {latency} the latency"
     if worst != second:
         text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
-    return Verdict(best, text + ".")
+    if study.meets(best) and not study.meets(second):
+        text += "; no other ratio meets it for as many as should"
+    return Verdict(best, f"Use {best}", text + ".")
 
 
 QUESTION = Question(
     asks="How many of the GPUs should prefill?",
     varies="Every split of the GPUs.",
-    columns=("goodput", "rate", "p90_ttft", "p90_tpot", "queue", "admission"),
+    columns=("attained", "goodput", "tail_ttft", "tail_tpot", "rate", "queue", "admission"),
     arms=splits,
     verdict=verdict,
 )

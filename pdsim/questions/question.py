@@ -29,9 +29,11 @@ def place_of(arm: Arm) -> float:
 
 class Verdict(NamedTuple):
     winner: str
-    """The label of the arm that is recommended."""
-    text: str
-    """One or two sentences with the numbers."""
+    """The label of the arm that the answer is about."""
+    advice: str
+    """What to do, without the numbers; empty: nothing is recommended."""
+    why: str
+    """A sentence or two with the numbers, which follow the advice."""
     notes: Sequence[str] = ()
 
 

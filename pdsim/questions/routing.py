@@ -15,14 +15,14 @@ def arms(_base: Base) -> list[Arm]:
 
 def verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
-    text = f"Route by {best}: mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
+    text = f"mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
     others = [label for label in study.labels() if label != best]
     found = others_against(study, best, others, "mean_ttft_ms", "it")
     instances = study.base.scenario.pair.prefill.instances
     notes = [_hits(study)]
     if instances == 1:
         notes.insert(0, "There is one prefill instance: nothing to choose. Ask with more --gpus.")
-    return Verdict(best, "; ".join([text, *found]) + ".", notes)
+    return Verdict(best, f"Route by {best}", "; ".join([text, *found]) + ".", notes)
 
 
 def _hits(study: Study) -> str:
@@ -33,7 +33,7 @@ def _hits(study: Study) -> str:
 QUESTION = Question(
     asks="Which prefill instance should a prompt go to?",
     varies="Five policies for the prefill instances.",
-    columns=("goodput", "ttft", "p99_ttft", "prefill_hits", "rate"),
+    columns=("attained", "goodput", "ttft", "tail_ttft", "prefill_hits", "rate"),
     arms=arms,
     verdict=verdict,
     defaults={"gpus": 8, "prefix_tokens": 4096, "input_tokens": "1024"},

@@ -48,14 +48,12 @@ def verdict(study: Study) -> Verdict:
     rings = [label for label in study.labels() if label.startswith("ring")]
     if not rings:
         largest = _ring(_RINGS_MIB[-1])
-        return Verdict(study.best(study.labels()), f"No ring does: with a {largest}, {study.error(largest)}.")
+        return Verdict(study.best(study.labels()), "Use no ring", f"with a {largest}, {study.error(largest)}.")
     most = rings[-1]
     enough = next(label for label in rings if _as_good(study, label, most))
-    text = f"Give decode a {enough}"
-    if _SLICES in study.labels():
-        text += f": {_against(study, enough, _SLICES)} with slices"
-    text += "; a larger one brings nothing more." if enough != most else "; a smaller one costs."
-    return Verdict(enough, text, [*_trap(study, enough), *_too_small(study)])
+    text = f"{_against(study, enough, _SLICES)} with slices; " if _SLICES in study.labels() else ""
+    text += "a larger one brings nothing more." if enough != most else "a smaller one costs."
+    return Verdict(enough, f"Give decode a {enough}", text, [*_trap(study, enough), *_too_small(study)])
 
 
 def _as_good(study: Study, label: str, most: str) -> bool:
@@ -107,7 +105,7 @@ def _too_small(study: Study) -> list[str]:
 QUESTION = Question(
     asks="How large should staging memory be, where prefill and decode lay out KV heads differently?",
     varies="No staging; staging with a prefill buffer of 64 MiB; rings of 128 MiB to 4 GiB with a buffer that fits.",
-    columns=("goodput", "rate", "ttft", "p99_ttft", "transfer", "tpot", "descriptors"),
+    columns=("attained", "ttft", "tail_ttft", "transfer", "rate", "tpot", "descriptors"),
     arms=arms,
     verdict=verdict,
 )

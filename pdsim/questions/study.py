@@ -29,9 +29,11 @@ class Study:
         self.base = base
         self.asked = asked
         self.arms: list[Arm] = []
+        self.warnings: list[str] = []
+        """What of the arms lies outside what was measured."""
         self._results: dict[str, PointResult] = {}
         self._folder = folder
-        self._seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
+        self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
         self._jobs = jobs
         self._progress = progress
         self._slo = {"ttft": f"{asked.ttft_ms} ms", "tpot": f"{asked.tpot_ms} ms", "attainment": asked.attainment}
@@ -44,7 +46,7 @@ class Study:
         file = {
             "name": "asked",
             "scenario": str(self.base.path.absolute()),
-            "seeds": self._seeds,
+            "seeds": self.seeds,
             "points": [arm.changes for arm in self.arms],
             "slos": {SLO: self._slo},
         }
@@ -58,6 +60,7 @@ class Study:
             progress=self._progress,
         )
         points = {_key(point.changes): point for point in result.points}
+        self.warnings = result.warnings
         self._results = {arm.label: points[_key(arm.changes)] for arm in self.arms}
 
     def __getitem__(self, label: str) -> PointResult:
@@ -106,17 +109,29 @@ class Study:
     def meets(self, label: str) -> bool:
         return self[label].meets(SLO, self.slo)
 
-    def best(self, labels: Iterable[str]) -> str:
-        """The most goodput; of those that hardly differ in it, the shortest latency.
+    def attained(self, label: str) -> float:
+        """The share of its requests that meet the SLO."""
+        return self[label].attainment(SLO).mean
 
-        If all are saturated, the most requests a second.
+    def tail_ms(self, label: str, time: str) -> Estimate:
+        """Of ttft or tpot, at the percentile that is to meet the SLO."""
+        return estimate([getattr(run.slos[SLO], f"{time}_ms") for run in self[label].replications])
+
+    def best(self, labels: Iterable[str]) -> str:
+        """Of those that meet the SLO the most goodput; of those that hardly differ in it, the shortest latency.
+
+        If none meets it, the nearest: the largest share of requests that do, and no request that fails. If all are
+        saturated, the most requests a second.
         """
         labels = list(labels)
         steady = self.steady(labels)
         if not steady:
             return max(labels, key=lambda label: self.metric(label, "request_throughput").mean / self[label].num_gpus)
-        most = max(self.goodput(label) for label in steady)
-        equal = [label for label in steady if self.goodput(label) >= (1 - _EQUAL) * most]
+        meeting = [label for label in steady if self.meets(label)]
+        whole = [label for label in steady if not self.failed_share(label)]
+        gain, candidates = (self.goodput, meeting) if meeting else (self.attained, whole or steady)
+        enough = (1 - _EQUAL if meeting else 1) * max(map(gain, candidates))
+        equal = [label for label in candidates if gain(label) >= enough]
         return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:

@@ -27,12 +27,12 @@ def arms(_base: Base) -> list[Arm]:
 def verdict(study: Study) -> Verdict:
     engines = study.labels("")
     best = study.best(engines)
-    text = f"Use {best}"
-    if not study[best].is_saturated:
-        ttft, exposed = (milliseconds(study.metric(best, name)) for name in ("mean_ttft_ms", _EXPOSED))
-        text += f": mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
+    ttft, exposed = (milliseconds(study.metric(best, name)) for name in ("mean_ttft_ms", _EXPOSED))
+    text = f"mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
+    if study[best].is_saturated:
+        text = "it serves the most requests"
     found = others_against(study, best, [label for label in engines if label != best], "mean_ttft_ms", "TTFT")
-    return Verdict(best, "; ".join([text, *found]) + ".", [_knee(study)])
+    return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study)])
 
 
 def _knee(study: Study) -> str:
@@ -49,7 +49,7 @@ def _knee(study: Study) -> str:
 QUESTION = Question(
     asks="Which transport should carry KV, and how fast must its link be?",
     varies="Five engines with the GPU's own links, and one with links of 0.5 to 100 GB/s.",
-    columns=("goodput", "rate", "ttft", "p99_ttft", "transfer", "tpot"),
+    columns=("attained", "goodput", "ttft", "tail_ttft", "transfer", "tpot", "rate"),
     arms=arms,
     verdict=verdict,
 )

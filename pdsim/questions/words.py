@@ -14,10 +14,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:#.{digits}g}".rstrip(".")
 
 
-def spread(value: Estimate) -> str:
+def spread(value: Estimate, digits: int = 3) -> str:
     """The mean, and how far from it the true one may lie."""
     half = value.half_width
-    return number(value.mean) if not half else f"{number(value.mean)} ± {number(half, 2)}"
+    mean = number(value.mean, digits)
+    return mean if not half else f"{mean} ± {number(half, 2)}"
 
 
 def milliseconds(value: Estimate) -> str:
@@ -34,6 +35,11 @@ def times(value: Estimate) -> str:
 
 def percent(share: float) -> str:
     return f"{share:.0%}"
+
+
+def share(value: float) -> str:
+    """A percentage with four digits: 98.63 % is not 99 %."""
+    return f"{100 * value:.4g}%"
 
 
 def change(value: Estimate) -> str:

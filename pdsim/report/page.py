@@ -6,12 +6,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from pdsim import __version__
 from pdsim.metrics.summary_rows import significant
 from pdsim.report.style import to_svg
-from pdsim.scenario.yaml_file import ConfigError
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,13 @@ class Page:
     figures: Sequence[Shown]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
+    setup: str = ""
+    """Which model on which GPUs; empty: not known."""
+    differences: Table | None = None
+    """The fields in which runs differ."""
 
 
 def render(page: Page) -> str:
-    """Raises ConfigError without Jinja2."""
     assets = {name: _asset(name) for name in ("report.css", "report.js")}
     html: str = _template().render(
         page=page, version=__version__, style=assets["report.css"], script=assets["report.js"]
@@ -87,10 +90,6 @@ def cell(value: float | None, shown: str = "") -> Cell:
 
 @cache
 def _template() -> Any:
-    try:
-        from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  an extra
-    except ImportError:
-        raise ConfigError("a report needs Jinja2: pip install 'pdsim[report]'") from None
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     return environment.from_string(_asset("report.html.j2"))
 

@@ -1,4 +1,4 @@
-"""Figures of instances and transfers: what is full, what is busy, and what limits when."""
+"""Figures of instances and transfers: what is full, and what is busy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pdsim.metrics.limits import Limit
 from pdsim.metrics.plots import (
     NUM_BINS,
     binned,
@@ -17,10 +16,8 @@ from pdsim.metrics.plots import (
     waiting_requests,
 )
 from pdsim.metrics.records import RunRecords, TransferRecord
-from pdsim.metrics.usage import Window, moving_span
-from pdsim.report.style import FULL, GRID, SERIES, legend, new_figure, percent_axis, tidy
-
-_NOTHING = "nothing: the load"
+from pdsim.metrics.usage import moving_span
+from pdsim.report.style import FULL, SERIES, legend, new_figure, percent_axis, tidy
 
 
 def occupancy(records: RunRecords) -> Figure:
@@ -35,28 +32,6 @@ def occupancy(records: RunRecords) -> Figure:
     percent_axis(panels[-1].yaxis)
     legend(panels[0])
     return figure
-
-
-def limits(found: Sequence[tuple[Window, Limit]]) -> Figure:
-    """What limits in each part of the time: a row for each resource that does at some time."""
-    names = list(dict.fromkeys(_title(limit) for _, limit in found))
-    figure = new_figure(FULL, 0.9 + 0.26 * len(names))
-    ax: Any = figure.subplots()
-    for row, name in enumerate(names):
-        spans = [(w.start_ns / 1e9, w.length_ns / 1e9) for w, limit in found if _title(limit) == name]
-        color = GRID if name == _NOTHING else SERIES[row % len(SERIES)]
-        ax.broken_barh(spans, (row - 0.36, 0.72), color=color, lw=0)
-    tidy(ax, "time, s", grid="x")
-    ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.margins(x=0.005)
-    return figure
-
-
-def _title(limit: Limit) -> str:
-    if limit.resource == "load":
-        return _NOTHING
-    return limit.resource if limit.where in ("", "client") else f"{limit.resource}, {limit.where}"
 
 
 def transfers(records: RunRecords) -> Figure:

@@ -7,11 +7,10 @@ from typing import Any
 
 from pdsim.metrics.critical_path import mean_parts_ms
 from pdsim.metrics.explain import stage_times
-from pdsim.metrics.limits import Limit, limiting_resource, limits_over_time
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.saturation import is_saturated
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import in_unit, rows_to_show, unit_of
+from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.report.latency_figures import (
     critical_path,
@@ -23,14 +22,17 @@ from pdsim.report.latency_figures import (
     ttft_over_time,
 )
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
-from pdsim.report.resource_figures import limits, occupancy, transfers
+from pdsim.report.resource_figures import occupancy, transfers
+from pdsim.report.setup import differences, setup_sentence
 from pdsim.report.sweep_figures import Bar, Dot, tornado, trade_off
-from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity
+from pdsim.scenario.schema import Scenario
+from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
 """In the table of the slowest."""
 _VISIBLE = 0.001
 """A change that is shown."""
+_TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
 _PARITY = {
     "request_throughput": "requests/s",
     "output_throughput": "output tokens/s",
@@ -50,20 +52,25 @@ class ReportedRun:
     summary: Mapping[str, Any]
     records: RunRecords
     """Empty of a result that another tool wrote."""
-    num_gpus: int | None = None
-    """None: not known."""
+    scenario: Scenario | None = None
+    """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
     """If they were asked for."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """A summary with the same fields, from a real system."""
 
     @property
-    def num_finished(self) -> int:
-        return len(finished(self.records.requests))
+    def num_gpus(self) -> int | None:
+        return None if self.scenario is None else self.scenario.num_gpus
 
     @cached_property
-    def limit(self) -> Limit:
-        return limiting_resource(self.records, self.summary.get("max_concurrency"))
+    def fields(self) -> dict[str, Any]:
+        """Its scenario as plain data; empty: not known."""
+        return {} if self.scenario is None else self.scenario.model_dump()
+
+    @property
+    def num_finished(self) -> int:
+        return len(finished(self.records.requests))
 
     @property
     def per_gpu(self) -> str:
@@ -88,22 +95,24 @@ def _single(run: ReportedRun) -> Page:
         title=run.name,
         subtitle=_subtitle(run),
         answer=_answer(run),
-        detail=_detail(run.limit) if run.num_finished else "",
+        detail=" ".join(f"{limit}." for limit in limits(run.sensitivities)) if run.sensitivities else "",
         cards=_cards(run),
         figures=figures,
         tables=tables,
         warnings=_warnings(run),
+        setup=setup_sentence([run.fields]) if run.fields else "",
     )
 
 
 def _answer(run: ReportedRun) -> str:
     if run.num_finished:
-        return limit_sentence(run.limit)
+        return _longest_stages(run)
     return "No request finished." if "pdsim" in run.summary else "A result of another tool: its summary, and no more."
 
 
 def _comparison(runs: Sequence[ReportedRun]) -> Page:
     ours = [run for run in runs if run.num_finished]
+    known = {run.name: run.fields for run in runs if run.fields}
     best = max(runs, key=lambda run: run.output_rate)
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
     if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
@@ -113,32 +122,30 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
         title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
         subtitle=", ".join(run.name for run in runs),
         answer=answer,
-        detail=" ".join(f"{run.name}: {_lower(limit_sentence(run.limit))}" for run in ours),
+        detail=" ".join(f"{run.name}: {_longest_stages(run)}" for run in ours),
         cards=[],
         figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
         tables=[_summary_table(runs)],
         warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
+        setup=setup_sentence(list(known.values())),
+        differences=differences(known),
     )
 
 
-def limit_sentence(limit: Limit) -> str:
-    if limit.resource == "load":
-        return "The load that is sent is the limit."
-    place = f" of {limit.where}" if limit.where and limit.where != "client" else ""
-    return f"The limit is {limit.resource}{place}."
-
-
-def _detail(limit: Limit) -> str:
-    return f"{limit.evidence}." + (f" More of it by: {limit.relief}." if limit.relief else "")
-
-
-def _lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
+def _longest_stages(run: ReportedRun) -> str:
+    """One sentence: in the mean, and of those that waited longest for their first token."""
+    stages = stage_times(run.records.requests)
+    longest = max(stages, key=lambda stage: stage.mean_ms)
+    tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
+    return (
+        f"{longest.share:.0%} of the latency is {longest.stage}; the slowest 1% to their first token spend "
+        f"{_time(tail.slowest_ms)} in {tail.stage}."
+    )
 
 
 def _subtitle(run: ReportedRun) -> str:
     summary = run.summary
-    said = [f"{summary['completed']:,} requests"] if "completed" in summary else []
+    said = [counted(summary["completed"], "request")] if "completed" in summary else []
     if summary.get("max_concurrency"):
         said.append(f"{summary['max_concurrency']} at once")
     elif "request_rate" in summary:
@@ -147,7 +154,7 @@ def _subtitle(run: ReportedRun) -> str:
     if "duration" in summary:
         said.append(f"{summary['duration']:,.1f} s")
     if run.num_gpus:
-        said.append(f"{run.num_gpus} GPUs")
+        said.append(counted(run.num_gpus, "GPU"))
     return ", ".join(said)
 
 
@@ -173,11 +180,13 @@ def _time(value_ms: float) -> str:
 
 def _warnings(run: ReportedRun) -> list[str]:
     own = run.summary.get("pdsim", {})
-    said = list(own.get("outside_measured", ()))
+    said = list(own.get("warnings", ()))
     if own.get("failed"):
-        said.append(f"{own['failed']:,} requests failed, and are in no latency.")
+        said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
     if own.get("unfinished"):
-        said.append(f"{own['unfinished']:,} requests neither finished nor failed: the run stalled or was interrupted.")
+        said.append(
+            f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
+        )
     if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
         said.append("The load is more than the system can take: latencies say how long it ran.")
     return said
@@ -226,9 +235,6 @@ def _inside(run: ReportedRun) -> list[Shown]:
         ),
     ]
     if records.levels:
-        over_time = limits_over_time(records, run.summary.get("max_concurrency"))
-        caption = "The resource of which more would have helped most, in each part of the time."
-        figures.append(Shown("limits", "What limits when", caption, limits(over_time)))
         figures.append(
             Shown(
                 "occupancy",
@@ -247,9 +253,8 @@ def _inside(run: ReportedRun) -> list[Shown]:
 def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
     if not found:
         return []
-    titles = dict(zip(MEASURES, ("throughput", "mean TTFT", "mean TPOT"), strict=True))
     seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
-    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in titles.items()}
+    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in _TORNADO.items()}
     caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
     if rest := [one.resource for one in found if one not in seen]:
         caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
@@ -315,11 +320,11 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
 
 def _stage_table(run: ReportedRun) -> Table:
     rows = [
-        [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.p99_ms), cell(s.share, ".1%"), Cell(s.meaning)]
+        [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.slowest_ms), cell(s.share, ".1%"), Cell(s.meaning)]
         for s in stage_times(run.records.requests)
-        if s.p99_ms
+        if s.mean_ms
     ]
-    return Table("Stages", ["stage", "mean, ms", "median, ms", "p99, ms", "of latency", "what happens"], rows)
+    return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)
 
 
 def _instance_table(run: ReportedRun) -> Table:

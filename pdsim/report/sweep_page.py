@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from pdsim.metrics.summary_rows import significant
+from pdsim.metrics.summary_rows import counted, significant
 from pdsim.report.page import Card, Cell, Page, Shown, Table, cell
+from pdsim.report.setup import setup_sentence
 from pdsim.report.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
 from pdsim.sweeps.interval import Estimate
 from pdsim.sweeps.plan import described, shown
@@ -39,14 +40,20 @@ def sweep_page(result: SweepResult) -> Page:
         ]
     return Page(
         title=result.name,
-        subtitle=f"{len(result.points)} points of {_replications(result.points)}, {result.folder.name}",
+        subtitle=f"{counted(len(result.points), 'point')} of {_replications(result.points)}, {result.folder.name}",
         answer=_answer(result, points),
         detail=_detail(result, points),
         cards=_cards(result, points),
         figures=figures,
         tables=[_table(result, points)] if points else [],
-        warnings=[f"{count} failed: {why}" for why, count in Counter(p.error for p in result.points).items() if why],
+        warnings=[*result.warnings, *_failures(result.points)],
+        setup=setup_sentence([point.replications[0].scenario for point in points]),
+        differences=_swept(points) if points else None,
     )
+
+
+def _failures(points: Sequence[PointResult]) -> list[str]:
+    return [f"{count} failed: {why}" for why, count in Counter(point.error for point in points).items() if why]
 
 
 # The answer.
@@ -67,7 +74,7 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
     said = []
     for slo, wanted in result.slos.items():
         met = sum(point.meets(slo, wanted) for point in points)
-        said.append(f"{met} of {len(result.points)} points meet {slo}.")
+        said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
     saturated = sum(point.is_saturated for point in points)
     if saturated:
         said.append(f"{saturated} get more load than they can take: their latencies are not shown.")
@@ -372,7 +379,17 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[S
     return found
 
 
-# The table.
+# The tables.
+
+
+def _swept(points: Sequence[PointResult]) -> Table:
+    """The values of each field that the sweep sets."""
+    values: dict[str, dict[str, None]] = {}
+    for point in points:
+        for field, value in point.changes.items():
+            values.setdefault(field, {})[shown(value)] = None
+    rows = [[Cell(field), Cell(", ".join(found))] for field, found in values.items()]
+    return Table("What differs", ["field", "values"], rows)
 
 
 def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:

@@ -32,6 +32,7 @@ from pdsim.scenario.aggregated import (
 )
 from pdsim.scenario.costs import decode_times, prefill_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
+from pdsim.scenario.extent import require_room_for_run
 from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
@@ -87,7 +88,8 @@ class Cluster:
 
 
 def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
-    """Raises ConfigError for a trace that cannot be read."""
+    """Raises ConfigError for a trace that cannot be read, and where programs limit it, for more than fits."""
+    require_room_for_run(scenario)
     try:
         return scenario.workload.requests(Streams(scenario.seed))
     except TraceError as wrong:
@@ -326,8 +328,23 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
+def _check_context(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
+    context = layout_of(scenario, role).model.max_context_tokens
+    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
+    prompt, output, model = len(largest.prompt), len(largest.output), scenario.model.name
+    if prompt + output > context:
+        server = "refuses its prompt" if prompt >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {largest.request_id} has a prompt of {prompt} tokens and an output of {output}; {model} has "
+            f"a context of {context}, and a server {server}: leave such requests out, or say with "
+            "model.context_tokens how far the context is extended"
+        )
+
+
 def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Each request alone must fit both pools."""
+    """Each request alone must fit the model's context, and both pools."""
+    _check_context(scenario, requests)
     if scenario.aggregated is not None:
         check_aggregated_requests(scenario, scenario.aggregated, requests)
         return

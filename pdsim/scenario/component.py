@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,6 +27,7 @@ from pdsim.policy.protocols import (
 )
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.scenario.trust import require_trust
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.clients import Client
 from pdsim.workload.lengths import Lengths
@@ -157,6 +159,12 @@ def describe_component(value: Any) -> Any:
     return {"use": name, **settings} if settings else name
 
 
+def component_name(value: Any) -> str:
+    """The name of a component, as `use` has it."""
+    described = describe_component(value)
+    return described if isinstance(described, str) else str(described["use"])
+
+
 def _describe(value: Any, dimension: Dimension | None) -> Any:
     if is_dataclass(value):
         return describe_component(value)
@@ -209,9 +217,12 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
             raise ValueError(f"expected a path, found {value!r}")
         return base / value
     try:
-        return _adapter(hint).validate_python(value)
+        made = _adapter(hint).validate_python(value)
     except ValidationError as wrong:
         raise ValueError(f"{wrong.errors()[0]['msg']}, found {value!r}") from None
+    if isinstance(made, float) and not isfinite(made):
+        raise ValueError(f"expected a finite number, found {value!r}")
+    return made
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
@@ -240,12 +251,18 @@ def _load(seam: Any, name: str) -> type[Any]:
     module, colon, attribute = path.partition(":")
     if not colon:
         raise ValueError(f"no {_seam_name(seam)} {name!r}{did_you_mean(name, BUILT_IN[seam])}; {_choices(seam)}")
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"{module!r} in {name!r} is no module's name; write module:Class, such as my_policies:Mine")
+    if path == name:
+        require_trust(name, module)
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as missing:
         raise ValueError(f"cannot import {name!r}: {missing}; is its folder in PYTHONPATH?") from None
-    except AttributeError:
-        raise ValueError(f"module {module!r} has no {attribute!r}") from None
+    except Exception as wrong:  # noqa: BLE001  whatever its author's code raises
+        raise ValueError(f"cannot import {name!r}: {type(wrong).__name__}: {wrong}") from None
+    if found is None:
+        raise ValueError(f"module {module!r} has no {attribute!r}")
     if not (isinstance(found, type) and is_dataclass(found)):
         raise ValueError(f"{name} is no dataclass: its fields would be its settings")
     return found

@@ -1,4 +1,4 @@
-"""The range in which a profile was measured, and what a run did outside it."""
+"""What a profile was measured on, and how far it reaches."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
@@ -8,6 +8,15 @@ from pydantic import AfterValidator
 from pdsim.cost.step_times import Measured, Range
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.section import Section
+
+_TITLES = {
+    "prefill_new_tokens": "new tokens of a forward",
+    "prefill_context_tokens": "context tokens of a forward",
+    "decode_batch": "batch",
+    "decode_context_tokens": "KV tokens of a batch",
+}
+_GOES_ON = "decode_context_tokens"
+"""A decode step is a line in them, which is not clamped."""
 
 
 def _ordered(values: tuple[float, float]) -> tuple[float, float]:
@@ -19,9 +28,51 @@ def _ordered(values: tuple[float, float]) -> tuple[float, float]:
 Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
-class MeasuredSettings(Section):
-    """Least and most that was measured of a step; profiles have it. None: not measured, or not told."""
+class Setup(Section):
+    """A model, and what it runs on."""
 
+    model: str
+    weight_dtype: str | None = None
+    """None: not told, here and below."""
+    kv_dtype: str | None = None
+    device: str | None = None
+    """GPU of the catalog; other devices by their own name."""
+    tp: tuple[int, int] = (1, 1)
+    """Of prefill and of decode."""
+    dp: tuple[int, int] = (1, 1)
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in self.parts().values() if part)
+
+    def differences(self, run: "Setup") -> list[str]:
+        """Parts of a run's setup that are not this one's."""
+        mine, theirs = self.parts(), run.parts()
+        told = (name for name in mine if getattr(self, name) is not None)
+        return [theirs[name] or f"no {name}" for name in told if mine[name] != theirs[name]]
+
+    def parts(self) -> dict[str, str | None]:
+        """What is said of each field; nothing where there is nothing to say."""
+        return {
+            "model": self.model,
+            "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
+            "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
+            "tp": _sizes_of_roles("TP", self.tp),
+            "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
+            "device": self.device,
+        }
+
+
+def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
+    prefill, decode = sizes
+    return f"{what}{prefill}" if prefill == decode else f"{what}{prefill} to {what}{decode}"
+
+
+class MeasuredSettings(Section):
+    """Setup, and least and most of a step, that times were measured on; profiles have it. None: not told."""
+
+    on: Setup | None = None
+    scaled_from: str | None = None
+    """Where nothing was measured on this setup: what its times are scaled from."""
     prefill_new_tokens: Bounds | None = None
     """Of one forward."""
     prefill_context_tokens: Bounds | None = None
@@ -34,30 +85,42 @@ class MeasuredSettings(Section):
 
     def bounds(self) -> Measured | None:
         """Sizes that times are clamped to; None if they are not."""
-        if self.outside == "extend":
-            return None
         given = (self.prefill_new_tokens, self.prefill_context_tokens, self.decode_batch)
+        if self.outside == "extend" or not any(given):
+            return None
         return Measured(*(Range() if bounds is None else Range(*bounds) for bounds in given))
 
-    def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """One message for each field, with the value that is farthest outside."""
-        extremes: dict[str, tuple[float, float]] = {}
-        for step in steps:
-            for name, low, high in _sizes(step):
-                least, most = extremes.get(name, (low, high))
-                extremes[name] = min(least, low), max(most, high)
-        return [
-            message
-            for name, (least, most) in extremes.items()
-            if (bounds := getattr(self, name)) is not None
-            for value in ((most,) if most > bounds[1] else (least,) if least < bounds[0] else ())
-            for message in [self._message(name, value, bounds)]
-        ]
+    def __str__(self) -> str:
+        if self.on is None:
+            return "profile does not say what it was measured on"
+        if self.scaled_from is not None:
+            return f"profile scaled from {self.scaled_from} to {self.on}, where nothing was measured"
+        return f"profile measured on {self.on}"
 
-    def _message(self, name: str, value: float, bounds: tuple[float, float]) -> str:
-        goes_on = self.outside == "extend" or name == "decode_context_tokens"
-        what = "the fitted line goes on" if goes_on else "times are those of the nearest measured step"
-        return f"{name} {value:,.0f} is outside what was measured, {bounds[0]:,.0f} to {bounds[1]:,.0f}: {what}"
+    def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
+        """Each field that steps leave, with the value that is farthest outside."""
+        found = []
+        for name, (least, most) in reached(steps).items():
+            bounds = getattr(self, name)
+            if bounds is not None and (most > bounds[1] or least < bounds[0]):
+                value = most if most > bounds[1] else least
+                found.append(self._exceeded(name, value, Range(*bounds)))
+        return found
+
+    def _exceeded(self, name: str, value: float, bounds: Range) -> str:
+        goes_on = self.outside == "extend" or name == _GOES_ON
+        taken = "" if goes_on else f", taken as {bounds.nearest(value):,.0f}"
+        return f"{_TITLES[name]} {value:,.0f} (measured {bounds.least:,.0f} to {bounds.most:,.0f}{taken})"
+
+
+def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
+    """Least and most of the sizes of steps, by the field that bounds them."""
+    extremes: dict[str, tuple[float, float]] = {}
+    for step in steps:
+        for name, low, high in _sizes(step):
+            least, most = extremes.get(name, (low, high))
+            extremes[name] = min(least, low), max(most, high)
+    return extremes
 
 
 def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:

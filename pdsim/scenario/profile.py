@@ -1,7 +1,7 @@
 """Settings that were fitted to measurements, in a file of their own with where they come from.
 
 name: qwen3-32b-b200-tp2
-cost: {use: affine, ...}          or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
+cost: {use: affine, ..., measured: {on: {...}, ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
 network:                          optional
   transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
     handover: ...}}
@@ -33,7 +33,8 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
         known, found = " and ".join(_BESIDE), ", ".join(beside)
         raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
     cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
-    return {**cost, **{section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}}
+    changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
+    return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:

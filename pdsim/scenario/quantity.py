@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from math import inf
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -41,8 +42,8 @@ class Dimension(NamedTuple):
             close = get_close_matches(unit, self.units, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"{unit!r} is no unit of a {self.what}; there are {', '.join(self.units)}{hint}")
-        if number < 0:
-            raise ValueError(f"a {self.what} cannot be negative, found {value!r}")
+        if not 0 <= number < inf:
+            raise ValueError(f"a {self.what} cannot be {'infinite' if number > 0 else 'negative'}, found {value!r}")
         return number * self.units[unit] if unit else 0.0
 
     def show(self, value: float) -> str:

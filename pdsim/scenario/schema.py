@@ -43,6 +43,8 @@ class ModelSettings(Section):
     kv_dtype: KvDtype = "bf16"
     state_dtype: StateDtype = "fp32"
     """Of linear-attention layers (--mamba-ssm-dtype)."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
 
 
 class ServerSettings(Section):
@@ -110,10 +112,19 @@ class DecodeSettings(ServerSettings):
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    retraction_backup: BackupSettings | None = None
+    retraction_backup: BackupSettings | None = BackupSettings()
     """None: copying the KV of retracted requests to host memory and back takes no time."""
     speculative: SpeculativeSettings | None = None
     """None: a step gives each request one token."""
+
+    @model_validator(mode="after")
+    def _has_what_servers_accept(self) -> "DecodeSettings":
+        if self.radix_cache and self.speculative is not None:
+            raise ValueError(
+                "radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair "
+                "(arg_groups/pd_disaggregation_hook.py). Leave one of them out"
+            )
+        return self
 
 
 class AggregatedSettings(ComputingSettings):
@@ -155,6 +166,8 @@ class StagingSettings(Section):
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
     """Of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
+    transfer_latency: Duration | None = None
+    """As that of the network, of requests that are staged; None: the engine's."""
 
 
 class RankSettings(Section):
@@ -178,7 +191,7 @@ class NetworkSettings(Section):
     gpus_per_nic: int = Field(default=1, ge=1)
     """Neighbouring GPUs that share a NIC."""
     transfer_latency: Duration | None = None
-    """Of each batch before its first byte; None: the engine's."""
+    """Of each batch before its first byte; None: the engine's. Staging has its own."""
     descriptor_latency: Duration | None = None
     """Of each descriptor; None: the engine's."""
     serial: bool | None = None
@@ -300,9 +313,12 @@ def by_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """One component stands for both roles."""
-    one = isinstance(value, str) or (isinstance(value, dict) and "use" in value)
-    return {"prefill": value, "decode": value} if one else value
+    """One component stands for both roles; what was measured may stand beside it."""
+    if isinstance(value, dict) and "use" in value:
+        one = {key: setting for key, setting in value.items() if key != "measured"}
+        beside = {"measured": value["measured"]} if "measured" in value else {}
+        return {"prefill": one, "decode": one, **beside}
+    return {"prefill": value, "decode": value} if isinstance(value, str) else value
 
 
 class OrShort:

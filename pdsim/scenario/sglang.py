@@ -7,7 +7,7 @@ from typing import Any
 
 from pdsim.policy.admission import ReserveDecodeTokens
 from pdsim.scenario.build import resolve
-from pdsim.scenario.component import describe_component
+from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.clients import ClosedLoop
@@ -45,6 +45,10 @@ def launch(scenario: Scenario, model: str = "$MODEL") -> Launch:
     """On one host, each server on GPUs of its own. Raises ConfigError for what no cluster can be."""
     scenario = resolve(scenario)
     made = Launch()
+    if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
+        made.notes.append(
+            "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
+        )
     at = [("host", HOST), ("port", GATEWAY_PORT)]
     if scenario.aggregated is not None:
         urls = _add_servers(made, scenario, scenario.aggregated, "aggregated", model)
@@ -88,6 +92,7 @@ def _server_flags(made: Launch, scenario: Scenario, of: ServerSettings) -> list[
         ("dp-size", of.dp if of.dp > 1 else None),
         ("enable-dp-attention", of.dp > 1),
         ("page-size", scenario.page_size),
+        ("context-length", scenario.model.context_tokens),
         ("kv-cache-dtype", KV_DTYPES[scenario.model.kv_dtype]),
         ("mem-fraction-static", of.mem_fraction),
         ("max-total-tokens", of.pool_tokens),
@@ -122,7 +127,7 @@ def _disaggregation_flags(made: Launch, scenario: Scenario, of: ServerSettings) 
         return [("disaggregation-mode", "prefill"), *flags]
     reserved = of.admission.reserved_tokens if isinstance(of.admission, ReserveDecodeTokens) else None
     if reserved is None:
-        made.notes.append(f"decode.admission {_name(of.admission)} has no flag")
+        made.notes.append(f"decode.admission {component_name(of.admission)} has no flag")
     return [
         ("disaggregation-mode", "decode"),
         *flags,
@@ -138,21 +143,20 @@ def _environment(scenario: Scenario, role: str) -> Mapping[str, object]:
     staging = scenario.network.staging
     if role == "aggregated" or staging is None:
         return {}
-    ring = {"SGLANG_DISAGG_STAGING_POOL_SIZE_MB": staging.ring >> 20} if role == "decode" else {}
-    return {"SGLANG_DISAGG_STAGING_BUFFER": 1, **ring}
+    sizes: dict[str, object] = {}
+    if role == "decode":
+        sizes["SGLANG_DISAGG_STAGING_POOL_SIZE_MB"] = staging.ring >> 20
+    elif staging.prefill_buffer is not None:
+        sizes["SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB"] = staging.prefill_buffer >> 20
+    return {"SGLANG_DISAGG_STAGING_BUFFER": 1, **sizes}
 
 
 def _policy(made: Launch, policy: Any, known: tuple[str, ...]) -> str | None:
-    name = _name(policy)
+    name = component_name(policy)
     if name in known:
         return name
     made.notes.append(f"policy {name} is not SGLang's, which has {', '.join(known)}")
     return None
-
-
-def _name(component: Any) -> str:
-    told = describe_component(component)
-    return str(told["use"]) if isinstance(told, dict) else str(told)
 
 
 # The load.
@@ -206,7 +210,9 @@ def _dataset(made: Launch, workload: Any) -> tuple[int, list[tuple[str, Any]]]:
                 ("random-range-ratio", f"{inputs[1]:g}"),
                 ("tokenize-prompt", True),
             ]
-    made.notes.append(f"workload {_name(workload)} with these lengths is none of bench_serving's: no load command")
+    made.notes.append(
+        f"workload {component_name(workload)} with these lengths is none of bench_serving's: no load command"
+    )
     return 0, []
 
 

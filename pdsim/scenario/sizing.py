@@ -33,6 +33,8 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         gpu = load_gpu(settings.gpu)
         if scenario.model.weight_dtype is not None:
             model = replace(model, weight_dtype=scenario.model.weight_dtype)
+        if scenario.model.context_tokens is not None:
+            model = replace(model, max_context_tokens=scenario.model.context_tokens)
         return Layout(
             model=model,
             gpu=gpu,

@@ -25,12 +25,20 @@ def transport(scenario: Scenario) -> Transport:
         raise ConfigError(f"network: {wrong}") from None
     if network.transfer_latency is not None:
         found = replace(found, batch_ns=network.transfer_latency)
+    if network.staging is not None and network.staging.transfer_latency is not None:
+        found = replace(found, staged_batch_ns=network.staging.transfer_latency)
     if network.descriptor_latency is not None:
         found = replace(found, descriptor_ns=network.descriptor_latency)
     if network.serial is not None:
         found = replace(found, serial=network.serial)
     if slowdown != 1:
-        found = replace(found, batch_ns=round(slowdown * found.batch_ns), descriptor_ns=slowdown * found.descriptor_ns)
+        staged_ns = found.staged_batch_ns
+        found = replace(
+            found,
+            batch_ns=round(slowdown * found.batch_ns),
+            staged_batch_ns=None if staged_ns is None else round(slowdown * staged_ns),
+            descriptor_ns=slowdown * found.descriptor_ns,
+        )
     return found
 
 

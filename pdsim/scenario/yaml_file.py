@@ -22,6 +22,8 @@ def read_yaml(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as wrong:
         raise ConfigError(f"{path}: not YAML: {wrong}") from None
+    except OSError as wrong:
+        raise ConfigError(f"{path}: cannot be read: {wrong.strerror}") from None
     return parse_yaml(text, str(path))
 
 
@@ -34,6 +36,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}{at}: not YAML: {wrong.problem}") from None
     except YAMLError as wrong:  # a character that no YAML has
         raise ConfigError(f"{where}: not YAML: {wrong}") from None
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply: no file that is read here is more than ten deep") from None
 
 
 def write_yaml(data: Any, path: Path) -> None:

@@ -9,6 +9,7 @@ from simpy.events import EventPriority
 from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
 from pdsim.core.messages import (
+    Cancel,
     Command,
     DecodeStep,
     LayersComputed,
@@ -128,6 +129,10 @@ class Actor:
 
     def _drain(self) -> list[Message]:
         inbox, self._inbox = self._inbox, []
+        if self._host_memory is not None:
+            for message in inbox:
+                if isinstance(message, Cancel):
+                    self._host_memory.forget(message.request_id)
         return inbox
 
     def _advance(self, answer: Result | None) -> None:

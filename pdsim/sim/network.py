@@ -137,7 +137,7 @@ class Network:
 
     def start(self, unit: TransferUnit) -> None:
         num_targets = self._wire.num_targets
-        setup_ns = num_targets * self._transport.batch_ns
+        setup_ns = num_targets * self._batch_ns(unit)
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
@@ -151,6 +151,12 @@ class Network:
         else:
             transfer.since_ns += setup_ns
             self._timeline.after(setup_ns + self._posting_ns(transfer), self._move, transfer)
+
+    def _batch_ns(self, unit: TransferUnit) -> int:
+        """A staged request's last unit has no cell, and no pages either."""
+        is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
+        staged_ns = self._transport.staged_batch_ns
+        return staged_ns if is_staged and staged_ns is not None else self._transport.batch_ns
 
     def _stand_in_line(self, transfer: Transfer) -> None:
         transfer.since_ns = self._timeline.now_ns

@@ -1,24 +1,62 @@
-"""What a run would be if one resource were a little faster or larger: simulated again for each, same requests."""
+"""What a run would be if one resource were a little faster or larger: simulated again for each, same requests.
 
-from collections.abc import Callable, Mapping
+The resource whose gain moves a metric most is what limits that metric, of its mean as of its tail.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdsim.scenario.build import Cluster, build, resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.simulation import Simulation
+from pdsim.sim.simulation import RunResult, Simulation
 
 GAIN = 0.1
-MEASURES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms")
+MEASURES = {
+    "request_throughput": "throughput",
+    "mean_ttft_ms": "TTFT mean",
+    "p99_ttft_ms": "TTFT p99",
+    "mean_tpot_ms": "TPOT mean",
+    "p99_tpot_ms": "TPOT p99",
+}
+"""Fields of a summary, and their titles. More throughput is better, and less of all others."""
+
+Measure = Callable[[RunResult], Mapping[str, float]]
+
+RELIEF = {
+    "prefill compute": "prefill.instances, prefill.tp, a faster prefill.gpu",
+    "decode steps": "decode.instances, decode.tp, a faster decode.gpu; decode.radix_cache if prefixes are shared",
+    "messages": "network.message_latency",
+    "prefill KV": "prefill.mem_fraction, prefill.tp, prefill.instances",
+    "prefill slots": "prefill.max_running_requests",
+    "decode KV": "decode.mem_fraction, decode.tp, decode.instances; decode.radix_cache if prefixes are shared",
+    "decode slots": "decode.max_running_requests",
+    "link": "network.bandwidth",
+    "descriptor cost": "page_size; network.staging where tensor-parallel sizes differ",
+    "transfer set-up": "network.transport",
+    "staging ring": "network.staging.ring",
+}
+"""Resources, and the fields of a scenario that give more of each."""
+
+AGGREGATED_RELIEF = {
+    "prefill compute": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
+    "decode steps": "aggregated.instances, aggregated.tp, a faster aggregated.gpu",
+    "messages": RELIEF["messages"],
+    "aggregated KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
+    "aggregated slots": "aggregated.max_running_requests",
+}
+"""The same where instances have no roles."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Relative changes of a run's summary when there is GAIN more of one resource."""
+    """Relative changes of a run's metrics when there is GAIN more of one resource."""
 
     resource: str
     changes: Mapping[str, float]
-    """By the names of MEASURES."""
+    """By metric."""
+    relief: str
+    """Fields of the scenario that give more of it."""
 
     @property
     def effect(self) -> float:
@@ -26,29 +64,60 @@ class Sensitivity:
         return max(map(abs, self.changes.values()))
 
 
+class Limit(NamedTuple):
+    """The resource of which GAIN more improves a metric most."""
+
+    metric: str
+    resource: str
+    """Empty: more of none improves it."""
+    change: float
+    """Of the metric, relative."""
+    relief: str
+
+    def __str__(self) -> str:
+        if not self.resource:
+            return f"what limits {self.metric}: no resource ({GAIN:.0%} more of any does not improve it)"
+        change = f"{GAIN:.0%} more of it: {self.change:+.1%}"
+        return f"what limits {self.metric}: {self.resource} ({change}), relieved by {self.relief}"
+
+
+def limits(found: Sequence[Sensitivity]) -> list[Limit]:
+    """What limits each metric that was measured."""
+    return [_limit(found, metric) for metric in found[0].changes]
+
+
+def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
+    sign = 1 if metric == "request_throughput" else -1
+    title = MEASURES.get(metric, metric)
+    most = max(found, key=lambda one: sign * one.changes[metric])
+    if round(sign * most.changes[metric], 3) <= 0:
+        return Limit(title, "", 0.0, "")
+    return Limit(title, most.resource, most.changes[metric], most.relief)
+
+
+def _summary(result: RunResult) -> dict[str, float]:
+    summary = result.summary()
+    return {name: summary[name] for name in MEASURES}
+
+
 def sensitivities(
-    scenario: Scenario, *, gain: float = GAIN, progress: Callable[[], None] = lambda: None
+    scenario: Scenario, *, measure: Measure = _summary, progress: Callable[[], None] = lambda: None
 ) -> list[Sensitivity]:
     """What moves the run most comes first. Raises ConfigError as build does. Calls progress after each run."""
-    variants = _variants(scenario, 1 + gain)
-    base = _measured(build(scenario))
+    relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
+    base = measure(Simulation(build(scenario)).run())
     progress()
     found = []
-    for resource, cluster in variants.items():
-        changed = _measured(cluster())
-        changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in MEASURES}
-        found.append(Sensitivity(resource, changes))
+    for resource, cluster in _variants(scenario, 1 + GAIN).items():
+        changed = measure(Simulation(cluster()).run())
+        changes = {name: changed[name] / base[name] - 1 if base[name] else 0.0 for name in base}
+        found.append(Sensitivity(resource, changes, relief[resource]))
         progress()
     return sorted(found, key=lambda one: -one.effect)
 
 
 def num_runs(scenario: Scenario) -> int:
     return 1 + len(_variants(scenario, 1 + GAIN))
-
-
-def _measured(cluster: Cluster) -> dict[str, float]:
-    summary = Simulation(cluster).run().summary()
-    return {name: summary[name] for name in MEASURES}
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:

@@ -20,6 +20,7 @@ from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_tables import RunTables
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
+from pdsim.scenario.outside import cost_warnings, device_of
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.executor import Executor
@@ -46,18 +47,18 @@ class RunResult(RunTables):
 
     def summary(self) -> dict[str, Any]:
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
-        if outside := self.outside_measured():
-            extra["outside_measured"] = outside
+        extra["device"] = device_of(self.scenario)
+        if warnings := self.warnings():
+            extra["warnings"] = warnings
         speculative = self.scenario.speculative is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),
         }
 
-    def outside_measured(self) -> list[str]:
-        """What steps did beyond the rows that the profile was fitted to: a message for each field."""
-        measured = self.scenario.cost.measured
-        return [] if measured is None else measured.exceeded(self.records.steps)
+    def warnings(self) -> list[str]:
+        """What of the run lies outside what its step times were measured on, in one line; none if nothing does."""
+        return cost_warnings(self.scenario, self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +214,7 @@ class Simulation:
         if num_unfinished and ran_dry:
             stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
-            check_all_idle(self._machines())
+            check_all_idle(self.machines())
         return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
 
     def instance(self, instance_id: str) -> Any:
@@ -221,7 +222,7 @@ class Simulation:
         instance = self._actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
-    def _machines(self) -> list[Any]:
+    def machines(self) -> list[Any]:
         """All that live."""
         living = [self.instance(name) for name in self._actors if name not in self._dead]
         agents = [agent for name, agent in self._agents.items() if name not in self._dead]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
+from math import prod
 from typing import Any
 
 from pdsim.scenario.yaml_file import ConfigError
@@ -21,6 +22,14 @@ def designed_points(file: SweepFile) -> list[Changes]:
     if file.sobol is not None:
         made += _sobol(file.sobol)
     return made
+
+
+def num_points(file: SweepFile) -> int:
+    """Of all designs, the search too; of the grid perhaps a few less."""
+    grid = [v.num_values if isinstance(v, Range) else len(v) for v in (file.grid or {}).values()]
+    samples = [sample.count for sample in (file.random, file.sobol) if sample is not None]
+    searched = 0 if file.search is None else file.search.trials
+    return (prod(grid) if grid else 0) + len(file.points or ()) + sum(samples) + searched
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import parquet
 
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.result import PointResult, SweepResult, replications
-from pdsim.sweeps.store import HEAD, PLAN, Store
+from pdsim.sweeps.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.sweeps.sweep_file import SloSettings
 
 
@@ -19,23 +21,29 @@ def is_sweep_folder(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> SweepResult:
-    """All points whose runs have been computed. Raises ConfigError if there is none, or no sweep.json."""
+    """All points whose runs have been computed. Raises ConfigError if there is none, or if the folder is damaged."""
     store = Store(folder)
     if not (folder / HEAD).is_file():
         raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
-    head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
-    slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
+    try:
+        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
+        rows = parquet.read_table(folder / PLAN).to_pylist()
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as broken:
+        raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
     keys: dict[int, list[str]] = {}
     changes: dict[int, Changes] = {}
-    for row in parquet.read_table(folder / PLAN).to_pylist():
+    for row in rows:
         number = row.pop("point")
         keys.setdefault(number, []).append(row.pop("key"))
         changes[number] = _changes(row)
-    computed = [number for number in keys if all(store.path(key).is_file() for key in keys[number])]
+    found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
+    computed = [number for number in keys if not {found[key] for key in keys[number]} & {None, DAMAGED}]
     if not computed:
         raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
     points = [PointResult(n, changes[n], replications(store, keys[n], slos)) for n in computed]
-    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[n]) for n in computed))
+    num_damaged = sum(status == DAMAGED for status in found.values())
+    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[n]) for n in computed), num_damaged)
 
 
 def _changes(row: Mapping[str, Any]) -> Changes:

@@ -49,6 +49,12 @@ def workload_of(identity: str) -> str:
     return digest
 
 
+def scenario_of(identity: str) -> dict[str, Any]:
+    """The resolved scenario as plain data, without its workload."""
+    fields: dict[str, Any] = json.loads(identity)["scenario"]
+    return fields
+
+
 def key_of(identity: str) -> str:
     return sha256(identity.encode()).hexdigest()[:32]
 

@@ -69,7 +69,7 @@ class _Worker:
     def __init__(self) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pdsim.sweeps.worker"],
+            [sys.executable, "-P", "-m", "pdsim.sweeps.worker"],  # -P: not the folder that it starts in, too
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},

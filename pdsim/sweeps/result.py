@@ -1,7 +1,7 @@
 """What a sweep found: each point's estimates over its replications, read from the shards."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from pyarrow import parquet
 from pdsim.metrics.run_tables import load_pandas
 from pdsim.sweeps.design import Changes
 from pdsim.sweeps.goodput import Attained, attained
+from pdsim.sweeps.identity import scenario_of
 from pdsim.sweeps.interval import Estimate, estimate
-from pdsim.sweeps.plan import Point
+from pdsim.sweeps.plan import Point, described
 from pdsim.sweeps.shard import metrics
 from pdsim.sweeps.store import Store
 from pdsim.sweeps.sweep_file import SloSettings
@@ -23,6 +24,8 @@ class Replication:
 
     row: Mapping[str, Any]
     slos: Mapping[str, Attained]
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved, without its workload; empty: the run has no result."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class PointResult:
     def is_saturated(self) -> bool:
         """Its load is more than it can take: its latencies say nothing."""
         return any(r.row["saturated"] for r in self.replications)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of it lies outside what was measured, of all its runs."""
+        return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
     def num_gpus(self) -> int:
@@ -70,7 +78,8 @@ class PointResult:
             for name in self.replications[0].slos
         }
         numbers = {name: self.metric(name)._asdict() for name in metrics() if self._has(name)}
-        return {**head, "saturated": self.is_saturated, "gpus": self.num_gpus, "slos": slos, "metrics": numbers}
+        told = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
+        return {**head, **told, "slos": slos, "metrics": numbers}
 
     def _has(self, name: str) -> bool:
         return all(r.row[name] is not None for r in self.replications)
@@ -87,6 +96,19 @@ class SweepResult:
     num_computed: int
     num_kept: int
     """Runs that were in the folder before."""
+    num_damaged: int
+    """Runs that were there and could not be read: a sweep computes them again, a reader leaves their points out."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """One line for all points: how many lie outside what was measured, and the first of them."""
+        warned = [point for point in self.points if point.warnings]
+        if not warned:
+            return []
+        first = warned[0].warnings[0]
+        if all(point.warnings == [first] for point in self.points if not point.error):
+            return [first]
+        return [f"{len(warned)} of {len(self.points)}, such as {described(warned[0].changes)}: {first}"]
 
     def best(self, slo: str) -> list[PointResult]:
         """Those with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
@@ -115,6 +137,8 @@ class SweepResult:
             "folder": str(self.folder),
             "computed": self.num_computed,
             "kept": self.num_kept,
+            "damaged": self.num_damaged,
+            "warnings": self.warnings,
             "best": {slo: [point.number for point in self.best(slo)] for slo in self.slos},
             "points": [point.to_json() for point in self.points],
         }
@@ -133,8 +157,9 @@ def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettin
 
 def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
     table = parquet.read_table(path)
-    (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens", "identity"]).to_pylist()
+    (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
+    scenario = scenario_of(row.pop("identity"))
     if row["status"] != "ok":
         return Replication(row, {})
     arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]
-    return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()})
+    return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()}, scenario)

@@ -5,13 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from pdsim.sweeps.design import Changes, designed_points
+from pdsim.metrics.run_folder import require_out
+from pdsim.scenario.extent import POINT_BYTES, POINT_S, require_room
+from pdsim.sweeps.design import Changes, designed_points, num_points
 from pdsim.sweeps.engine import Engine, open_engine
 from pdsim.sweeps.plan import Planner, Point, Task
 from pdsim.sweeps.result import PointResult, SweepResult, read_point
 from pdsim.sweeps.search import load_optuna, search
-from pdsim.sweeps.store import Store
+from pdsim.sweeps.store import DAMAGED, Store
 from pdsim.sweeps.sweep_file import load_sweep
+
+_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
+"""A worker may have died for other reasons than its point."""
 
 Progress = Callable[[int, int], None]
 """Called with how many runs have been computed, and how many there are to compute, as far as is known."""
@@ -42,12 +47,16 @@ def sweep(
     """
     path = Path(path)
     file = load_sweep(path)
+    folder = Path("runs") / file.name if out is None else Path(out)
+    require_out(folder)
+    num_runs = num_points(file) * len(file.seeds or (0,))
+    require_room(f"{path}: {num_runs:,} runs", num_runs * POINT_BYTES, num_runs * POINT_S)
     planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()
     with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
-        store = Store(Path("runs") / file.name if out is None else Path(out))
+        store = Store(folder)
         work = _Work(store, opened, progress)
         store.write_head(file.name, file.slos)
         store.write_plan(points)
@@ -63,7 +72,7 @@ def sweep(
 
             search(file.search, slo, file.slos[slo], evaluate)
     results = [read_point(store, point, file.slos) for point in planner.points]
-    return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept)
+    return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
 
 
 class _Work:
@@ -76,11 +85,14 @@ class _Work:
         self._seen: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
+        self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
-        missing = [task for task in new if not self._store.has(task.key)]
+        found = {task.key: self._store.status(task.key) for task in new}
+        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
+        self.num_damaged += sum(status == DAMAGED for status in found.values())
         self._seen |= tasks.keys()
         self.num_kept += len(new) - len(missing)
         total = self.num_computed + len(missing)

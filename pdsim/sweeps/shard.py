@@ -17,6 +17,7 @@ _HEAD = {
     "message": pa.string(),
     "saturated": pa.bool_(),
     "gpus": pa.int64(),
+    "warnings": pa.list_(pa.string()),
 }
 _TAIL = {
     "ttft_ns": pa.list_(pa.int64()),

@@ -21,6 +21,8 @@ from pdsim.sweeps.sweep_file import SloSettings
 
 PLAN = "plan.parquet"
 HEAD = "sweep.json"
+DAMAGED = "damaged"
+"""Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
 
 
 class Store:
@@ -32,13 +34,16 @@ class Store:
     def path(self, key: str) -> Path:
         return self._points / f"{key}.parquet"
 
-    def has(self, key: str) -> bool:
-        """Not if its worker died: that may have had other reasons than the point."""
+    def status(self, key: str) -> str | None:
+        """Of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
         path = self.path(key)
         if not path.is_file():
-            return False
-        (status,) = parquet.read_table(path, columns=["status"])["status"].to_pylist()
-        return bool(status != "crashed")
+            return None
+        try:
+            (status,) = parquet.read_table(path)["status"].to_pylist()
+        except (pa.ArrowException, OSError, KeyError, ValueError):
+            return DAMAGED
+        return str(status)
 
     def keep(self, done: Done) -> None:
         """The shard, and then a line in the log."""

@@ -69,7 +69,7 @@ def _check_grid(fields: dict[str, Values]) -> dict[str, Values]:
     for key, values in fields.items():
         if isinstance(values, Range):
             try:
-                values.values()
+                _ = values.num_values
             except ValueError as wrong:
                 raise ValueError(f"{key}: {wrong}") from None
     return fields

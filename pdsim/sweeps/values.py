@@ -35,17 +35,25 @@ class Range:
             return self._shown(min(self.last, self.first + math.floor((self.last - self.first + 1) * share)))
         return self._shown(self.first + (self.last - self.first) * share)
 
-    def values(self) -> list[Any]:
-        """Those that a grid takes. Raises ValueError if nothing says how many."""
+    @property
+    def num_values(self) -> int:
+        """Those that a grid takes, or a few less. Raises ValueError if nothing says how many."""
         if self.step is not None:
-            count = math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
-            return [self._shown(self.first + i * self.step) for i in range(count)]
+            return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
+        if self.count is not None:
+            return self.count
+        if self.is_whole and self.dimension is None and not self.is_log:
+            return int(self.last) - int(self.first) + 1
+        raise ValueError("a range in a grid needs count, or step")
+
+    def values(self) -> list[Any]:
+        """Raises ValueError if nothing says how many."""
+        if self.step is not None:
+            return [self._shown(self.first + i * self.step) for i in range(self.num_values)]
         if self.count is not None:
             made = [self.at(i / (self.count - 1)) for i in range(self.count)]
             return list(dict.fromkeys(made))  # few whole numbers lie between near ends
-        if self.is_whole and self.dimension is None and not self.is_log:
-            return [self._shown(value) for value in range(int(self.first), int(self.last) + 1)]
-        raise ValueError("a range in a grid needs count, or step")
+        return [self._shown(int(self.first) + i) for i in range(self.num_values)]
 
     def _shown(self, amount: float) -> Any:
         if self.dimension is not None:

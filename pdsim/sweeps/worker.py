@@ -5,15 +5,18 @@ import os
 import pickle
 import signal
 import sys
+import warnings
 from queue import SimpleQueue
 from threading import Thread
 from typing import IO
 
 from pdsim.sweeps.compute import Done, compute
 from pdsim.sweeps.plan import Task
+from pdsim.workload.trace_file import InputWarning
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", InputWarning)  # who planned the tasks has told it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the pool that is interrupted, and closes the input
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a policy prints is no answer

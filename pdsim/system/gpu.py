@@ -18,6 +18,8 @@ class GpuSpec:
     nic_bandwidth: float
     host_bandwidth: float
     """Of the link to the memory of its host."""
+    gpus_per_server: int = 8
+    """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
     sources: dict[str, str]
 
     def flops_for(self, dtype: Dtype) -> float:

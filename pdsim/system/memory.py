@@ -43,6 +43,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
+        if (num_gpus := self.tp * self.dp) > (most := self.gpu.gpus_per_server):
+            raise LayoutError(
+                f"tp {num_gpus} goes beyond a server of {self.gpu.name}, which has {most} GPUs: at most {most}, and "
+                "more instances; tensor parallelism across servers is not modelled"
+            )
         if self.tp < 1 or attention.num_query_heads % self.tp:
             raise LayoutError(f"tp {self.tp} does not divide the {attention.num_query_heads} query heads of {name}")
         if isinstance(attention, GroupedQueryAttention):

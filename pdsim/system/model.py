@@ -8,6 +8,9 @@ Dtype = Literal["bf16", "fp8", "fp4"]
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
 
+KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
+"""By torch's name, in which rows and options of real runs have it."""
+
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}

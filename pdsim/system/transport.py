@@ -24,6 +24,8 @@ class Transport:
     """Bytes per second that the engine reaches at most, whatever the link."""
     batch_ns: int = 0
     """Of each batch, before its first byte."""
+    staged_batch_ns: int | None = None
+    """The same of requests that go through staging memory; None: batch_ns."""
     descriptor_ns: float = 0.0
     """Of each descriptor of a batch."""
     overlap: float = 0.0

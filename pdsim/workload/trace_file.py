@@ -3,8 +3,10 @@
 import csv
 import gzip
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +15,10 @@ from pdsim.workload.request_spec import RequestSpec
 
 class TraceError(ValueError):
     """A trace that cannot be read: says where and what would be right."""
+
+
+class InputWarning(UserWarning):
+    """Something that a user may not have meant, and that is taken all the same."""
 
 
 class Line:
@@ -112,14 +118,26 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
         raise TraceError(f"no trace file {path}")
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as broken:
         raise TraceError(f"{path}: cannot be read as text: {broken}") from None
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """By arrival, and numbered so; ties stay as in the file. Specs are numbered as they stand."""
+    """By arrival, and numbered so; ties stay as in the file. Specs are numbered as they stand.
+
+    Warns if the file is not in this order: "the first so many" are then not the earliest.
+    """
+    specs = list(specs)
+    times_ns = [spec.arrival_ns for spec in specs if not spec.after]
+    if num_early := sum(later < earlier for earlier, later in pairwise(times_ns)):
+        warnings.warn(
+            f"{path}: not in order of time: lines that are earlier than the one before: {num_early}; "
+            "its requests are sorted by arrival",
+            InputWarning,
+            stacklevel=3,
+        )
     ordered = sorted(specs, key=lambda spec: spec.arrival_ns)
     if not ordered:
         raise TraceError(f"{path}: no requests in it")

@@ -1,15 +1,25 @@
 """Brings instances up: every rank publishes its memory, and all are connected before a request comes.
 
 The same for the first start of all and for one that comes back: it says hello anew, and the others connect to it anew.
+Several may come back at once, none waits for another to start.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from time import monotonic_ns
 from typing import Any
 
 from pdreal.channel import Channel
 from pdreal.fleet import Fleet
 from pdreal.notices import Connected, Hello, Peers
+
+_START_S = 1800.0
+"""For a rank to load its model, and to capture what it captures."""
+_CONNECT_S = 60.0
+_HELLO = 0
+
+_Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
+"""By process, and by the number of the Peers that it answers, or _HELLO."""
 
 
 class LaunchError(RuntimeError):
@@ -22,51 +32,84 @@ class Bootstrap:
         self._fleet = fleet
         self.memories: dict[str, list[dict[str, Any]]] = {}
         """By instance, of those that are there: what each of its ranks has published."""
-        self._awaited: dict[tuple[type, str], asyncio.Future[Any]] = {}
-        """Notices that somebody waits for, by kind and process."""
-        self._one_at_a_time = asyncio.Lock()
+        self._awaited: _Expected = {}
+        self._num_peers_told = 0
+        self._epoch_ns: int | None = None
+        """When time began."""
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
-        """Start them and connect everybody with them. Raises LaunchError if one ends before that."""
-        async with self._one_at_a_time:
-            processes = [(i, process) for i in instance_ids for process in self._fleet.processes(i)]
-            expected = [self._expect(Hello, process) for _, process in processes]
+        """Start them and connect everybody with them. Raises LaunchError if one ends, or is killed for being late."""
+        expected = self._expect(_HELLO, instance_ids)
+        for instance_id in instance_ids:
+            self._fleet.spawn(instance_id)
+        lives = {i: self._fleet.lives[i] for i in instance_ids}
+        try:
+            hellos = await self._all(expected, "start", _START_S)
             for instance_id in instance_ids:
-                self._fleet.spawn(instance_id)
-            hellos = zip(processes, await asyncio.gather(*expected), strict=True)
-            self.memories |= {i: [] for i in instance_ids}
-            for (instance_id, _), hello in hellos:
-                self.memories[instance_id].append(hello.memory)
-            await self._connect_all(instance_ids)
+                self.memories[instance_id] = [
+                    hellos[_HELLO, process].memory for process in self._fleet.processes(instance_id)
+                ]
+            await self._all(self._tell_peers(instance_ids), "connect", _CONNECT_S)
+        except TimeoutError as late:
+            for instance_id in instance_ids:
+                self._fleet.kill(instance_id)
+            raise LaunchError(str(late)) from None
+        if gone := [i for i in lives if i not in self.memories or self._fleet.lives[i] != lives[i]]:
+            raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
-    async def _connect_all(self, new: Sequence[str]) -> None:
+    async def begin(self) -> int:
+        """Let time begin, for all; when that was, by the monotonic clock in ns. Raises LaunchError."""
+        self._epoch_ns = monotonic_ns()
+        try:
+            await self._all(self._tell_peers([]), "connect", _CONNECT_S)
+        except TimeoutError as late:
+            raise LaunchError(str(late)) from None
+        return self._epoch_ns
+
+    def _tell_peers(self, new: Sequence[str]) -> _Expected:
+        self._num_peers_told += 1
         up = [i for i in self._fleet.instance_ids if i in self.memories]
-        peers = Peers({i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up})
-        expected = []
+        lives, memories = {i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up}
+        peers = Peers(self._num_peers_told, lives, memories, self._epoch_ns)
         for instance_id in up:
             for process in self._fleet.processes(instance_id):
                 if instance_id in new:
                     self._channel.connect(process, self._fleet.lives[instance_id])
-                expected.append(self._expect(Connected, process))
                 self._channel.send(process, peers)
-        await asyncio.gather(*expected)
+        return self._expect(self._num_peers_told, up)
 
     def on_notice(self, notice: Hello | Connected) -> None:
-        expected = self._awaited.pop((type(notice), notice.process), None)
+        expected = self._awaited.pop((notice.number if isinstance(notice, Connected) else _HELLO, notice.process), None)
         if expected is not None and not expected.done():
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
         """Who waits for its hello waits in vain; nobody has to connect to it any more."""
         self.memories.pop(instance_id, None)
-        for process in self._fleet.processes(instance_id):
-            hello, connected = (self._awaited.pop((kind, process), None) for kind in (Hello, Connected))
-            if hello is not None and not hello.done():
-                hello.set_exception(LaunchError(f"{process} did not start: {reason}"))
-            if connected is not None and not connected.done():
-                connected.set_result(None)
+        processes = self._fleet.processes(instance_id)
+        for (number, process), expected in self._awaited.items():
+            if process not in processes or expected.done():
+                continue
+            if number == _HELLO:
+                expected.set_exception(LaunchError(f"{process} did not start: {reason}"))
+            else:
+                expected.set_result(None)
 
-    def _expect(self, kind: type, process: str) -> "asyncio.Future[Any]":
-        future = asyncio.get_running_loop().create_future()
-        self._awaited[kind, process] = future
-        return future
+    def _expect(self, number: int, instance_ids: Iterable[str]) -> _Expected:
+        loop = asyncio.get_running_loop()
+        processes = [process for i in instance_ids for process in self._fleet.processes(i)]
+        expected: _Expected = {(number, process): loop.create_future() for process in processes}
+        self._awaited |= expected
+        return expected
+
+    async def _all(self, expected: _Expected, what: str, limit_s: float) -> dict[tuple[int, str], Any]:
+        """Raises TimeoutError with who is late, and LaunchError if one did not start."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return dict(zip(expected, await asyncio.gather(*expected.values()), strict=True))
+        except TimeoutError:
+            late = ", ".join(process for (_, process), future in expected.items() if future.cancelled())
+            raise TimeoutError(f"{late} did not {what} within {limit_s:g} s") from None
+        finally:
+            for key in expected:
+                self._awaited.pop(key, None)

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter, validators
+from cyclopts import Parameter, validators
 
 from pdreal.options import Device, Options, RealDtype
-from pdsim import __version__
-from pdsim.cli.command import Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, run_app
+from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
 
-app = App(
-    name="pdreal",
-    help="Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates.",
-    version=__version__,
+app = program(
+    "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."
 )
 
 OnDevice = Annotated[Device, Parameter(help="Where models run.")]
@@ -41,6 +38,7 @@ def run(
     set_: Set = None,
     seed: Seed = None,
     out: Out = None,
+    force: Force = False,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
@@ -57,7 +55,10 @@ def run(
 
     """
     from pdreal.run import run_scenario
+    from pdsim.metrics.run_folder import require_out_of_run
 
+    if out is not None:
+        require_out_of_run(out, force=force)
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:
@@ -69,8 +70,9 @@ def run(
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
-    fail_if_incomplete(finished, "pdreal")
-    problems = [*real.leaks, *([real.failure] if real.failure else [])]
+    if real.failure is None:
+        fail_if_incomplete(finished, "pdreal")
+    problems = [*([real.failure] if real.failure else []), *real.leaks]
     if problems:
         print(
             "\n  ".join([f"pdreal: {finished.name}: when all had ended, not all was well:", *problems]), file=sys.stderr
@@ -86,6 +88,8 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 30000,
     model_name: str | None = None,
+    api_key: Annotated[str | None, Parameter(env_var="PDREAL_API_KEY")] = None,
+    max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     weights: Weights = "seed:0",
@@ -104,10 +108,15 @@ def serve(
         0 takes a free one.
     model_name
         What clients call it; the name in the catalog if not given.
+    api_key
+        What clients must send as bearer token. As an environment variable other users of the machine do not see it.
+    max_waiting_requests
+        For their first token; more are sent away with 503 and Retry-After.
 
     """
     from pdreal.real_scenario import served_scenario
-    from pdreal.serve.server import Address, serve
+    from pdreal.serve.entrance import Entrance
+    from pdreal.serve.server import Address, is_loopback, serve
     from pdsim.scenario.loading import load_scenario
 
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
@@ -117,7 +126,10 @@ def serve(
     def announce(url: str) -> None:
         print(f"pdreal: {name} at {url}", flush=True)
 
-    leaks = asyncio.run(serve(served, options, Address(host, port), name, announce=announce))
+    if api_key is None and not is_loopback(host):
+        print(f"pdreal: warning: whoever reaches {host} is served: --api-key asks for a key", file=sys.stderr)
+    entrance = Entrance(api_key, max_waiting_requests)
+    leaks = asyncio.run(serve(served, options, Address(host, port), name, entrance, announce=announce))
     if leaks:
         print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
         raise SystemExit(1)
@@ -127,7 +139,10 @@ def serve(
 def measure(
     *,
     model: str,
-    out: Path,
+    out: Annotated[
+        Path,
+        Parameter(name=("--out", "-o"), help="The CSV to write; an interrupted command keeps the rows that it has."),
+    ],
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
     threads: Threads = None,
@@ -143,8 +158,6 @@ def measure(
     ----------
     model
         A model of the catalog, whose weights are random here.
-    out
-        The CSV to write; an interrupted command keeps the rows that it has.
     page_size
         Tokens of a KV page.
     tp
@@ -159,6 +172,7 @@ def measure(
     """
     from pdreal.measure.plan import FULL, QUICK
     from pdreal.measure.run import measure, measurement
+    from pdsim.metrics.summary_rows import counted
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -170,7 +184,7 @@ def measure(
     except KeyboardInterrupt:
         tell(f"pdreal: interrupted; what was measured is in {out}")
         raise SystemExit(130) from None
-    print(f"{num_rows} rows: {out}")
+    print(f"{counted(num_rows, 'row')}: {out}")
 
 
 @app.command

@@ -40,7 +40,7 @@ class Clients:
         """Before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Until every request has ended, or the run is stopped."""
+        """Until every request has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
         self._driver = ClientDriver(
@@ -60,10 +60,10 @@ class Clients:
         if spec.request_id in self._has_next_turn:
             self._tokens.learn(spec.output, request.tokens)
         self._progress(len(self.outputs))
-        if not self.stopped:
-            self._driver.on_end(spec.request_id)
-        if len(self.outputs) == len(self._requests):
+        if len(self.outputs) == len(self._requests) or self._launcher.failure is not None:
             self._done.set()
+        elif not self.stopped:
+            self._driver.on_end(spec.request_id)
 
     def _send(self, spec: RequestSpec) -> None:
         if self.stopped:

@@ -1,4 +1,4 @@
-"""Time of a run: ns since its epoch, one for all processes of the machine."""
+"""Time of a run: ns since its epoch, which is when its clients start, one for all processes of the machine."""
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable

@@ -6,23 +6,30 @@ They are forked from a process that has imported torch and nothing else, so that
 import os
 import signal
 import sys
+import tempfile
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context
+from functools import cache
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
 from pdreal.options import Options
 from pdreal.rank_spec import RankSpec, process_name
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
 
 _PRELOADED = ["torch", "pdreal.rank"]
-_PATIENCE_S = 5
-"""For a process that was told to exit."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They end a run early; what has finished is kept."""
+_PATIENCE_S = 5.0
+"""For processes that were told to exit."""
 
 
 class Fleet:
@@ -33,7 +40,6 @@ class Fleet:
         *,
         sockets: Path,
         logs: Path | None,
-        epoch_ns: int,
         loop: AbstractEventLoop,
         on_death: Callable[[str, int], None],
     ) -> None:
@@ -42,9 +48,9 @@ class Fleet:
         self._options = options
         self._sockets = sockets
         self._logs = logs
-        self._epoch_ns = epoch_ns
         self._loop = loop
         self._on_death = on_death
+        claim_temp_dir()
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
@@ -81,7 +87,7 @@ class Fleet:
         self._alive[instance_id] = []
         for rank in ranks:
             process = self._context.Process(target=_live, args=(self._spec(instance_id, rank, life),), daemon=True)
-            with _without_main():
+            with _without_main(), _signals_held_back():
                 process.start()
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
@@ -92,11 +98,17 @@ class Fleet:
             if rank in {None, i} and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
 
-    def leave(self, instance_id: str) -> None:
+    def end(self) -> None:
+        """All were told to exit: who does not in time is killed."""
+        deadline_s = monotonic() + _PATIENCE_S
+        for instance_id in self.instance_ids:
+            self._leave(instance_id, deadline_s)
+
+    def _leave(self, instance_id: str, deadline_s: float) -> None:
         """Its end is no news any more."""
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
-            process.join(_PATIENCE_S)
+            process.join(max(0.0, deadline_s - monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -106,7 +118,7 @@ class Fleet:
         """An instance lives as long as all its ranks do."""
         exit_code = process.exitcode
         self.kill(instance_id)
-        self.leave(instance_id)
+        self._leave(instance_id, monotonic() + _PATIENCE_S)
         self._on_death(instance_id, exit_code)
 
     def _spec(self, instance_id: str, rank: int, life: int) -> RankSpec:
@@ -121,11 +133,20 @@ class Fleet:
             life=life,
             sockets=self._sockets,
             logs=self._logs,
-            epoch_ns=self._epoch_ns,
             device_index=before + rank,
             num_threads=self._options.threads_of_rank(sum(tps)),
             cores=self._options.cores_of_rank(before + rank, sum(tps)),
         )
+
+
+@cache
+def claim_temp_dir() -> None:
+    """Have multiprocessing keep its socket where the next start removes it, should this process be killed."""
+    folder = ScratchFolder()
+    Finalize(None, folder.cleanup, exitpriority=-200)  # after multiprocessing has removed what is its own
+    before, tempfile.tempdir = tempfile.tempdir, str(folder.path)
+    get_temp_dir()
+    tempfile.tempdir = before
 
 
 @contextmanager
@@ -136,6 +157,17 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Children never get them: terminals and `timeout` send them to all, and the launcher ends the run in order."""
+    resource_tracker.ensure_running()  # as it starts, it lets them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live(spec: RankSpec) -> None:

@@ -17,6 +17,10 @@ class Follower:
         self._hands = hands
         self._fail = fail
 
+    def levels(self) -> list[Any]:
+        """Its leader knows them."""
+        return []
+
     def on_message(self, to: str, message: Any, payload: Any) -> None:
         if not isinstance(message, notices.Task):
             raise TypeError(f"a follower does not take {message}")

@@ -9,7 +9,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdreal.launcher import Launcher
@@ -17,6 +16,7 @@ from pdreal.logbook import read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.sampling import Sampling
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.scenario.loading import parse_scenario
 
 _PROMPT_TOKENS = 256
@@ -26,8 +26,7 @@ _NUM_REQUESTS = 32
 
 def harness_ms(*, tp: int = 1) -> dict[str, float]:
     """Of decode steps with all requests in the batch: median, 90th and 99th percentile."""
-    with TemporaryDirectory() as folder:
-        logs = Path(folder)
+    with ScratchFolder() as logs:
         asyncio.run(_run(_scenario(tp), logs))
         steps = [
             step for step in read_records(logs).steps if step.kind == "decode" and step.num_requests == _NUM_REQUESTS

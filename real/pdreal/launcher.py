@@ -6,12 +6,10 @@ instances stream. It decides nothing.
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Any
 
 from pdreal.bootstrap import Bootstrap, LaunchError
@@ -24,6 +22,7 @@ from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, S
 from pdreal.options import Options
 from pdreal.requests import Request
 from pdreal.sampling import Sampling
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
 from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Levels
@@ -36,11 +35,15 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
+_SETTLE_S = 15.0
+"""Who has not answered by then hangs."""
 _PING_S = 1.0
 """How often levels are asked for, where no heartbeat is."""
 _LAST_WORDS_S = 0.2
-_RESTART_S = 0.5
-_MAX_RESTART_S = 30.0
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_STEADY_S = 60.0
+"""Who was up for so long starts again as quickly as after its first death."""
 
 
 class Launcher:
@@ -55,23 +58,23 @@ class Launcher:
         """scenario: resolved. folder: where logbooks are kept; None keeps none. on_end: called as a request ends."""
         self._scenario = scenario
         self._options = options
-        self._keeps_logs = folder is not None
+        self._folder = folder
         self._logbook: Logbook | None = None
         self._on_end = on_end or (lambda _: None)
-        self._sockets = Path(mkdtemp(prefix="pdreal-"))
-        self._folder = folder or self._sockets
         self._requests: dict[int, Request] = {}
         self._num_requests = 0
-        self._up: set[str] = set()
-        """Instances that are connected with all others."""
+        self._up: dict[str, float] = {}
+        """Instances that are connected with all others, and since when by the monotonic clock, in seconds."""
         self._levels: dict[str, Levels] = {}
-        self._answers: dict[str, bool] = {}
-        """Whether an instance has answered the last ping."""
+        self._silent: set[str] = set()
+        """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}
         self._deaths: dict[str, str] = {}
         """Why an instance said it could not go on."""
         self._restart_s: dict[str, float | None] = {}
         """When to start again what was killed on purpose, or None for not at all."""
+        self._backoff_s: dict[str, float] = {}
+        """The last of an instance."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.failure: str | None = None
@@ -80,32 +83,34 @@ class Launcher:
     # What a caller does.
 
     async def start(self) -> None:
-        """Returns when every instance is ready. Raises LaunchError."""
+        """Returns when every instance is ready, and time begins. Raises LaunchError."""
         loop = asyncio.get_running_loop()
         self._timeline = Timeline(monotonic_ns(), loop)
-        if self._keeps_logs:
+        if self._folder is not None:
+            loop.set_exception_handler(self._on_error)  # of a run; a server's loop has callbacks of others, too
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
         self._router: Any = self._recorded(build_router(self._scenario))
         health = self._scenario.health
         self._monitor: Any = None if health is None else self._recorded(build_monitor(self._scenario, health))
-        self._channel = Channel(self._sockets, LAUNCHER)
+        self._scratch = ScratchFolder()
+        self._channel = Channel(self._scratch.path, LAUNCHER)
         self._channel.listen(loop, self._on_envelope)
         self._fleet = Fleet(
             self._scenario,
             self._options,
-            sockets=self._sockets,
-            logs=self._folder if self._keeps_logs else None,
-            epoch_ns=self._timeline.epoch_ns,
+            sockets=self._scratch.path,
+            logs=self._folder,
             loop=loop,
             on_death=self._on_exit,
         )
         self._bootstrap = Bootstrap(self._channel, self._fleet)
         try:
             await self._bootstrap.bring_up(self._fleet.instance_ids)
-        except LaunchError:
+            self._timeline = Timeline(await self._bootstrap.begin(), loop)
+        except BaseException:  # also where it is cancelled
             await self.stop()
             raise
-        self._up.update(self._fleet.instance_ids)
+        self._mark_up(self._fleet.instance_ids)
         self._spawn_task(self._ask_for_signs_of_life())
 
     @property
@@ -156,8 +161,17 @@ class Launcher:
     def num_live_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles of which no instance is up."""
+        roles = self._fleet.roles
+        return sorted({*roles.values()} - {roles[i] for i in self._up})
+
     async def stop(self) -> list[str]:
-        """End what is left, and every process. What did not come back of pages, locks and bytes: should be nothing."""
+        """End what is left, and every process, in bounded time: who hangs is killed.
+
+        What did not come back of pages, locks and bytes: should be nothing.
+        """
         self._stopping = True
         for request_id in list(self._requests):
             self.abort(request_id, "the server stops")
@@ -170,11 +184,11 @@ class Launcher:
         for instance_id in self._fleet.instance_ids:
             if instance_id not in self._up:
                 self._fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
-            self._fleet.leave(instance_id)
+        self._fleet.end()
         self._channel.close()
         if self._logbook is not None:
             self._logbook.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._scratch.cleanup()
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
@@ -199,9 +213,9 @@ class Launcher:
             case Hello() | Connected():
                 self._bootstrap.on_notice(message)
             case Pong():
-                if message.instance_id in self._up:  # not of one that has died since
-                    self._answers[message.instance_id] = True
-                    self._levels[message.instance_id] = Levels(*message.levels)
+                self._silent.discard(message.process)
+                if message.process in self._up and message.levels:  # not of one that has died since
+                    self._levels[message.process] = Levels(*message.levels)
             case Settled():
                 if waiting := self._settled.pop(message.instance_id, None):
                     waiting.set_result(message.leak)
@@ -296,16 +310,23 @@ class Launcher:
             await asyncio.sleep(interval_s)
             number += 1
             for instance_id in self._fleet.instance_ids:
-                answered = self._answers.get(instance_id, number == 1) and instance_id in self._up
-                self._answers[instance_id] = False
-                if instance_id in self._up:
-                    self._channel.send(instance_id, Ping(number))
+                processes = self._fleet.processes(instance_id)
+                answered = instance_id in self._up and self._silent.isdisjoint(processes)
+                self._silent.update(processes)
+                for process in processes if instance_id in self._up else ():
+                    self._channel.send(process, Ping(number))
                 if self._monitor is not None:
                     life = self._fleet.lives[instance_id] if answered else None
                     self._on_heartbeat(m.Heartbeat(instance_id, life))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
-        for command in self._monitor.on_message(heartbeat, self._timeline.now_ns):
+        """One that is given up while it is up hangs."""
+        commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
+        if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
+            self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
+            _LOG.error("%s: %s", heartbeat.instance_id, reason)
+            self._fleet.kill(heartbeat.instance_id)
+        for command in commands:
             if command.to == self._router.instance_id:
                 self._tell_router(command.message)
             else:
@@ -319,28 +340,28 @@ class Launcher:
             self._on_death(instance_id, exit_code)
 
     def _on_death(self, instance_id: str, exit_code: int | None) -> None:
-        self._up.discard(instance_id)
+        up_s = monotonic() - self._up.pop(instance_id, monotonic())
         self._levels.pop(instance_id, None)
         reason = self._deaths.pop(instance_id, f"exit code {exit_code}")
         self._channel.disconnect(instance_id)
         self._bootstrap.on_death(instance_id, reason)
         if waiting := self._settled.pop(instance_id, None):
             waiting.set_result(f"{instance_id} is dead: {reason}")
-        if self._keeps_logs:
-            self._note_death(instance_id)
+        if self._folder is not None:
+            self._note_death(self._folder, instance_id)
         if self._stopping:
             return
         if self._monitor is None:
             self._give_up(f"{instance_id} was lost: {reason}")
             return
-        backoff_s = min(_MAX_RESTART_S, _RESTART_S * 2 ** (self._fleet.lives[instance_id]))
+        backoff_s = self._backoff_s[instance_id] = next_backoff_s(self._backoff_s.get(instance_id), up_s)
         delay_s = self._restart_s.pop(instance_id, backoff_s)
         if delay_s is not None:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
-    def _note_death(self, instance_id: str) -> None:
+    def _note_death(self, folder: Path, instance_id: str) -> None:
         """At the begin of its next life's journal: what died may have left half a line in its own."""
-        logbook = Logbook(self._folder, instance_id, self._fleet.lives[instance_id] + 1)
+        logbook = Logbook(folder, instance_id, self._fleet.lives[instance_id] + 1)
         names = [instance_id]
         if self._fleet.roles[instance_id] == "prefill":
             names.append(sender_of(instance_id))
@@ -356,6 +377,19 @@ class Launcher:
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))
 
+    def _on_error(self, _: object, context: dict[str, Any]) -> None:
+        """A callback failed, on a full disk for example: without this the run would wait for ever."""
+        error, where = context.get("exception"), ""
+        if isinstance(error, OSError):
+            where = f"; it writes to {self._folder}"
+        else:
+            _LOG.error("%s", context["message"], exc_info=error)
+        if self._logbook is not None:
+            with suppress(OSError):
+                self._logbook.close()
+            self._logbook = None
+        self._give_up(f"the launcher failed: {error or context['message']}{where}")
+
     def _restart(self, instance_id: str) -> None:
         if not self._stopping:
             self._spawn_task(self._bring_back(instance_id))
@@ -363,18 +397,27 @@ class Launcher:
     async def _bring_back(self, instance_id: str) -> None:
         with suppress(LaunchError):  # on_death has been called for it, too
             await self._bootstrap.bring_up([instance_id])
-            if self._fleet.is_alive(instance_id):
-                self._up.add(instance_id)
-                self._answers[instance_id] = True
+            self._mark_up([instance_id])
+
+    def _mark_up(self, instance_ids: list[str]) -> None:
+        """Of those that were started, who is still there."""
+        for instance_id in filter(self._fleet.is_alive, instance_ids):
+            self._up[instance_id] = monotonic()
+            self._silent.difference_update(self._fleet.processes(instance_id))
 
     async def _settle(self) -> list[str]:
-        """Wait until nothing is left of any request, in instances and here."""
+        """Wait until nothing is left of any request, in instances and here. Who does not answer is killed."""
         loop = asyncio.get_running_loop()
-        waiting = self._settled = {i: loop.create_future() for i in self._up}
-        expected = list(waiting.values())
-        for instance_id in self._up:
+        self._settled = {i: loop.create_future() for i in self._up}
+        answers = dict(self._settled)
+        for instance_id in answers:
             self._channel.send(instance_id, Settle(_SETTLE_NS))
-        leaks = [leak for leak in await asyncio.gather(*expected) if leak]
+        if answers:
+            await asyncio.wait(answers.values(), timeout=_SETTLE_S)
+        leaks = [answer.result() for answer in answers.values() if answer.done() and answer.result()]
+        for instance_id in (i for i, answer in answers.items() if not answer.done()):
+            leaks.append(f"{instance_id} did not answer, and was killed")
+            self._fleet.kill(instance_id)
         try:
             if self.failure is None:
                 check_all_idle([getattr(self._router, "inner", self._router)])
@@ -385,7 +428,11 @@ class Launcher:
     # Logs.
 
     def _recorded(self, machine: Any) -> Any:
-        return machine if self._logbook is None else Recorded(machine, self._logbook.entry)
+        return machine if self._logbook is None else Recorded(machine, self._on_entry)
+
+    def _on_entry(self, entry: Entry) -> None:
+        if self._logbook is not None:
+            self._logbook.entry(entry)
 
     def _note(self, method: str, *args: Any) -> None:
         if self._logbook is not None:
@@ -394,4 +441,14 @@ class Launcher:
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(None, {"message": "a task of the launcher failed", "exception": error})
+
+
+def next_backoff_s(last_s: float | None, up_s: float) -> float:
+    """Wait before the next start of an instance that died. last_s: the wait before; up_s: the life since."""
+    return _FIRST_BACKOFF_S if last_s is None or up_s >= _STEADY_S else min(2 * last_s, _MAX_BACKOFF_S)

@@ -3,6 +3,7 @@
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 from pdreal import notices
@@ -49,7 +50,8 @@ class Leader:
         self._channel = channel
         self._events = loop
         self._fail = fail
-        self._timeline = Timeline(spec.epoch_ns, loop)
+        self._timeline = Timeline(monotonic_ns(), loop)
+        self._has_begun = False
         self._logbook = None if spec.logs is None else Logbook(spec.logs, spec.process, spec.life)
         self._instance, self._agents = self._state_machines()
         self._machines = [self._inner(machine) for machine in (self._instance, *self._agents.values())]
@@ -96,8 +98,15 @@ class Leader:
             m.Scatter: self._scatter,
         }
 
-    def start(self) -> None:
-        self._events.call_soon(self._advance, None)
+    def begin(self, epoch_ns: int) -> None:
+        """Start the loop, with time as everybody counts it. Does nothing when called again."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._timeline = Timeline(epoch_ns, self._events)
+            self._events.call_soon(self._advance, None)
+
+    def levels(self) -> list[Any]:
+        return list(self._instance.levels())
 
     # What comes in.
 
@@ -105,9 +114,6 @@ class Leader:
         match message:
             case notices.Done():
                 self._crew.on_done(message)
-            case notices.Ping():
-                levels = self._instance.levels()
-                self._channel.send(LAUNCHER, notices.Pong(self._spec.instance_id, message.number, list(levels)))
             case notices.Settle():
                 self._settle_until_ns = self._timeline.now_ns + message.timeout_ns
                 self._settle()
@@ -179,8 +185,7 @@ class Leader:
             if self._num_in_flight == self._instance.max_steps_in_flight:
                 break
             answer = None
-        if self._logbook is not None:
-            self._logbook.flush()
+        self._flush()
 
     def _forget_others(self) -> None:
         """Requests that ended without an outcome here: cancelled before they were begun, say. All messages are seen."""
@@ -217,7 +222,7 @@ class Leader:
         if self._spec.role == "prefill":
             self._first_tokens.update(outcome.new_tokens)
         elif outcome.new_tokens:
-            self._channel.send(LAUNCHER, notices.Streamed([list(new) for new in outcome.new_tokens]))
+            self._send_out(LAUNCHER, notices.Streamed([list(new) for new in outcome.new_tokens]))
         self._num_in_flight -= 1
         self._advance(outcome.result)
 
@@ -243,6 +248,11 @@ class Leader:
         elif isinstance(message, m.KvGranted):
             self._granted[message.request_id] = message
             self._note("on_admitted", message.request_id, message.num_cached_tokens)
+        self._send_out(to, message, extra)
+
+    def _send_out(self, to: str, message: Any, extra: Any = None) -> None:
+        """What others hear of is on file before, though this process be killed at once."""
+        self._flush()
         self._channel.send(to, message, extra)
 
     def _wake_at(self, command: m.WakeAt) -> None:
@@ -252,7 +262,7 @@ class Leader:
         request_id = command.request_id
         token = None if self._spec.role == "aggregated" else self._executor.last_token(request_id)
         self._note("on_streamed", request_id)
-        self._channel.send("router", command, [token, self._executor.num_cached_tokens(request_id)])
+        self._send_out("router", command, [token, self._executor.num_cached_tokens(request_id)])
 
     def _on_retracted(self, command: m.Retracted) -> None:
         self._note("on_retracted", command.request_id)
@@ -279,7 +289,7 @@ class Leader:
 
     def _on_outcome(self, outcome: m.Outcome) -> None:
         self._forget(outcome.request_id)
-        self._channel.send("router", outcome)
+        self._send_out("router", outcome)
 
     def _forget(self, request_id: int) -> None:
         self._granted.pop(request_id, None)
@@ -343,11 +353,13 @@ class Leader:
         if leak and self._timeline.now_ns < self._settle_until_ns:
             self._events.call_later(_SETTLE_AGAIN_S, self._settle)
             return
-        self._channel.send(LAUNCHER, notices.Settled(self._spec.instance_id, leak))
-        if self._logbook is not None:
-            self._logbook.flush()
+        self._send_out(LAUNCHER, notices.Settled(self._spec.instance_id, leak))
 
     # What is observed.
+
+    def _flush(self) -> None:
+        if self._logbook is not None:
+            self._logbook.flush()
 
     def _note(self, method: str, *args: Any) -> None:
         if self._logbook is not None:
@@ -372,7 +384,7 @@ class Leader:
         row = StepRecord(
             self._spec.instance_id,
             "prefill" if isinstance(step, m.PrefillStep) else "decode",
-            computed.start_ns - self._spec.epoch_ns,
+            computed.start_ns - self._timeline.epoch_ns,
             duration_ns,
             duration_ns,
             1,

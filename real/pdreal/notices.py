@@ -14,27 +14,32 @@ class Hello(NamedTuple):
 class Peers(NamedTuple):
     """The launcher to a rank: who is there, in which life, and where the memory of every rank lies."""
 
+    number: int
+    """To answer with."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
     """By instance, a PeerMemory for each rank."""
+    epoch_ns: int | None
+    """When time began, by the monotonic clock; None as long as not all are connected."""
 
 
 class Connected(NamedTuple):
-    """A rank to the launcher: it can reach all that Peers named."""
+    """A rank to the launcher: it can reach all that these Peers named."""
 
     process: str
+    number: int
 
 
 class Ping(NamedTuple):
-    """The launcher to a leader: are you there?"""
+    """The launcher to a rank: are you there?"""
 
     number: int
 
 
 class Pong(NamedTuple):
-    """The answer, with how full the instance is."""
+    """The answer; a leader's with how full the instance is, a follower's without."""
 
-    instance_id: str
+    process: str
     number: int
     levels: list[Any]
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ def run_rank(spec: RankSpec) -> None:
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
     os.sched_setaffinity(0, spec.cores)
     sys.setswitchinterval(_SWITCH_S)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher ends a run that is interrupted
     channel = Channel(spec.sockets, spec.process, spec.life)
     channel.connect(LAUNCHER)
     exit_code = 0
@@ -76,7 +74,6 @@ class Rank:
             self._channel.connect(follower, self._spec.life)
         if self._spec.rank == 0:
             self._actor = Leader(self._spec, self._channel, hands, loop, self._fail, self._parts.end_tokens)
-            self._actor.start()
         else:
             self._channel.connect(self._spec.instance_id, self._spec.life)
             self._actor = Follower(self._spec.instance_id, self._channel, hands, self._fail)
@@ -91,6 +88,8 @@ class Rank:
         to, message, extra = envelope
         if isinstance(message, notices.Peers):
             self._connect(message)
+        elif isinstance(message, notices.Ping):
+            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, message.number, self._actor.levels()))
         elif isinstance(message, notices.Exit):
             if not self._end.done():
                 self._end.set_result(None)
@@ -110,17 +109,19 @@ class Rank:
                 with self._may_be_gone(instance_id):
                     self._parts.connect(instance_id, rank, memory)
             met.append(instance_id)
-        greeting = self._loop.create_task(self._greet(met))
+        if peers.epoch_ns is not None and isinstance(self._actor, Leader):
+            self._actor.begin(peers.epoch_ns)
+        greeting = self._loop.create_task(self._greet(met, peers.number))
         greeting.add_done_callback(lambda done: self._fail(error) if (error := done.exception()) else None)
         self._greetings.add(greeting)
         greeting.add_done_callback(self._greetings.discard)
 
-    async def _greet(self, instance_ids: list[str]) -> None:
+    async def _greet(self, instance_ids: list[str], number: int) -> None:
         """While other work goes on."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
                 await self._hands.greet(instance_id)
-        self._channel.send(LAUNCHER, notices.Connected(self._spec.process))
+        self._channel.send(LAUNCHER, notices.Connected(self._spec.process, number))
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:
@@ -133,6 +134,6 @@ class Rank:
 
 def _explain(error: BaseException) -> str:
     """One line for what is wrong with the machine or the scenario, all of them for a bug."""
-    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError):
+    if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -27,7 +27,6 @@ class RankSpec:
     """The folder of the control channel's sockets, and where the ranks of an instance meet."""
     logs: Path | None
     """The folder of logbooks, if any are kept."""
-    epoch_ns: int
     device_index: int
     """Which GPU, if there are any: ranks are dealt to them in turn."""
     num_threads: int

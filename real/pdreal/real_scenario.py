@@ -4,30 +4,45 @@ from collections.abc import Sequence
 
 from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
-from pdreal.options import Options, RealDtype
+from pdreal.options import Options
+from pdreal.serve.room import Room
 from pdsim.scenario.build import build, resolve
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.model import KvDtype
+from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
-
-_KV_DTYPES: dict[RealDtype, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
+    room = _room(cluster.scenario, options)
+    for spec in cluster.requests:
+        if len(spec.prompt) > room.prompt_tokens:
+            raise ConfigError(
+                f"request {spec.request_id} has a prompt of {len(spec.prompt)} tokens; "
+                f"there is room for {room.prompt_tokens}{room.why}"
+            )
     return cluster.scenario, cluster.requests
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die."""
+    """Resolved, to serve whoever asks: instances are watched, for clients go and processes die.
+
+    Raises ConfigError, for what no request fits as well.
+    """
     scenario = for_real(scenario, options)
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
-    return resolve(scenario)
+    resolved = resolve(scenario)
+    _room(resolved, options)
+    return resolved
+
+
+def _room(scenario: Scenario, options: Options) -> Room:
+    return Room.of(scenario, model_config(options, scenario.model.name).max_context_tokens)
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
@@ -40,9 +55,11 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
     try:
-        model_config(options, scenario.model.name)
+        context = model_config(options, scenario.model.name).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
+    if (scenario.model.context_tokens or 0) > context:
+        raise ConfigError(f"model.context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.speculative is not None:
         raise ConfigError("speculative: decoding with drafts runs in simulation only")
     if scenario.network.ranks is not None:
@@ -50,5 +67,5 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     decode = scenario.decode
     if decode is not None and decode.retraction_backup is None:
         decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
-    model = scenario.model.model_copy(update={"kv_dtype": _KV_DTYPES[options.dtype]})
+    model = scenario.model.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype]})
     return scenario.model_copy(update={"model": model, "decode": decode})

@@ -1,21 +1,24 @@
 """Runs the workload of a scenario for real, and keeps what it leaves behind."""
 
 import asyncio
-import signal
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from pdreal.bootstrap import LaunchError
 from pdreal.clients import Clients
+from pdreal.fleet import STOP_SIGNALS
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over
-from pdsim.metrics.run_folder import journal_writer
+from pdsim.metrics.run_folder import LOGS, journal_writer
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
@@ -39,22 +42,40 @@ def run_scenario(
 ) -> tuple[FinishedRun, RealRun]:
     """Raises ConfigError for what cannot be run for real, LaunchError for what this machine lacks."""
     scenario, requests = real_scenario(load_scenario(path, changes), options)
-    with (
-        TemporaryDirectory(prefix="pdreal-logs-") as logs,
-        progress_over(scenario.name, len(requests), quiet=quiet) as advance,
-    ):
-        real = asyncio.run(run(scenario, requests, options, logs=Path(logs), progress=advance))
-        records = read_records(Path(logs))
+    with _logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
+        real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
+        records = read_records(logs)
         extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
-            with journal_writer(out) as write:
-                for entry in read_journal(Path(logs)):
-                    write(entry)
-            write_run(out, scenario, finished, quiet=quiet)
+            try:
+                with journal_writer(out) as write:
+                    for entry in read_journal(logs):
+                        write(entry)
+                write_run(out, scenario, finished, quiet=quiet)
+                shutil.rmtree(logs)
+            except OSError as error:
+                real.failure = f"{out}: {error}; what the run did is in {logs}"
     return finished, real
+
+
+@contextmanager
+def _logbooks(out: Path | None) -> Iterator[Path]:
+    """The folder that they grow in: of the run folder, where there is one, so that they outlive a kill."""
+    if out is None:
+        with ScratchFolder() as folder:
+            yield folder
+        return
+    logs = out / LOGS
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    try:
+        yield logs
+    except LaunchError:
+        shutil.rmtree(logs)  # nothing was run
+        raise
 
 
 async def run(
@@ -69,13 +90,26 @@ async def run(
     real = RealRun()
     clients = Clients(scenario, requests, options, progress=progress)
     launcher = Launcher(scenario, options, folder=logs, on_end=clients.on_end)
-    await launcher.start()
     loop = asyncio.get_running_loop()
+    starting = loop.create_task(launcher.start())
+
+    def stop() -> None:
+        clients.stop()
+        starting.cancel()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
     try:
-        loop.add_signal_handler(signal.SIGINT, clients.stop)
-        await clients.serve(launcher)
+        await asyncio.wait([starting])
+        if starting.cancelled():
+            return RealRun(interrupted=True)
+        starting.result()
+        try:
+            await clients.serve(launcher)
+        finally:
+            real.leaks = await launcher.stop()
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        real.leaks = await launcher.stop()
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
     real.outputs, real.failure, real.interrupted = clients.outputs, launcher.failure, clients.stopped
     return real

@@ -182,7 +182,7 @@ def _line(row: Row) -> str:
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pdreal.transfer_bench", description="Measure transfers here.")
-    parser.add_argument("--out", type=Path, required=True, help="CSV of rows to write")
+    parser.add_argument("--out", "-o", type=Path, required=True, help="CSV of rows to write")
     parser.add_argument("--device", choices=ENGINES, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--transport", nargs="*", choices=(COPY, *NAMES), help="instead of those of the device")
     parser.add_argument("--size", nargs="*", type=int, default=SIZES, help="bytes in all")

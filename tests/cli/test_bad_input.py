@@ -1,10 +1,18 @@
 """Wrong input: one clear message, exit code 2, no traceback."""
 
+import sys
 from pathlib import Path
+from shutil import copytree
 
+import pyarrow as pa
 import pytest
 
+from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
+from pdsim.metrics.run_folder import JOURNAL, TABLES, read_summary
+from pdsim.scenario import extent
+from pdsim.scenario.build import requests_of
+from pdsim.sim.simulation import Simulation
 
 GOOD = """\
 model: qwen3-0.6b
@@ -13,6 +21,8 @@ prefill: {gpu: h100}
 decode: {gpu: h100}
 workload: {use: random_lengths, num_requests: 3, input_tokens: 10, output_tokens: 5}
 """
+
+SESSIONS = "workload={use: sessions, num_sessions: 1000000000, num_turns: 2, input_tokens: 9, output_tokens: 9}"
 
 CHANGES = [
     (
@@ -37,6 +47,10 @@ CHANGES = [
     ),
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
+    (
+        "decode={gpu: h100, radix_cache: true, speculative: {draft_tokens: 4, accept_length: 2}}",
+        "decode: radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair",
+    ),
     ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
@@ -45,13 +59,18 @@ CHANGES = [
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
-    ("prefill.policy=nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
-    ("prefill.policy=pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
+    ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),
+    ("cost.prefill.matrix_efficiency=.nan", "roofline.matrix_efficiency: expected a finite number, found nan"),
     (
-        "prefill.policy=pdsim.policy.eviction:LeastRecentlyUsed",
-        "LeastRecentlyUsed is no PrefillPolicy: it has no method select",
+        "workload.input_tokens=41000",
+        "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",
     ),
-    ("prefill.policy=pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
+    ("workload.input_tokens=40956", "context of 40960, and a server ends its answer there: leave such requests out"),
+    ("model.context_tokens=14", "a context of 14, and a server ends its answer there"),
+    ("model.context_tokens=10", "a context of 10, and a server refuses its prompt"),
+    ("prefill.tp=16", "prefill: tp 16 goes beyond a server of h100, which has 8 GPUs: at most 8, and more instances"),
+    ("prefill={gpu: h200, tp: 16, dp: 16}", "prefill: tp 16 goes beyond a server of h200, which has 8 GPUs"),
+    ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
     ("workload.input_tokens=0", "Fixed needs tokens >= 1, found 0"),
@@ -125,6 +144,91 @@ def test_a_wrong_field(capsys, scenario, change, says):
     assert says in message(capsys, "run", scenario, "--set", change)
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
+        ("pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
+        ("pdsim.policy.eviction:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
+        ("pdsim.core.loop:instance_loop", "is no dataclass: its fields would be its settings"),
+        ("broken:Policy", "cannot import 'broken:Policy': ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_policy_that_cannot_be_imported(capsys, scenario, monkeypatch, policy, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("broken.py").write_text("1 / 0\n")
+    assert says in message(capsys, "run", scenario, "--trust", "--set", f"prefill.policy={policy}")
+
+
+@pytest.fixture
+def stranger(scenario, monkeypatch) -> Path:
+    """A scenario whose policies are of a module beside it, which leaves a mark when it is imported."""
+    monkeypatch.chdir(scenario.parent)
+    monkeypatch.delenv("PDSIM_TRUST", raising=False)
+    monkeypatch.delitem(sys.modules, "strange", raising=False)
+    Path("strange.py").write_text("""\
+from pathlib import Path
+from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.workload.synthetic import RandomLengths
+class Policy(FirstComeFirstServed): pass
+class Load(RandomLengths): pass
+Path("imported").touch()
+""")
+    text = GOOD.replace("prefill: {gpu: h100}", "prefill: {gpu: h100, policy: 'strange:Policy'}")
+    scenario.write_text(text.replace("use: random_lengths", "use: 'strange:Load'"))
+    Path("sweep.yaml").write_text(f"scenario: {scenario.name}\ngrid: {{page_size: [4]}}\n")
+    return scenario
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "s.yaml"],
+        ["run", "s.yaml", "--set", "prefill.policy=fcfs"],
+        ["compare", "s.yaml", "s.yaml"],
+        ["explain", "s.yaml"],
+        ["report", "s.yaml"],
+        ["export", "s.yaml", "--to", "sglang", "-o", "x.jsonl"],
+        ["sglang", "s.yaml"],
+        ["sweep", "sweep.yaml", "--engine", "here"],
+        ["ask", "routing", "--scenario", "s.yaml"],
+        ["replay", "sent"],
+        ["report", "sent"],
+        ["explain", "sent", "--tornado"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_file_names_is_imported_on_trust_alone(capsys, stranger, command):
+    if "sent" in command:
+        main_exit("run", stranger, "--trust", "--out", "sent")
+        Path("imported").unlink()
+        del sys.modules["strange"]
+        capsys.readouterr()
+    says = message(capsys, *command)
+    assert "pdsim would import the module strange, from " in says
+    assert f"{stranger.parent / 'strange.py'}, and run its code; if you trust" in says
+    assert "give --trust or set PDSIM_TRUST=1" in says
+    assert not Path("imported").exists()
+
+
+def test_trust_is_a_flag_or_a_setting_of_the_users_own(stranger, monkeypatch):
+    assert main_exit("run", stranger, "--trust", "--json") == 0
+    assert Path("imported").exists()
+    monkeypatch.setenv("PDSIM_TRUST", "1")
+    assert main_exit("explain", stranger) == 0
+
+
+def test_python_imports_what_it_loads(stranger, monkeypatch):
+    monkeypatch.syspath_prepend(stranger.parent)
+    assert type(load_scenario(stranger).workload).__name__ == "Load"
+
+
+def main_exit(*arguments) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code or 0
+
+
 def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenario):
     says = message(capsys, "run", scenario, "--set", "prefill.optimistic_attempts=1", "--set", "prefill.layer_groups=2")
     assert "prefill.layer_groups: 2, but prefill.optimistic_attempts computes prompts before it is known where" in says
@@ -150,6 +254,7 @@ AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggreg
         ("aggregated.chunked_prefill_tokens=2", "aggregated: chunked_prefill_tokens 2 is less than a page of 4 tokens"),
         ("aggregated.schedule_conservativeness=0", "aggregated.schedule_conservativeness: Input should be greater tha"),
         ("aggregated.preemption=fcfs", "aggregated.preemption: no PreemptionPolicy 'fcfs'"),
+        ("workload.input_tokens=41000", "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a"),
         ("aggregated.pool_tokens=20", "request 0 grows to 17 tokens; an aggregated instance has room for 15"),
         ("prefill={gpu: h100}", "aggregated stands beside prefill: a cluster has one or the other; leave one out"),
     ],
@@ -173,6 +278,7 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
         ),
         (GOOD + "model: qwen3-8b\n", "not YAML: found duplicate key"),
         ("model: \x01", "s.yaml: not YAML: unacceptable character"),
+        ("[" * 5000, "s.yaml: nested too deeply"),
     ],
 )
 def test_a_broken_file(capsys, tmp_path, text, says):
@@ -233,3 +339,215 @@ def test_wrong_arguments(capsys, arguments, says):
 
 def test_a_request_that_the_run_does_not_have(capsys, scenario):
     assert "--request 7: the run has requests 0 to 2" in message(capsys, "explain", scenario, "--request", "7")
+
+
+def test_a_file_that_cannot_be_read(capsys, scenario, monkeypatch):
+    """Nobody is refused a file who tests as root."""
+
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert f"{scenario}: cannot be read: Permission denied" in message(capsys, "run", scenario)
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "s.yaml"], ["compare", "s.yaml", "s.yaml"], ["sweep", "sweep.yaml"], ["ask", "routing"]]
+)
+@pytest.mark.parametrize("out", ["s.yaml", "s.yaml/below"])
+def test_nothing_is_simulated_for_a_folder_that_cannot_be(capsys, scenario, monkeypatch, command, out):
+    monkeypatch.chdir(scenario.parent)
+    monkeypatch.setattr(Simulation, "run", lambda _: pytest.fail("simulated"))
+    Path("sweep.yaml").write_text("scenario: s.yaml\ngrid: {page_size: [4]}\n")
+    jobs = ["--jobs", "1"] if command[0] == "ask" else []
+    assert f"--out {out}: s.yaml is a file; expected a folder" in message(capsys, *command, *jobs, "--out", out)
+    assert scenario.read_text() == GOOD
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "s.yaml"],
+        ["export", "s.yaml", "--to", "vllm"],
+        ["calibrate", "rows.csv"],
+        ["scale", "p.yaml", "--from", "h100", "--to", "h200"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("folder", "is a folder; expected a file's name, such as folder/NAME"),
+        ("s.yaml/x", "s.yaml is a file; expected a folder"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_found_first(capsys, scenario, monkeypatch, command, out, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("folder").mkdir()
+    assert f"--out {out}: {says}" in message(capsys, *command, "--out", out)
+
+
+def test_a_run_takes_no_place_of_another_unless_forced(capsys, scenario, tmp_path):
+    out = tmp_path / "runs" / "scenario"
+    assert main_exit("run", scenario, "--out", out) == 0
+    before = (out / "summary.json").read_bytes()
+    assert f"--out {out}: has a run already (summary.json); --force writes over it" in message(
+        capsys, "run", scenario, "--seed", "1", "--out", out
+    )
+    assert "has a run already" in message(capsys, "compare", scenario, out, "--out", tmp_path / "runs")
+    assert (out / "summary.json").read_bytes() == before
+    changed = ("--set", "workload.num_requests=2")
+    assert main_exit("run", scenario, *changed, "--out", out, "--force") == 0
+    assert read_summary(out)["completed"] == 2
+
+
+def test_a_run_cut_short_leaves_no_summary_of_the_run_before(scenario, tmp_path, monkeypatch):
+    assert main_exit("run", scenario, "--out", tmp_path / "run") == 0
+
+    def killed(_):
+        raise MemoryError
+
+    monkeypatch.setattr(Simulation, "run", killed)
+    with pytest.raises(MemoryError):
+        main(["run", str(scenario), "--out", str(tmp_path / "run"), "--force"])
+    with pytest.raises(RunFolderError, match="is no run folder"):
+        read_summary(tmp_path / "run")
+
+
+def test_runs_of_one_name_have_no_room_in_one_folder(capsys, scenario, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(GOOD)
+    says = message(capsys, "compare", scenario, other, "--out", tmp_path / "runs")
+    assert "other.yaml: its name is scenario, as another's" in says
+
+
+# Damaged run folders.
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    scenario = tmp_path_factory.mktemp("kept") / "s.yaml"
+    scenario.write_text(GOOD)
+    assert main_exit("run", scenario, "--set", "workload.num_requests=30", "--out", scenario.parent / "run") == 0
+    return scenario.parent / "run"
+
+
+@pytest.fixture
+def folder(kept, tmp_path) -> Path:
+    return Path(copytree(kept, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("command", ["explain", "report"])
+@pytest.mark.parametrize("name", [*TABLES, "summary"])
+def test_a_table_that_is_cut_short(capsys, folder, command, name):
+    path = folder / ("summary.json" if name == "summary" else f"{name}.parquet")
+    content = path.read_bytes()
+    for length in (0, 4, len(content) // 2):
+        path.write_bytes(content[:length])
+        assert f"pdsim: {path}: " in message(capsys, command, folder)
+
+
+def test_a_table_of_something_else(capsys, folder):
+    (folder / "requests.parquet").write_bytes((folder / "steps.parquet").read_bytes())
+    assert "requests.parquet: damaged, or no table of a run" in message(capsys, "explain", folder)
+    (folder / "summary.json").write_text("{}")
+    assert "summary.json: no summary of a run" in message(capsys, "explain", folder)
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_a_journal_that_is_cut_short(capsys, folder, share):
+    """Whether its bytes are cut, or its lines."""
+    path = folder / JOURNAL
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert f"{path}: " in message(capsys, "replay", folder)
+    with pa.input_stream(pa.BufferReader(content), compression="zstd") as file:
+        lines = file.read().decode().splitlines(keepends=True)
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write("".join(lines[: int(share * len(lines))]).encode())
+    assert f"{path}: cut short: " in message(capsys, "replay", folder)
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write("".join(lines[:-2]).encode())
+    assert "cut short: 29 requests finish in it, 30 in summary.json" in message(capsys, "replay", folder)
+
+
+def test_a_journal_with_a_line_that_is_none(capsys, folder):
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+        file.write(b'["router", "on_message", [{"Nothing": []}, 0], []]\n')
+    assert f"{folder / JOURNAL}: damaged, or cut short: 'Nothing'" in message(capsys, "replay", folder)
+
+
+def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
+    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
+        file.write(b'["prefill-0", "on_step_done", [1, 2, 0], []]\n')
+    assert main_exit("replay", folder) == 1
+    assert "entry 0, prefill-0.on_step_done at 0 ns: raises " in capsys.readouterr().err
+
+
+# What is taken, and what is too much.
+
+
+def test_a_context_may_be_extended(scenario):
+    longer = ("--set", "workload.input_tokens=41000", "--set", "workload.num_requests=1")
+    assert main_exit("run", scenario, *longer, "--set", "model.context_tokens=41005") == 0
+
+
+def test_a_rack_is_one_server(scenario):
+    assert main_exit("run", scenario, "--set", "prefill={gpu: gb200, tp: 16}") == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "says"), [("0,9,5\n2,9,5\n1,9,5", "t.csv: not in order of time"), ("0,9,5\n1,9,5", "")]
+)
+def test_a_trace_that_is_not_in_order_is_sorted_with_a_word(capsys, scenario, monkeypatch, table, says):
+    monkeypatch.chdir(scenario.parent)
+    Path("t.csv").write_text(f"arrival_s,in_tokens,out_tokens\n{table}\n")
+    assert main_exit("run", scenario, "--set", "workload={use: request_table, path: t.csv}") == 0
+    error = capsys.readouterr().err
+    assert error.count("pdsim: warning: ") == bool(says)
+    assert says in error
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            ["run", "s.yaml", "--set", "prefill.instances=100000000"],
+            "100,000,001 instances, 3 requests: about 1,305.0 GB",
+        ),
+        (
+            ["run", "s.yaml", "--set", "decode.instances=1000000", "--set", "prefill.instances=1000000"],
+            "2,000,000 instances",
+        ),
+        (
+            ["run", "s.yaml", "--set", "workload.num_requests=1000000000"],
+            "2 instances, 1,000,000,000 requests: about 7,000.0 GB",
+        ),
+        (["explain", "s.yaml", "--set", SESSIONS], "1,000,000,000 requests"),
+        (["sweep", "sweep.yaml"], "sweep.yaml: 2,000,000,000 runs: about 12,000.0 GB and 46.3 days at least"),
+        (["ask", "routing", "--requests", "1000000000"], "1,000,000,000 requests: about 7,000.0 GB"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_does_not_fit_this_machine_is_refused(capsys, scenario, monkeypatch, command, says):
+    monkeypatch.chdir(scenario.parent)
+    grid = "grid: {page_size: {from: 1, to: 100000000}, prefill.tp: [1, 2]}"
+    random = "random: {count: 800000000, fields: {page_size: [4]}}"
+    Path("sweep.yaml").write_text(f"scenario: s.yaml\n{grid}\n{random}\nseeds: [1, 2]\n")
+    error = message(capsys, *command)
+    assert says in error
+    assert "; this machine has " in error
+    assert "GB: --yes begins all the same" in error
+
+
+def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch):
+    monkeypatch.setattr(extent, "_REQUEST_S", 3600.0)
+    assert main_exit("run", scenario) == 0
+    assert (
+        "pdsim: warning: scenario: 2 instances, 3 requests: about 0.0 GB and 3.0 hours at least"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setattr(extent, "_REQUEST_BYTES", 1e15)
+    assert "--yes begins all the same" in message(capsys, "run", scenario)
+    assert main_exit("run", scenario, "--yes") == 0
+    assert load_scenario(scenario).workload.num_requests == len(requests_of(load_scenario(scenario)))  # Python's own

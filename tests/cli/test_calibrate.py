@@ -45,6 +45,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def warnings_in(printed):
+    return [line for line in printed.splitlines() if line.startswith("warning: ")]
+
+
 FILES = ("rows.csv", "more.csv.gz", "transfer.csv")
 
 
@@ -78,14 +82,21 @@ def test_a_profile_says_where_it_comes_from(capsys, folder):
 def test_a_run_outside_the_measured_range_warns_once(capsys, folder):
     output(capsys, "calibrate", *FILES, "-o", "profile.yaml")
     changes = ("--set", "workload.input_tokens=9000", "--set", "prefill.chunked_prefill_tokens=16384")
-    assert exit_code("run", "scenario.yaml", *changes) == 0
-    (warning,) = capsys.readouterr().err.splitlines()
+    (warning,) = warnings_in(output(capsys, "run", "scenario.yaml", *changes))
     assert warning == (
-        "pdsim: scenario: warning: prefill_new_tokens 9,000 is outside what was measured, 16 to 8,192: "
-        "times are those of the nearest measured step"
+        "warning: scenario: cost: profile measured on qwen3-8b, bf16 weights, bf16 KV, TP1, h200; "
+        "this run: new tokens of a forward 9,000 (measured 16 to 8,192, taken as 8,192): outside"
     )
-    assert exit_code("run", "scenario.yaml", *changes, "--set", "cost.measured.outside=extend") == 0
-    assert "the fitted line goes on" in capsys.readouterr().err
+    extended = output_json(capsys, "run", "scenario.yaml", *changes, "--set", "cost.measured.outside=extend")
+    assert extended["pdsim"]["warnings"][0].endswith("(measured 16 to 8,192): outside")
+    assert warnings_in(output(capsys, "run", "scenario.yaml")) == []
+
+
+def test_a_profile_of_another_setup_is_said_by_every_run_of_it(capsys, folder):
+    output(capsys, "calibrate", *FILES, "-o", "profile.yaml")
+    other = ("--set", "model=llama-3.1-8b", "--set", "prefill.tp=2", "--set", "decode.tp=8", "--set", "decode.gpu=b200")
+    (warning,) = warnings_in(output(capsys, "run", "scenario.yaml", *other))
+    assert warning.endswith("; this run: llama-3.1-8b, TP2 to TP8, h200 and b200: outside")
 
 
 @pytest.mark.parametrize(

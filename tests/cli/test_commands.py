@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_compare_takes_scenarios_and_folders(capsys, scenario, tmp_path):
     assert [row["run"] for row in rows] == ["a", "little"]
     assert (tmp_path / "both" / "compare.png").stat().st_size > 10_000
     assert (tmp_path / "both" / "little" / "summary.json").is_file()
-    assert "what limits" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
+    assert "where the time goes" in output(capsys, "compare", tmp_path / "a", tmp_path / "both" / "little")
 
 
 def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):
@@ -162,6 +163,21 @@ def test_validate_prints_the_errors_of_a_case(capsys, scenario, tmp_path):
     (arm,) = output_json(capsys, "validate", tmp_path)
     assert arm["metrics"] == {"completed": {"measured": 20, "simulated": 24, "error": pytest.approx(0.2)}}
     assert "10% missed" in output(capsys, "validate", tmp_path)
+
+
+def test_one_of_a_kind_is_no_plural(capsys, aggregated, scenario, tmp_path):
+    one = ["--set", "workload={use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens: 4}"]
+    run, page, sweep = tmp_path / "run", tmp_path / "page.html", tmp_path / "sweep.yaml"
+    sweep.write_text("scenario: little.yaml\npoints: [{page_size: 1}]\nslos: {chat: {e2e: 1 h}}\n")
+    shown = [
+        output(capsys, "run", scenario, *one, "--out", run),
+        output(capsys, "explain", run, "--request", 0),
+        output(capsys, "report", run, "-o", page),
+        output(capsys, "report", aggregated, *one, "-o", page) + page.read_text(),
+        output(capsys, "sweep", sweep, *one, "--out", tmp_path / "points", "--jobs", 1),
+    ]
+    texts = [re.sub(r"<(style|script|svg).*?</\1>", "", text, flags=re.DOTALL) for text in shown]
+    assert [found for text in texts for found in re.findall(r"\b1 [a-z]+s\b(?!/)", text)] == []
 
 
 def test_catalog_and_schema(capsys):

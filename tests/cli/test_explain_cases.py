@@ -1,4 +1,4 @@
-"""`pdsim explain` names the resource that binds: more of that one helps, and more of another helps little."""
+"""`pdsim explain --tornado` names the resource that binds: more of that one helps, and more of another helps little."""
 
 import json
 import re
@@ -7,8 +7,6 @@ from typing import get_type_hints
 import pytest
 
 from pdsim.cli import main
-from pdsim.metrics.limits import AGGREGATED_RELIEF
-from pdsim.metrics.limits import RELIEF as RELIEF_FIELDS
 from pdsim.scenario.schema import (
     AggregatedSettings,
     DecodeSettings,
@@ -16,7 +14,8 @@ from pdsim.scenario.schema import (
     PrefillSettings,
     StagingSettings,
 )
-from pdsim.workload.clients import ClosedLoop
+from pdsim.sim.sensitivity import AGGREGATED_RELIEF
+from pdsim.sim.sensitivity import RELIEF as RELIEF_FIELDS
 
 SCENARIO = """\
 name: case
@@ -46,10 +45,7 @@ CASES = {
         "network.transport=mooncake-rdma",
         "network.descriptor_latency=20 us",
     ],
-    "staging ring": ["prefill.tp=2", "network.staging={ring: 32 MB}"],
     "decode KV": ["decode.pool_tokens=2000"],
-    "decode batch cap": ["decode.max_running_requests=8", "decode.extra_slots=0"],
-    "client concurrency": ["client.concurrency=2"],
 }
 """The resource, and how it is made scarce."""
 
@@ -59,10 +55,7 @@ RELIEF = {
     "link": ["network.bandwidth=800 MB/s"],
     "descriptor cost": ["network.descriptor_latency=12.5 us"],
     "descriptor cost of slices": ["network.staging={ring: 4 GB}"],
-    "staging ring": ["network.staging={ring: 128 MB}"],
     "decode KV": ["decode.pool_tokens=8000"],
-    "decode batch cap": ["decode.max_running_requests=32"],
-    "client concurrency": ["client.concurrency=8"],
 }
 """Four times as much of it, or staging instead of slices."""
 
@@ -72,8 +65,7 @@ MORE = {
     "link": ["network.bandwidth=400 GB/s"],
     "descriptor cost": ["network.descriptor_latency=250 ns"],
     "decode KV": ["decode.pool_tokens=800000"],
-    "decode batch cap": ["decode.max_running_requests=1024"],
-    "client concurrency": ["client.concurrency=160"],
+    "decode slots": ["decode.max_running_requests=1024"],
 }
 """Four times as much of what there is plenty of."""
 
@@ -83,92 +75,56 @@ def pdsim(tmp_path, capsys):
     path = tmp_path / "case.yaml"
     path.write_text(SCENARIO)
 
-    def call(command, *changes):
+    def call(*words):
         with pytest.raises(SystemExit) as stop:
-            main([command, str(path), "--json", *(word for change in changes for word in ("--set", change))])
+            main([words[0], str(path), "--json", *words[1:]])
         assert not stop.value.code
         return json.loads(capsys.readouterr().out)
 
     return call
 
 
+def setting(*changes):
+    return [word for change in changes for word in ("--set", change)]
+
+
+def limits(pdsim, *changes):
+    """By metric."""
+    return {limit["metric"]: limit for limit in pdsim("explain", "--tornado", *setting(*changes))["limits"]}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_resource_is_named_and_more_of_it_helps(pdsim, case):
-    limit = pdsim("explain", *CASES[case])["limit"]
+    limit = limits(pdsim, *CASES[case])["TTFT p99"]
     resource = case.removesuffix(" of slices")
     assert limit["resource"] == resource, limit
-    assert limit["relief"]
-    scarce = pdsim("run", *CASES[case])["request_throughput"]
-    relieved = pdsim("run", *CASES[case], *RELIEF[case])["request_throughput"]
+    assert limit["change"] < -0.05
+    assert limit["relief"] == RELIEF_FIELDS[resource]
+    scarce = pdsim("run", *setting(*CASES[case]))["request_throughput"]
+    relieved = pdsim("run", *setting(*CASES[case], *RELIEF[case]))["request_throughput"]
     assert relieved > 1.5 * scarce
     for other in MORE.keys() - {resource}:
-        assert pdsim("run", *CASES[case], *MORE[other])["request_throughput"] < 1.1 * scarce, other
+        assert pdsim("run", *setting(*CASES[case], *MORE[other]))["request_throughput"] < 1.1 * scarce, other
 
 
-EVIDENCE = {
-    "prefill compute": ("prefill-0", r"prefill-0 computes 9\d% of the time"),
-    "prefill slots": (
-        "prefill-0",
-        r"prefill-0 has no slot for the next prompt (9\d|100)% of the time and computes only \d%",
-    ),
-    "link": ("prefill-0 -> decode-0", r"bytes move on prefill-0 -> decode-0 9\d% of the time"),
-    "descriptor cost": ("prefill-0 -> decode-0", r"post descriptors 9\d% of the time, 11,200 of 2.05 KB a transfer"),
-    "descriptor cost of slices": (
-        "prefill-0 -> decode-0",
-        r"post descriptors \d\d% of the time, .* of 1.02 KB a transfer",
-    ),
-    "staging ring": ("prefill-0 -> decode-0", r"cells wait [\d.]+ s each for room in the ring of decode-0"),
-    "decode KV": ("decode-0", r"decode-0 has no page for the head of its queue (9\d|100)% of the time"),
-    "decode batch cap": ("decode-0", r"decode-0 has no slot for the next request (9\d|100)% of the time"),
-    "client concurrency": (
-        "client",
-        r"of 2 clients 2.0 wait for an answer, and nothing is full: prefill-0 computes \d%",
-    ),
-}
+BURSTS = [
+    "client={use: open_loop, arrivals: {use: gamma, rate: 8/s, burstiness: 0.2}}",
+    "workload={use: random_lengths, num_requests: 300, input_tokens: 400, output_tokens: 40}",
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_evidence_has_place_and_numbers(pdsim, case):
-    limit = pdsim("explain", *CASES[case])["limit"]
-    where, evidence = EVIDENCE[case]
-    assert limit["where"] == where
-    assert re.search(evidence, limit["evidence"]), limit["evidence"]
-
-
-def test_larger_batches_that_gain_nothing_are_the_limit_of_decode_steps(pdsim):
-    """Each request adds to a step what it adds to the batch: pages are missing, and more of them would not help."""
-    changes = ["cost={use: affine, prefill_per_token: 0.05 ms, decode_base: 1 ms, decode_per_request: 20 ms}"]
-    changes += ["decode.max_running_requests=16", "workload.output_tokens={use: uniform, low: 2, high: 20}"]
-    limit = pdsim("explain", *changes)["limit"]
-    assert limit["resource"] == "decode steps"
-    assert "twice the batch gives only" in limit["evidence"]
-    scarce = pdsim("run", *changes)["request_throughput"]
-    assert pdsim("run", *changes, "decode.max_running_requests=64")["request_throughput"] < 1.1 * scarce
-    assert pdsim("run", *changes, "decode.instances=2")["request_throughput"] > 1.5 * scarce
-
-
-def test_an_open_load_that_is_served_is_its_own_limit(pdsim):
-    limit = pdsim("explain", "client={use: open_loop, arrivals: {use: poisson, rate: 20/s}}")["limit"]
-    assert limit["resource"] == "load"
-    assert limit["evidence"].startswith("nothing is full: decode-0 decodes")
-    assert limit["relief"] == ""
-
-
-def test_bursts_on_prefill_are_named(pdsim):
-    changes = [
-        "cost.prefill.prefill_per_token=0.4 ms",
-        "client={use: open_loop, arrivals: {use: poisson, rate: 10.5/s}}",
-    ]
-    changes += ["workload.output_tokens=2", "prefill.chunked_prefill_tokens=208"]
-    limit = pdsim("explain", *changes)["limit"]
-    assert limit["resource"] == "load"
-    assert re.search(r"nothing is full: prefill-0 computes \d\d% of the time in bursts", limit["evidence"]), limit
-
-
-def test_a_scarce_resource_is_named_under_an_open_load_as_well(pdsim):
-    for case in ("prefill compute", "link", "decode KV", "decode batch cap"):
-        limit = pdsim("explain", *CASES[case], "client={use: open_loop, arrivals: {use: poisson, rate: 40/s}}")["limit"]
-        assert limit["resource"] == case
+def test_what_limits_the_tail_under_bursts_is_not_the_stage_with_the_longest_mean(pdsim):
+    """Two seconds of decoding, and slices that queue for their descriptors in bursts, with nothing full in the mean."""
+    sliced = [*BURSTS, "prefill.tp=2", "network.transport=mooncake-rdma", "network.descriptor_latency=3 us"]
+    report = pdsim("explain", *setting(*sliced))
+    assert max(report["stages"], key=lambda stage: stage["mean_ms"])["stage"] == "decode_forward"
+    assert all(use["lacks_pages"] == use["lacks_slots"] == 0 for use in report["instances"])
+    slowest_ms = sum(s["slowest_ms"] for s in report["stages"] if s["stage"] != "decode_forward")
+    assert slowest_ms >= pdsim("run", *setting(*sliced))["p99_ttft_ms"], "the mean of what lies above"
+    found = limits(pdsim, *sliced)
+    assert found["TTFT p99"]["resource"] == "descriptor cost"
+    assert found["TPOT p99"]["resource"] == "decode steps"
+    assert limits(pdsim, *BURSTS)["TTFT p99"]["resource"] != "descriptor cost"
 
 
 SECTIONS = {
@@ -177,7 +133,6 @@ SECTIONS = {
     "aggregated": AggregatedSettings,
     "network": NetworkSettings,
     "staging": StagingSettings,
-    "client": ClosedLoop,
 }
 
 
@@ -188,31 +143,26 @@ def test_relief_names_fields_that_a_scenario_has(relief):
 
 
 AGGREGATED = {
-    "decode KV": ["aggregated.pool_tokens=2000"],
-    "decode batch cap": ["aggregated.max_running_requests=8"],
+    "aggregated KV": ["aggregated.pool_tokens=2000"],
+    "aggregated slots": ["aggregated.max_running_requests=8"],
     "prefill compute": ["cost.prefill.prefill_per_token=1 ms"],
-    "client concurrency": ["client.concurrency=2"],
 }
 
 
 @pytest.mark.parametrize("case", AGGREGATED)
 def test_the_limit_of_an_aggregated_cluster_names_its_own_fields(pdsim, case):
     aggregated = "aggregated={gpu: h100, pool_tokens: 200000, max_running_requests: 256}"
-    limit = pdsim("explain", "prefill=null", "decode=null", aggregated, *AGGREGATED[case])["limit"]
+    limit = limits(pdsim, "prefill=null", "decode=null", aggregated, *AGGREGATED[case])["TTFT mean"]
     assert limit["resource"] == case, limit
-    assert re.findall(r"[a-z]+(?=\.)", limit["relief"])
-    assert set(re.findall(r"[a-z]+(?=\.)", limit["relief"])) <= {"aggregated", "client"}
+    assert set(re.findall(r"[a-z]+(?=\.)", limit["relief"])) == {"aggregated"}
 
 
-def test_compare_names_the_limits_too(tmp_path, capsys):
+def test_without_a_tornado_there_are_times_and_no_verdict(tmp_path, capsys):
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(SCENARIO.replace("case", name))
-    words = ["compare", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"), "--set", "client.concurrency=2"]
-    for more in ([], ["--json"]):
+    for words in (["compare", tmp_path / "a.yaml", tmp_path / "b.yaml"], ["run", tmp_path / "a.yaml"]):
         with pytest.raises(SystemExit):
-            main([*words, *more])
+            main([str(word) for word in words])
         out = capsys.readouterr().out
-        if more:
-            assert [row["limit"]["resource"] for row in json.loads(out)] == ["client concurrency"] * 2
-        else:
-            assert "what limits b: client concurrency" in out
+        assert "slowest 1%" in out
+        assert "limits" not in out

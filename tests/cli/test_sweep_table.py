@@ -27,6 +27,21 @@ def output(capsys, *arguments) -> str:
     return capsys.readouterr().out
 
 
+def test_eighty_columns_hold_the_percentile_of_the_slo_and_what_misses_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    ratios = """\
+scenario: base.yaml
+grid: {"prefill.instances, decode.instances": [[1, 2], [2, 1]]}
+slos: {chat: {ttft: 1 us, attainment: 0.9}}
+"""
+    lines = output(capsys, "sweep", write_sweep(tmp_path, ratios), "--out", tmp_path / "out", "--jobs", 1).splitlines()
+    table = "\n".join(lines[:-1])
+    assert "…" not in table
+    assert max(map(len, lines[:-1])) <= 80
+    assert table.count("p90, ms") == table.count("missed") == 2
+    assert "prefill." in table
+
+
 def test_each_slo_has_a_table(tmp_path, capsys):
     path = write_sweep(tmp_path, SWEEP, MANY_REQUESTS)
     text = output(capsys, "sweep", path, "--out", tmp_path / "out", "--jobs", 1)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from pdsim.cli import tables
 from pdsim.metrics.explain import STAGES
-from pdsim.metrics.limits import limiting_resource
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
 from tests.support import run, small
 
@@ -113,12 +112,10 @@ def test_a_difference_has_a_colour_when_it_can_be_seen(change, shown):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_request_the_catalog_and_the_limit_fit(printed, result, width):
+def test_a_request_and_the_catalog_fit(printed, result, width):
     request = result.records.requests[3]
     text = printed(width, tables.print_request, request)
     assert all(stage in text for stage in STAGES)
     assert "request 3: 200 + 30 tokens, prefill-0 -> decode-0, finished" in text
     printed(width, tables.print_request, replace(request, outcome="failed", reason="a reason " * 20))
     assert "qwen3.5-397b-a17b" in printed(width, tables.print_catalog)
-    limits = {"a": limiting_resource(result.records, 20)}
-    assert "what limits a: " in printed(width, tables.print_limits, limits)

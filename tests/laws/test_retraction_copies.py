@@ -9,7 +9,7 @@ from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.host_memory import HostCopies, HostMemory
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.decoding import BackupSettings
-from pdsim.scenario.schema import Scenario
+from pdsim.scenario.schema import DecodeSettings, Scenario
 from tests.strategies import crowds, scenarios
 from tests.support import examples, request, run, small
 
@@ -95,6 +95,15 @@ def test_the_loop_stands_still_while_kv_is_copied():
     assert last == copies_ns
 
 
+def test_copies_take_time_unless_they_are_said_not_to():
+    """SGLang's default is a copy in host memory."""
+    scenario = small(request(0, 8, 20), request(1, 8, 24), decode__pool_tokens=40, decode__admission__reserved_tokens=0)
+    backup = DecodeSettings(gpu="h100").retraction_backup
+    default = scenario.model_copy(update={"decode": scenario.decode.model_copy(update={"retraction_backup": backup})})
+    copies_s = [run(each).result.summary()["pdsim"]["retraction_copies_s"] for each in (scenario, default)]
+    assert copies_s[0] == 0 < copies_s[1]
+
+
 def test_memory_that_was_pinned_before_is_used_again():
     costs = HostCopies(
         page_bytes=10, num_planes=4, copy_ns=3, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=0.5e9
@@ -104,6 +113,8 @@ def test_memory_that_was_pinned_before_is_used_again():
     assert memory.load_ns(0) == 1000
     assert memory.save_ns(1, 100) == 1000
     assert memory.save_ns(2, 1) == 12 + 20
+    memory.forget(1)
+    assert memory.save_ns(3, 99) == 990
 
 
 @given(st.integers(1, 12), st.integers(1, 400))

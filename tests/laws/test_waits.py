@@ -3,6 +3,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,9 @@ from pdsim.workload.mooncake_file import agentic_rows, write_mooncake
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.sessions import sessions_of
 from tests.support import examples, run, small
+
+pytestmark = pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+"""Lines stand in any order here."""
 
 BLOCK = 4
 

@@ -7,7 +7,6 @@ import pytest
 
 from pdsim import ask, simulate
 from pdsim.cli import main
-from pdsim.questions.columns import COLUMNS
 
 LOAD = {"model": "qwen3-0.6b", "input_tokens": 4000, "output_tokens": "20-40", "requests": 60, "rate": 200}
 """More than 1P3D can take."""
@@ -32,7 +31,7 @@ def test_the_table_has_the_means(made):
         found = made.table.loc[row.arm]
         assert found["remark"] == row.remark
         for name, value in row.estimates.items():
-            mean = found[COLUMNS[name].title]
+            mean = found[made.title(name)]
             assert isnan(mean) if value is None else mean == value.mean
     assert made.table.isna().any(axis=1).to_dict() == {"1P3D": True, "2P2D": False, "3P1D": False}
 

@@ -158,7 +158,7 @@ def test_saturated_arms_have_no_latency(ask):
     made = ask("pd-ratio", "workload.num_requests=200", "workload.output_tokens=2", rate=120)
     (row,) = [row for row in made.rows if row.arm == "1P3D"]
     assert row.remark == "saturated"
-    assert row.estimates["p90_ttft"] is None
+    assert row.estimates["tail_ttft"] is None
 
 
 def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):

@@ -2,9 +2,11 @@
 
 import asyncio
 from itertools import count
+from typing import Any
 
 from pdreal.requests import Request
 from pdreal.sampling import Sampling
+from pdreal.serve.entrance import Entrance
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
 from pdreal.serve.service import Service
@@ -39,17 +41,21 @@ class ScriptedCluster:
         self.aborted: asyncio.Queue[int] = asyncio.Queue()
         self.num_flushed = 0
         self.failure: str | None = None
+        self.missing_roles: list[str] = []
+        self._requests: dict[int, Request] = {}
 
     def submit(self, prompt_ids: list[int], sampling: Sampling) -> Request:
         request = Request(next(self._ids), TokenIds(prompt_ids), sampling)
+        self._requests[request.request_id] = request
         task = asyncio.get_running_loop().create_task(self._run(request, prompt_ids, sampling))
         self.under_way[request.request_id] = task
         self.submitted.put_nowait(request.request_id)
         task.add_done_callback(lambda _: self.under_way.pop(request.request_id, None))
         return request
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
         self.under_way.pop(request_id).cancel()
+        self._requests[request_id].end(reason)
         self.aborted.put_nowait(request_id)
 
     def load(self) -> dict[str, Levels]:
@@ -83,7 +89,7 @@ class ScriptedCluster:
         request.end()
 
 
-def scripted_service(cluster: ScriptedCluster) -> Service:
+def scripted_service(cluster: ScriptedCluster, **entrance: Any) -> Service:
     return Service(
         cluster=cluster,
         model_name="tiny",
@@ -91,4 +97,5 @@ def scripted_service(cluster: ScriptedCluster) -> Service:
         room=Room(prompt_tokens=100, total_tokens=150),
         page_size=16,
         metrics=Metrics("tiny"),
+        entrance=Entrance(**entrance),
     )

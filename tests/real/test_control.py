@@ -2,12 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, process_of
+from pdreal.clock import Clock
 from pdreal.envelope import Envelope, decode, encode
 from pdreal.launcher import _LAST_WORDS_S, Launcher
 from pdreal.logbook import Logbook, read_journal, read_records
@@ -93,16 +95,14 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
     assert late == [(101, None)]
 
 
-def test_the_last_answer_of_the_dead_is_not_their_load(tmp_path, monkeypatch):
+def test_the_last_answer_of_the_dead_is_not_their_load():
     """It may be read after their end was seen."""
-    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
     launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
     assert not launcher.load()
 
 
-def test_why_a_process_ended_may_come_after_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("pdreal.launcher.mkdtemp", lambda prefix: str(tmp_path))
+def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
     reasons = []
     monkeypatch.setattr(launcher, "_on_death", lambda *of: reasons.append((*of, launcher._deaths.get("decode-0"))))
@@ -133,6 +133,20 @@ def test_logbooks_become_one_journal(tmp_path):
         ("launcher", 6),
         ("prefill-0", 7),
     ]
+
+
+def test_what_others_hear_of_is_on_file(tmp_path):
+    """A rank that is killed as its outcome is heard leaves all rows of that request."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+    from pdreal.leader import Leader
+
+    leader, seen = object.__new__(Leader), []
+    leader._timeline, leader._logbook = Clock(0), Logbook(tmp_path, "decode-0", 0)
+    leader._channel = SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels)))
+    for i in range(3):
+        leader._note("on_levels", "decode-0", Levels(*[i] * len(Levels._fields)))
+        leader._send_out("router", Finished(i))
+    assert seen == [1, 2, 3]
 
 
 def test_rows_become_records(tmp_path):

@@ -11,7 +11,7 @@ from pdsim.scenario.build import restarted, state_machines
 from tests.real import clusters
 
 HEALTH = {
-    "heartbeat_interval": "100 ms",
+    "heartbeat_interval": "500 ms",
     "heartbeat_failures": 2,
     "bootstrap_timeout": "20 s",
     "waiting_timeout": "20 s",

@@ -11,11 +11,14 @@ from pdreal.model.attention import WholeSequence
 from pdreal.model.config import ModelError, from_catalog, from_checkpoint
 from pdreal.model.reference import generate
 from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
+from pdreal.model_choice import model_config
+from pdreal.options import Options
 
 from pdsim.system.catalog import load_model, names
 from tests.real.models import CPU, LLAMA, load, tokens
 
-QWEN = replace(from_catalog("tiny-qwen3"), vocab_size=300, hidden_size=64, max_context_tokens=512)
+TINY = from_catalog("tiny-qwen3")
+QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)
 
 
 def logits_of(model, prompt):
@@ -102,12 +105,57 @@ def test_the_catalog_counts_the_parameters_that_are_there(name):
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is none of default, llama3"),
         ({"quantization_config": {"bits": 4}}, "quantised weights cannot be run"),
+        ({"max_position_embeddings": "many"}, "a field has a wrong value: invalid literal"),
+        ({"head_dim": None, "num_attention_heads": 0}, "a field has a wrong value: integer division"),
+        ({"rope_scaling": [1]}, "a field has a wrong value: 'list' object"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: factor is missing"),
     ],
 )
 def test_checkpoints_that_cannot_be_run(changes, complaint, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(published(LLAMA) | changes))
     with pytest.raises(ModelError, match=complaint):
         from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("{", "cannot be read"), ("[]", "no JSON object"), ("{}", "none is")])
+def test_configs_that_are_none(text, complaint, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=complaint):
+        from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["vocab_size", "num_attention_heads", "intermediate_size", "rms_norm_eps"])
+def test_a_config_that_lacks_a_field(missing, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in published(QWEN).items() if k != missing}))
+    with pytest.raises(ModelError, match=rf"config\.json: {missing} is missing"):
+        from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "complaint"),
+    [
+        ({"num_key_value_heads": 1}, "num_kv_heads is 1, and 4 of tiny-qwen3"),
+        ({"head_dim": 8}, "head_dim is 8, and 32"),
+        ({"num_hidden_layers": "4"}, "num_layers is '4', and 4"),
+        ({"vocab_size": 300}, "vocab_size is 300, and 512"),
+        ({"intermediate_size": 7}, "intermediate_size is 7, and 512"),
+        ({"architectures": ["LlamaForCausalLM"]}, "qk_norm is False, and True"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_than_the_scenarios_model(field, complaint, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(published(TINY)))
+    options = Options(weights=str(tmp_path))
+    assert model_config(options, TINY.name).num_params == TINY.num_params
+    (tmp_path / "config.json").write_text(json.dumps(published(TINY) | field))
+    with pytest.raises(ModelError, match=complaint):
+        model_config(options, TINY.name)
+
+
+def test_weights_that_are_damaged(tmp_path):
+    pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        load(LLAMA, Checkpoint(tmp_path))
 
 
 def test_checkpoints_that_are_not_whole(tmp_path):

@@ -39,8 +39,8 @@ def settings_of(engine, prefill_tp=1, decode_tp=1, **network):
     return {
         "model": "qwen3-0.6b",
         "page_size": PAGE,
-        "prefill": {"gpu": "h100", "pool_tokens": 64, "tp": prefill_tp, "chunked_prefill_tokens": 4 * PAGE},
-        "decode": {"gpu": "h100", "pool_tokens": 64, "tp": decode_tp},
+        "prefill": {"gpu": "gb200", "pool_tokens": 64, "tp": prefill_tp, "chunked_prefill_tokens": 4 * PAGE},
+        "decode": {"gpu": "gb200", "pool_tokens": 64, "tp": decode_tp},
         "network": {"transport": engine, **network},
         "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1},
         "client": {"use": "closed_loop", "concurrency": 1},

@@ -1,10 +1,12 @@
 """pdreal run: the folder that it leaves, and mistakes in one message."""
 
+import errno
 import json
 import os
 import signal
 import sys
 from contextlib import contextmanager
+from multiprocessing import active_children, forkserver
 
 import pytest
 
@@ -12,6 +14,9 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
+from pdreal.fleet import Fleet
+from pdreal.logbook import Logbook
+from pdreal.logbook import read_records as read_logs
 from ruamel.yaml import YAML
 
 from pdsim.cli import main as pdsim
@@ -94,3 +99,91 @@ def test_a_library_that_is_missing_is_named(missing, scenario, monkeypatch, caps
     monkeypatch.setitem(sys.modules, missing, None)
     assert exit_code("serve", scenario) == 2
     assert capsys.readouterr().err == f"pdreal: {missing} is not installed: pip install 'pdsim[real]'\n"
+
+
+def test_a_terminated_run_keeps_what_has_finished(scenario, tmp_path, monkeypatch, capsys):
+    """`timeout` and others tell every process of the group; the launcher alone listens."""
+
+    def terminate(num_done):
+        if num_done == 3:
+            for process in [forkserver._forkserver._forkserver_pid, *(child.pid for child in active_children())]:
+                os.kill(process, signal.SIGTERM)
+        if num_done == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextmanager
+    def terminating(*_, **__):
+        yield terminate
+
+    monkeypatch.setattr("pdreal.run.progress_over", terminating)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 130
+    assert "interrupted; what had finished is kept" in capsys.readouterr().err
+    assert 6 <= read_summary(out)["completed"] < 20
+    assert not (out / "logs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_can_be_stopped_while_it_starts(scenario, tmp_path, monkeypatch, capsys, number):
+    spawn = Fleet.spawn
+
+    def spawn_and_stop(self, instance_id):
+        spawn(self, instance_id)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Fleet, "spawn", spawn_and_stop)
+    monkeypatch.setattr("pdreal.run.Clients.serve", lambda *_: pytest.fail("its start went on"))
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert read_summary(out)["completed"] == 0
+    assert not [child for child in active_children() if child.is_alive()]
+
+
+def test_out_that_cannot_be_written_is_told_before_anything_starts(scenario, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pdreal.run.run_scenario", pytest.fail)
+    (tmp_path / "file").touch()
+    assert exit_code("run", scenario, "--out", tmp_path / "file" / "run") == 2
+    assert "is a file; expected a folder" in capsys.readouterr().err
+    (tmp_path / "summary.json").touch()
+    assert exit_code("run", scenario, "--out", tmp_path) == 2
+    assert "--force writes over it" in capsys.readouterr().err
+
+
+def full_after(monkeypatch, method, num_calls):
+    """The launcher's logbook meets a full disk."""
+    written = getattr(Logbook, method)
+    calls = iter(range(num_calls))
+
+    def write(self, *args):
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(self, *args)
+
+    monkeypatch.setattr(Logbook, method, write)
+
+
+@pytest.mark.parametrize("method", ["row", "entry", "flush"])
+def test_a_full_disk_ends_the_run_with_a_message(scenario, tmp_path, monkeypatch, capsys, method):
+    full_after(monkeypatch, method, 30)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out) == 1
+    said = capsys.readouterr().err
+    assert f"the launcher failed: [Errno 28] No space left on device; it writes to {out / 'logs'}" in said
+    assert "Traceback" not in said
+    assert read_summary(out)["completed"] < 20
+
+
+def test_logs_stay_where_results_cannot_be_written(scenario, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pdreal.run.write_run", full)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out, "--json") == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["completed"] == 20
+    assert f"No space left on device; what the run did is in {out / 'logs'}" in said.err
+    assert len(read_logs(out / "logs").requests) == 20
+    assert exit_code("run", scenario, "--out", out) == 2
+    assert "has a run already" in capsys.readouterr().err

@@ -1,16 +1,25 @@
 """The front end over HTTP: what clients get for good requests and bad ones, and that nothing of either stays behind."""
 
 import asyncio
+import gzip
 import json
+import socket
 from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import get_ident
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve import http
+from pdreal.serve import connections, http, openai, sampling_fields, sglang
+from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
+from pdreal.serve.room import Room
+from pdreal.serve.server import is_loopback
 from pdreal.serve.tokenizer import Tokenizer
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
@@ -20,10 +29,10 @@ HELLO = TOKENIZER.encode("hello")
 
 
 @asynccontextmanager
-async def running():
+async def running(**entrance):
     """A client of a server, and the cluster behind it, which must be empty in the end."""
     cluster = ScriptedCluster()
-    service = scripted_service(cluster)
+    service = scripted_service(cluster, **entrance)
     async with serving(service, "127.0.0.1", 0) as url, aiohttp.ClientSession(url) as client:
         yield client, cluster, service
         assert not cluster.under_way
@@ -53,9 +62,9 @@ def usage(num_prompt_tokens, num_output_tokens):
     }
 
 
-def run(scenario):
+def run(scenario, **entrance):
     async def main():
-        async with asyncio.timeout(20), running() as (client, cluster, service):
+        async with asyncio.timeout(20), running(**entrance) as (client, cluster, service):
             await scenario(client, cluster, service)
 
     asyncio.run(main())
@@ -166,7 +175,7 @@ def chat(content):
 REFUSED = [
     ("/v1/completions", b"{", "body is not JSON"),
     ("/v1/completions", b"\xff", "body is not JSON"),
-    ("/v1/completions", b"[" * 100_000, "body is not JSON"),
+    ("/v1/completions", b"[" * 60_000, "body is not JSON"),
     ("/v1/completions", b"[]", "must be a JSON object, not a list"),
     ("/v1/completions", {}, "prompt is empty"),
     ("/v1/completions", {"prompt": ""}, "prompt is empty"),
@@ -190,6 +199,17 @@ REFUSED = [
     ("/v1/completions", {"prompt": "a", "stream": "yes"}, "stream must be true or false, not a string"),
     ("/v1/completions", {"prompt": "a", "stream_options": []}, "stream_options must be an object, not a list"),
     ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage must"),
+    ("/v1/completions", rb'{"prompt": "\ud800"}', r"the text has \ud800, half of a character"),
+    ("/v1/completions", {"prompt": f"<{9:9<5000}>", "max_tokens": 1}, "the prompt has 5002 tokens"),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 10**400}, "asks for up to 1000000"),
+    ("/v1/completions", b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "body is not JSON: Exceeds the limit"),
+    ("/v1/completions", {"prompt": "a", "temperature": -3}, "temperature must be at least 0, not -3"),
+    ("/v1/completions", {"prompt": "a", "temperature": float("nan")}, "body is not JSON: NaN is no number"),
+    ("/v1/completions", {"prompt": "a", "top_p": float("inf")}, "body is not JSON: Infinity is no number"),
+    ("/v1/completions", {"prompt": "a", "top_p": 1.5}, "top_p must be from 0 to 1, not 1.5"),
+    ("/v1/completions", {"prompt": "a", "top_k": "all"}, "top_k must be a number, not a string"),
+    ("/v1/completions", {"prompt": "a", "guided_regex": "x"}, "guided_regex is not supported"),
+    ("/v1/chat/completions", rb'{"messages": [{"role": "\udc00", "content": "a"}]}', r"the text has \udc00"),
     ("/v1/chat/completions", {}, "messages must be a list of messages"),
     ("/v1/chat/completions", {"messages": []}, "messages must be a list of messages, at least one"),
     ("/v1/chat/completions", {"messages": ["hi"]}, "messages[0] must be an object"),
@@ -205,6 +225,8 @@ REFUSED = [
     ("/generate", {"text": "a", "sampling_params": {"n": 3}}, "sampling_params.n is not supported"),
     ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens must"),
     ("/generate", {"text": "a", "return_logprob": True}, "return_logprob is not supported"),
+    ("/generate", {"text": "a", "sampling_params": {"min_p": -1}}, "sampling_params.min_p must be from 0 to 1"),
+    ("/generate", {"text": "a", "sampling_params": {"stop": "x"}}, "sampling_params.stop is not supported"),
 ]
 
 
@@ -240,15 +262,198 @@ def test_unknown_routes_and_methods(method, path, status, message):
     run(scenario)
 
 
-def test_a_body_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr(http, "MAX_BODY_BYTES", 1000)
-
+def test_a_body_beyond_what_fits():
     async def scenario(client, cluster, service):
-        async with client.post("/v1/completions", json={"prompt": "a" * 1000}) as response:
+        limit = service.room.body_bytes
+        async with client.post("/v1/completions", json={"prompt": "a" * limit}) as response:
             assert response.status == 413
-            assert "more than 1000 bytes" in (await response.json())["error"]["message"]
+            assert f"more than {limit} bytes" in (await response.json())["error"]["message"]
 
     run(scenario)
+
+
+@given(
+    st.lists(st.integers(0, 151_935), max_size=20).map(lambda tokens: 50 * tokens),
+    st.sampled_from([None, 2]),
+    st.booleans(),
+)
+def test_no_body_of_a_prompt_that_fits_is_too_large(tokens, indent, is_escaped):
+    """Whether it is text or token ids, and however its JSON is written."""
+    tokenizer, limit = Tokenizer(151_936), Room(len(tokens), len(tokens) + 1).body_bytes
+    assert len(json.dumps({"prompt": tokens}, indent=indent)) <= limit
+    text = json.dumps({"prompt": tokenizer.decode(tokens)}, indent=indent)
+    if is_escaped:
+        text = text.replace("<", r"\u003c").replace(">", r"\u003e")
+    assert tokenizer.encode(json.loads(text)["prompt"]) == tokens
+    assert len(text) <= limit
+
+
+def test_a_large_body_is_read_beside_the_loop(monkeypatch):
+    threads = []
+    parse = Fields.parse
+    monkeypatch.setattr(Fields, "parse", lambda body: threads.append(get_ident()) or parse(body))
+
+    async def scenario(client, cluster, service):
+        for size in (1, 1 << 16):
+            status, _ = await post(client, "/v1/completions", {"prompt": "a", "user": "x" * size})
+            assert status == 200
+        assert [thread == get_ident() for thread in threads] == [True, False]
+
+    run(scenario)
+
+
+def test_a_body_that_is_compressed_is_refused():
+    async def scenario(client, cluster, service):
+        for body in (b'{"prompt": "a"}', gzip.compress(b'{"prompt": "a"}')):
+            async with client.post("/v1/completions", data=body, headers={"Content-Encoding": "gzip"}) as response:
+                assert response.status == 400
+                assert "Content-Encoding gzip: send it as it is" in (await response.json())["error"]["message"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [(b"", b""), (b"POST /v1/completions HTTP/1.1\r\nHost:", b""), (b"", b"408 Request Timeout")],
+    ids=["nothing", "half of the headers", "half of the body"],
+)
+def test_a_client_that_sends_no_more_is_left(sent, answer, monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS_S", 0.1)
+    monkeypatch.setattr(connections, "BODY_S", 0.1)
+    if answer:
+        sent = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 20\r\n\r\n{"
+
+    async def scenario(client, cluster, service):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)
+        writer.write(sent)
+        assert answer in await reader.readline()
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_client_whose_machine_vanished_is_noticed(monkeypatch):
+    options = []
+
+    def watched(request):
+        connections.notice_if_gone(request)
+        connection = request.transport.get_extra_info("socket")
+        options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        options.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+
+    monkeypatch.setattr(http, "notice_if_gone", watched)
+
+    async def scenario(client, cluster, service):
+        await post(client, "/v1/completions", {"prompt": "a"})
+        assert options == [60_000, 1]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("gpu-7", False),
+    ],
+)
+def test_only_loopback_is_private(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_only_the_key_opens():
+    async def scenario(client, cluster, service):
+        for headers, status in [
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({"Authorization": "Bearer s3crét".encode().decode("latin-1")}, 401),
+            ({"Authorization": "Bearer secret"}, 200),
+        ]:
+            for path in ("/v1/models", "/metrics"):
+                async with client.get(path, headers=headers) as response:
+                    assert response.status == status
+                    if status == 401:
+                        assert response.headers["WWW-Authenticate"] == "Bearer"
+                        assert "wants its API key" in (await response.json())["error"]["message"]
+            async with client.get("/health", headers=headers) as response:
+                assert response.status == 200
+
+    run(scenario, api_key="secret")
+
+
+def test_too_many_that_wait_are_sent_away_for_a_while():
+    """Those with a first token do not wait."""
+
+    async def scenario(client, cluster, service):
+        served = await client.post("/v1/completions", json={"prompt": [5], "stream": True})
+        await served.content.readline()
+        waiting = [asyncio.create_task(post(client, "/v1/completions", {"prompt": [1]})) for _ in range(2)]
+        for _ in range(3):
+            await cluster.submitted.get()
+        async with client.post("/v1/completions", json={"prompt": "a"}) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+            assert "2 requests wait for their first token" in (await response.json())["error"]["message"]
+        waiting[0].cancel()
+        await cluster.aborted.get()
+        status, _ = await post(client, "/v1/completions", {"prompt": "a"})
+        assert status == 200
+        waiting[1].cancel()
+        served.close()
+        for _ in range(2):
+            await cluster.aborted.get()
+
+    run(scenario, max_waiting_requests=2)
+
+
+def test_who_is_served_as_the_server_stops_is_told():
+    async def scenario(client, cluster, service):
+        stream = await client.post("/v1/completions", json={"prompt": [5], "stream": True})
+        await stream.content.readline()
+        waiting = asyncio.create_task(post(client, "/v1/completions", {"prompt": [1]}))
+        for _ in range(2):
+            await cluster.submitted.get()
+        hurry = asyncio.Event()
+        closing = asyncio.create_task(service.entrance.close(60, hurry))
+        await asyncio.sleep(0)
+        status, late = await post(client, "/v1/completions", {"prompt": "a"})
+        assert (status, late["error"]["message"]) == (503, "the server stops")
+        async with client.get("/health") as response:
+            assert response.status == 503
+        assert service.entrance.num_inside == 2
+        hurry.set()
+        await closing
+        *_, error, done, _ = (await stream.text()).split("\n\n")
+        message = json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert (message, done) == ("the request failed: the server stops", "data: [DONE]")
+        status, failed = await waiting
+        assert (status, failed["error"]["message"]) == (503, message)
+
+    run(scenario)
+
+
+def test_a_server_that_stops_waits_for_who_is_served():
+    async def scenario(client, cluster, service):
+        serving = asyncio.create_task(post(client, "/v1/completions", {"prompt": "a", "max_tokens": 100}))
+        await cluster.submitted.get()
+        await service.entrance.close(60, asyncio.Event())
+        status, answer = await serving
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 100)
+
+    run(scenario)
+
+
+def test_the_table_of_fields_has_all_that_are_refused_or_ignored():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *sampling_fields.NEUTRAL}:
+        assert any(f"`{name}`" in row and "| refused" in row for row in rows), name
+    for name in sampling_fields.IGNORED:
+        assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
 
 
 def test_what_asks_for_nothing_is_accepted():
@@ -342,6 +547,11 @@ def test_models_health_and_metrics():
         cluster.failure = "prefill-0 was lost"
         async with client.get("/health") as response:
             assert response.status == 503
+        cluster.failure = None
+        cluster.missing_roles = ["decode", "prefill"]
+        async with client.get("/health") as response:
+            assert response.status == 503
+            assert "no decode and no prefill instance is up" in await response.text()
         await post(client, "/v1/completions", {"prompt": HELLO, "max_tokens": 3})
         async with client.get("/metrics") as response:
             lines = (await response.text()).splitlines()

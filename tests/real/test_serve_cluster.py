@@ -10,6 +10,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import served_scenario
+from pdreal.serve.entrance import Entrance
 from pdreal.serve.http import serving
 from pdreal.serve.server import service_of
 from pdreal.serve.tokenizer import Tokenizer
@@ -24,19 +25,27 @@ POOL = 1024
 def test_clients_that_stay_and_clients_that_go():
     """One cluster for all of it: a start costs seconds."""
     options = Options(check_kv=True)
-    scenario = served_scenario(clusters.scenario(prefill__pool_tokens=POOL, decode__pool_tokens=POOL), options)
+    pools = {"prefill__pool_tokens": POOL, "decode__pool_tokens": POOL, "decode__admission__reserved_tokens": 64}
+    scenario = served_scenario(clusters.scenario(**pools), options)
 
     async def main() -> list[str]:
         launcher = Launcher(scenario, options)
         await launcher.start()
         try:
-            async with serving(service_of(scenario, options, launcher, "tiny"), "127.0.0.1", 0) as url:
+            async with serving(service_of(scenario, options, launcher, "tiny", Entrance()), "127.0.0.1", 0) as url:
                 await complete(url)
                 await asyncio.gather(*(leave_early(url, 40 * i) for i in range(1, 7)), stream(url))
                 await refuse(url)
                 assert launcher.num_live_requests == 0
                 await flush(url)
                 await complete(url)
+                assert await health(url) == (200, "")
+                launcher.kill("decode-0")
+                while not launcher.missing_roles:  # noqa: ASYNC110  the launcher tells nobody
+                    await asyncio.sleep(0.02)
+                status, why = await health(url)
+                assert status == 503
+                assert "no decode instance is up" in why
         finally:
             leaks = await launcher.stop()
         return leaks
@@ -84,6 +93,11 @@ async def refuse(url):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         with pytest.raises(openai.BadRequestError, match="the prompt has 2000 tokens"):
             await client.completions.create(model="tiny", prompt=[5] * 2000, max_tokens=1)
+
+
+async def health(url):
+    async with aiohttp.ClientSession(url) as client, client.get("/health") as response:
+        return response.status, await response.text()
 
 
 async def flush(url):

@@ -1,5 +1,7 @@
 """Whatever a model says, its text counts as the same tokens again, on the server and in clients."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,23 @@ def test_clients_write_chats_down_as_the_server_does(client_tokenizer):
 
 def test_a_planted_tokenizer_is_found_by_its_name(tmp_path):
     plant_in_hub_cache(tmp_path, VOCAB_SIZE)
-    hub = pytest.importorskip("huggingface_hub")
-    found = hub.try_to_load_from_cache(HUB_NAME, "tokenizer.json", cache_dir=tmp_path / "hub")
-    assert isinstance(found, str)
+    transformers = pytest.importorskip("transformers")
+    found = transformers.AutoTokenizer.from_pretrained(HUB_NAME, cache_dir=tmp_path / "hub", local_files_only=True)
+    assert found.encode("<300>A", add_special_tokens=False) == [300, 65]
+
+
+def test_the_files_are_all_that_transformers_asks_for(tmp_path):
+    """Version 5 reads config.json before it looks for a tokenizer."""
+    write_tokenizer(tmp_path, VOCAB_SIZE)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "chat_template.jinja",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert json.loads((tmp_path / "config.json").read_text()) == {"vocab_size": VOCAB_SIZE}
+
+
+def test_a_name_of_a_token_with_thousands_of_digits_is_text():
+    text = f"<{9:9<5000}>"
+    assert TOKENIZER.encode(text) == [*text.encode()]

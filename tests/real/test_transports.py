@@ -1,6 +1,8 @@
 """Engines are chosen by name, say what they lack, and can be measured."""
 
 import csv
+from socket import SO_BINDTODEVICE, SOL_SOCKET, create_connection, create_server
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +49,20 @@ def test_engines_of_gpus_say_that_there_is_none():
     for name in ("cuda-ipc", "mooncake-nvlink", "mooncake-mnnvl"):
         with pytest.raises(UnavailableError):
             open_transport(name, CPU)
+
+
+def test_mooncake_is_reached_from_this_machine_only(monkeypatch):
+    """The engine listens on all interfaces, whatever it is told."""
+    with create_server(("0.0.0.0", 0)) as everywhere, create_server(("127.0.0.1", 0)) as loopback:
+        engine = SimpleNamespace(initialize=lambda *_: 0, get_rpc_port=lambda: everywhere.getsockname()[1])
+        monkeypatch.setattr(
+            "pdreal.transports.mooncake.load_engine", lambda *_: SimpleNamespace(TransferEngine=lambda: engine)
+        )
+        address = open_transport("mooncake-tcp", CPU).address
+        device = everywhere.getsockopt(SOL_SOCKET, SO_BINDTODEVICE, 16).rstrip(b"\0")
+        assert device == b"lo"
+        assert loopback.getsockopt(SOL_SOCKET, SO_BINDTODEVICE, 16) == b""
+        create_connection(address.split(":")).close()
 
 
 def test_the_benchmark_writes_rows_with_their_provenance(tmp_path, capsys):

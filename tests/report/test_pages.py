@@ -2,21 +2,21 @@
 
 import re
 from dataclasses import replace
-from itertools import pairwise
 from shutil import copytree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.limits import limits_over_time
 from pdsim.metrics.records import RunRecords
 from pdsim.report.latency_figures import latency_distributions
 from pdsim.report.page import render
 from pdsim.report.run_page import ReportedRun, run_page
+from pdsim.report.setup import differences
 from pdsim.report.style import to_svg
 from pdsim.report.sweep_figures import Dot, frontier
 from pdsim.report.sweep_page import sweep_page
+from pdsim.scenario.build import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.sweeps.folder import read_sweep
@@ -28,8 +28,9 @@ CLIENT = {"use": "closed_loop", "concurrency": 8}
 
 
 def reported(name, make=small, **changes):
-    result = run(make(workload=LOAD, client=CLIENT, **changes), levels=True).result
-    return ReportedRun(name, result.summary(), result.records, 2)
+    scenario = make(workload=LOAD, client=CLIENT, **changes)
+    result = run(scenario, levels=True).result
+    return ReportedRun(name, result.summary(), result.records, resolve(scenario))
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,10 @@ def test_a_figure_is_the_same_again(one):
     assert to_svg(first, "name") == to_svg(again, "name")
 
 
-def test_a_run_says_what_limits_it_before_anything_else(one):
+def test_a_run_says_where_its_time_goes_before_anything_else(one):
     page = run_page([one])
-    assert page.answer == "The limit is prefill compute of prefill-0."
-    assert "prefill-0 computes" in page.detail
-    assert "prefill.instances" in page.detail
+    assert "% of the latency is prefill_waiting; the slowest 1% to their first token" in page.answer
+    assert page.detail == "", "what limits is the tornado's to say"
     assert [card.title for card in page.cards] == ["throughput", "output", "TTFT", "TPOT", "latency"]
     assert names(page)[0] == "distributions"
     assert page.tables[0].title == "Summary"
@@ -82,18 +82,19 @@ def test_a_run_without_a_finished_request_says_so(one):
     page = run_page([replace(one, records=records, summary={**one.summary, "pdsim": {"failed": 40}})])
     assert page.answer == "No request finished."
     assert page.figures == []
-    assert page.warnings == ["40 requests failed, and are in no latency."]
+    assert page.warnings == ["40 requests failed, which no latency counts."]
     assert "No request finished." in render(page)
 
 
 def test_a_tornado_leaves_out_what_changes_nothing_and_says_so(one):
-    moves = {"request_throughput": 0.08, "mean_ttft_ms": -0.1, "mean_tpot_ms": 0.0}
-    found = [Sensitivity("prefill compute", moves), Sensitivity("link", dict.fromkeys(moves, 0.0))]
+    moves = {"request_throughput": 0.08, "p99_ttft_ms": -0.1, "p99_tpot_ms": 0.0}
+    found = [Sensitivity("prefill compute", moves, "prefill.tp"), Sensitivity("link", dict.fromkeys(moves, 0.0), "")]
     page = run_page([replace(one, sensitivities=found)])
     (shown,) = (shown for shown in page.figures if shown.name == "tornado")
     labels = {text.get_text() for ax in shown.figure.axes for text in ax.get_yticklabels()}
     assert labels == {"prefill compute"}
     assert shown.caption.endswith("Less than 0.1%: link.")
+    assert "what limits TTFT p99: prefill compute" in page.detail
 
 
 def test_parity_is_drawn_of_what_was_measured(one):
@@ -113,6 +114,36 @@ def test_runs_side_by_side_show_differences_from_the_first(one):
     render(page)
 
 
+def test_a_page_says_at_its_top_which_model_ran_on_which_gpus(one):
+    page = run_page([one])
+    assert page.setup == (
+        "qwen3-0.6b (bf16 KV); prefill 1 x TP1 on 1 h100; decode 1 x TP1 on 1 h100; pages of 4 tokens; "
+        "steps timed by affine; load random_lengths, closed_loop"
+    )
+    head = render(page).partition('class="answer"')[0]
+    assert page.setup in head
+
+
+def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
+    other = reported("wide", small_aggregated, aggregated__tp=2, page_size=8)
+    page = run_page([one, reported("two", prefill__tp=2, model="qwen3-8b"), other])
+    assert page.setup.startswith(
+        "qwen3-0.6b (bf16 KV) or qwen3-8b (bf16 KV); prefill 1 x TP1 on 1 h100 or prefill 1 x TP2"
+    )
+    head = render(page).partition('class="answer"')[0]
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in page.differences.rows}
+    assert rows["model.name"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
+    assert rows["prefill.tp"] == ["1", "2", "—"]
+    assert all(path in head for path in rows)
+    assert run_page([one, replace(one, name="again")]).differences is None
+
+
+def test_a_zero_is_one_value_however_a_run_folder_writes_it():
+    written, read = {"pace": {"share": 0, "spell": "0 ns"}}, {"pace": {"share": 0.0, "spell": "0.0 ns"}}
+    assert differences({"written": written, "read": read}) is None
+    assert differences({"written": written, "other": {"pace": {"share": 0.05, "spell": "0 ns"}}}) is not None
+
+
 def test_another_tools_result_has_what_it_reports(one):
     other = ReportedRun("other", {"request_throughput": 3.0, "mean_ttft_ms": 20.0}, RunRecords())
     alone = run_page([other])
@@ -121,15 +152,6 @@ def test_another_tools_result_has_what_it_reports(one):
     both = run_page([one, other])
     assert both.answer.endswith(f"Shortest median TTFT: one, {one.summary['median_ttft_ms']:,.1f} ms.")
     assert {row[0].text for row in both.tables[0].rows} >= {"requests/s", "TTFT mean, ms"}
-
-
-def test_what_limits_is_said_for_all_of_the_time(one):
-    found = limits_over_time(one.records, 8, num_windows=5)
-    windows = [window for window, _ in found]
-    assert all(left.end_ns == right.start_ns for left, right in pairwise(windows))
-    assert windows[0].start_ns == min(r.arrival_ns for r in one.records.requests)
-    assert windows[-1].end_ns == max(r.end_ns for r in one.records.requests)
-    assert found[1][1].resource == "prefill compute"
 
 
 SWEEP = """\
@@ -184,8 +206,15 @@ def test_a_folder_of_an_older_sweep_says_what_to_do(folder, tmp_path):
 def test_a_sweep_says_what_is_best_and_what_failed(folder):
     page = sweep_page(read_sweep(folder / "out"))
     assert page.answer.startswith("Best for chat: ")
-    assert len(page.warnings) == 1
-    assert page.warnings[0].startswith("1 failed: ")
+    roofline, failed = page.warnings
+    assert "nothing here was measured" in roofline
+    assert failed.startswith("1 failed: ")
+    assert "prefill 1 x TP1 on 1 h100 or prefill 2 x TP1 on 2 h100; decode" in page.setup
+    assert [[cell.text for cell in row] for row in page.differences.rows[1:]] == [
+        ["decode.instances", "2, 1"],
+        ["prefill.pool_tokens", "30000, 60000"],
+        ["client.concurrency", "2, 4"],
+    ]
     assert names(page) == [
         "pareto",
         "latency-throughput",

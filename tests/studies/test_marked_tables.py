@@ -7,7 +7,7 @@ import pytest
 
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim.scenario.yaml_file import read_yaml
-from tests.markdown import ROOT, table
+from tests.markdown import ROOT, sections, table
 from tests.studies.reports import report
 
 MARKED = [(page, marked) for page in PAGES for marked in tables(page)]
@@ -50,6 +50,16 @@ def require_all_current(marked: Table) -> None:
     made = render(marked, report(marked.case))
     assert marked.text.splitlines()[:2] == made.splitlines()[:2]
     require_current(table(marked.text), table(made))
+
+
+@pytest.mark.parametrize("case", ["aiconfigurator-points", "inferencex-tp"])
+def test_the_readme_begins_with_the_worst_errors(case):
+    first = " ".join(sections(ROOT / "README.md")["How accurate"].partition("|")[0].split())
+    marked = next(m for _, m in CASES if m.case == case and m.options == ("mean_ttft_ms", "mean_tpot_ms"))
+    rows = [row for row in table(marked.text) if row[0].endswith("predicted")]
+    for errors in ([row[column].strip("*") for row in rows] for column in (1, 2)):
+        errors.sort(key=lambda error: numbers(error)[0])
+        assert f"{errors[0].removesuffix(' %')} to {errors[-1]}" in first
 
 
 def ids(marked_tables):

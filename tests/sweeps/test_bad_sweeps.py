@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim.cli import main
-from tests.sweep_files import write_sweep
+from tests.sweep_files import shards, write_sweep
 
 HEAD = "scenario: base.yaml\n"
 
@@ -76,3 +76,32 @@ def test_a_wrong_sweep_is_named_before_anything_runs(tmp_path, capsys, text, exp
 def test_a_wrong_flag_is_named(tmp_path, capsys, flags, expected):
     path = write_sweep(tmp_path)
     assert expected in message(capsys, "sweep", path, "--out", tmp_path / "out", *flags)
+
+
+def test_damaged_points_are_computed_again(tmp_path, capsys):
+    path, out = write_sweep(tmp_path), tmp_path / "out"
+    words = [str(path), "--out", str(out), "--engine", "here"]
+    main_of("sweep", *words)
+    before = shards(out)
+    for (name, content), share in zip(before.items(), (0, 0.5, 0.999), strict=False):
+        (out / "points" / name).write_bytes(content[: int(share * len(content))])
+    main_of("report", str(out), "-o", str(tmp_path / "page.html"))
+    assert "damaged runs: 3; their points are left out, until the sweep is started again" in capsys.readouterr().err
+    main_of("sweep", *words)
+    assert "3 runs computed, 5 kept from before, 3 damaged and computed again" in capsys.readouterr().out
+    assert shards(out) == before
+
+
+@pytest.mark.parametrize("name", ["plan.parquet", "sweep.json"])
+def test_a_damaged_head_of_a_sweep_is_named(tmp_path, capsys, name):
+    main_of("sweep", str(write_sweep(tmp_path)), "--out", str(tmp_path / "out"), "--engine", "here")
+    (tmp_path / "out" / name).write_bytes(b"PAR1")
+    assert f"{name} is damaged" in message(capsys, "report", tmp_path / "out").replace(
+        "sweep.json or plan.parquet", name
+    )
+
+
+def main_of(*words):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert not stop.value.code

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.sim.sensitivity import num_runs, sensitivities
+from pdsim.sim.sensitivity import Sensitivity, limits, num_runs, sensitivities
 from tests.support import small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 60, "input_tokens": 200, "output_tokens": 2}
@@ -17,7 +17,8 @@ def test_prefill_that_is_all_the_work_gives_all_of_its_gain():
     found = effects(small(workload=LOAD, client=BUSY))
     assert next(iter(found)) == "prefill compute", "largest first"
     assert found["prefill compute"]["request_throughput"] == pytest.approx(0.1, abs=0.005)
-    assert found["prefill compute"]["mean_ttft_ms"] == pytest.approx(1 / 1.1 - 1, abs=0.005)
+    for metric in ("mean_ttft_ms", "p99_ttft_ms"):
+        assert found["prefill compute"][metric] == pytest.approx(1 / 1.1 - 1, abs=0.005)
     for resource in ("prefill KV", "prefill slots", "decode slots"):
         assert set(found[resource].values()) == {0.0}
 
@@ -28,6 +29,12 @@ def test_one_request_at_a_time_gains_what_its_steps_take_less():
     found = effects(small(workload=load, client={"use": "closed_loop", "concurrency": 1}))
     assert found["decode steps"]["mean_tpot_ms"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
     assert found["decode steps"]["mean_ttft_ms"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_metric_that_nothing_improves_has_no_limit():
+    moves = {"request_throughput": 0.0, "p99_ttft_ms": 0.02}
+    first, second = limits([Sensitivity("link", moves, "network.bandwidth"), Sensitivity("prefill KV", moves, "")])
+    assert (first.resource, second.resource) == ("", ""), "a longer TTFT is no gain"
 
 
 def test_a_slow_link_gives_its_gain_to_ttft():

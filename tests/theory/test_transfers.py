@@ -1,8 +1,11 @@
-"""Closed forms of transfers: descriptors, layer groups, staging rings, queues of one destination."""
+"""Closed forms of transfers: descriptors, layer groups, staging rings, queues of one destination, shared links."""
+
+from dataclasses import dataclass, field
 
 import pytest
 
 from pdsim.core.wire import Wire
+from pdsim.policy.views import RoutingView, TokenSequence
 from tests.support import MILLISECOND, request, run, small
 
 TOKEN_BYTES = 114_688
@@ -75,6 +78,25 @@ def test_a_ring_of_one_cell_passes_one_cell_a_decode_step():
 
 
 @pytest.mark.parametrize(
+    ("network", "staged_ms", "plain_ms"),
+    [
+        ({"transport": "mooncake-tcp"}, 7, 7),
+        ({"transport": "nixl-cuda-ipc-sglang"}, 0, 7),
+        ({"transport": "nixl-cuda-ipc-sglang", "staging": {"transfer_latency": "2 ms"}}, 2, 7),
+    ],
+)
+def test_staged_and_plain_transfers_begin_after_times_of_their_own(network, staged_ms, plain_ms):
+    """Each waits once a batch; a staged request has a batch for its cell and one for its first token."""
+    staging = {"gather_host": "0 ns", "gather_efficiency": 1, **network.pop("staging", {})}
+    changes = {f"network__{name}": value for name, value in network.items()} | {"network__transfer_latency": "7 ms"}
+    (plain,) = run(small(request(0, 64, 2), prefill__tp=2, **changes)).records.transfers
+    cell, rest = run(small(request(0, 64, 2), prefill__tp=2, network__staging=staging, **changes)).records.transfers
+    assert plain.setup_ns == plain_ms * MILLISECOND
+    assert rest.setup_ns == staged_ms * MILLISECOND
+    assert cell.setup_ns == pytest.approx(staged_ms * MILLISECOND, abs=5000)  # and the gather
+
+
+@pytest.mark.parametrize(
     ("wire", "descriptors"),
     [
         (Wire(page_size=64, page_bytes=1, num_planes=30), 30),
@@ -86,6 +108,15 @@ def test_descriptors_by_path(wire, descriptors):
     """Qwen3.5-397B has 15 layers with KV: 30 planes. 1,000 tokens are 16 pages of 64."""
     pages = tuple(range(5, 21))
     assert wire.load(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
+
+
+@pytest.mark.parametrize("transport", ["mooncake-rdma", "nixl-rdma", "nixl-cuda-ipc-sglang"])
+def test_sglangs_engines_join_pages_that_follow_each_other(transport):
+    """Latent KV of DeepSeek-V3 in pages of 1 token, from 8 ranks to 8: a descriptor for each of 61 layers of a rank."""
+    tp = {"prefill__tp": 8, "decode__tp": 8}
+    changes = {"model": "deepseek-v3", "prefill__gpu": "b200", "decode__gpu": "b200", "page_size": 1} | tp
+    (transfer,) = run(small(request(0, 60, 2), network__transport=transport, **changes)).records.transfers
+    assert transfer.num_descriptors == 8 * 61
 
 
 def test_layer_groups_are_whole_layers():
@@ -107,3 +138,65 @@ def test_runs_are_counted_where_both_sides_go_on():
     wire = Wire(page_size=1, page_bytes=1, num_planes=1)
     assert wire.load((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3
     assert wire.load((), (), with_state=False).num_descriptors == 0
+
+
+@dataclass
+class InTurn:
+    """Sends each request where it is written."""
+
+    instance_ids: tuple[str, ...]
+    _turn: int = field(default=0, init=False)
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        self._turn += 1
+        return self.instance_ids[self._turn - 1]
+
+
+def seconds_to_send(pairs: list[tuple[int, int]], **changes) -> list[float]:
+    """100 tokens from prefill to decode, for each pair at once, over links of 100 MB/s; two ranks to an instance."""
+    sources, targets = zip(*pairs, strict=True)
+    scenario = small(
+        *(request(i, 100, 2) for i in range(len(pairs))),
+        prefill__instances=max(sources) + 1,
+        prefill__tp=2,
+        prefill__chunked_prefill_tokens=0,
+        decode__instances=max(targets) + 1,
+        decode__tp=2,
+        router={
+            "prefill": InTurn(tuple(f"prefill-{i}" for i in sources)),
+            "decode": InTurn(tuple(f"decode-{i}" for i in targets)),
+        },
+        network__bandwidth="100 MB/s",
+        network__transfer_latency="0 ns",
+        cost={"use": "affine", "prefill_base": "10 ms", "decode_base": "10 ms"},
+        **changes,
+    )
+    records = run(scenario).records.requests
+    return [(r.transfer_end_ns - r.prefill_end_ns) / 1e9 for r in sorted(records, key=lambda r: r.request_id)]
+
+
+RANK_S = 100 * TOKEN_BYTES / 2 / 100e6
+"""What one rank takes to send its half of the KV over a link of its own."""
+
+
+def test_ranks_behind_one_nic_share_it():
+    assert seconds_to_send([(0, 0)], network__gpus_per_nic=1) == [pytest.approx(RANK_S)]
+    assert seconds_to_send([(0, 0)], network__gpus_per_nic=2) == [pytest.approx(2 * RANK_S)]
+
+
+def test_instances_behind_one_nic_share_it():
+    """GPUs 0 to 3 are two prefill instances, and 4 to 7 two decode instances."""
+    assert seconds_to_send([(0, 0), (1, 1)], network__gpus_per_nic=4) == [pytest.approx(4 * RANK_S)] * 2
+
+
+def test_what_slow_transfers_leave_of_a_nic_goes_to_the_others():
+    """Max-min: three transfers of two ranks leave one NIC, a sixth of it to a rank. One of them meets a fourth, whose
+    ranks get what is left of that NIC: (1 - 2/6) / 2, a third."""
+    pairs = [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert seconds_to_send(pairs, network__gpus_per_nic=2) == pytest.approx([6 * RANK_S] * 3 + [3 * RANK_S])
+
+
+def test_a_link_shared_by_all_is_shared_by_ranks():
+    """Two pairs of two ranks on a link of twice a NIC's bandwidth."""
+    taken = seconds_to_send([(0, 0), (1, 1)], network__shared_bandwidth="200 MB/s")
+    assert taken == [pytest.approx(2 * RANK_S)] * 2

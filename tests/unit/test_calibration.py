@@ -334,6 +334,14 @@ def test_parquet_reads_as_csv_does(tmp_path):
     assert packed.columns["time_ns"] == pytest.approx(plain.columns["time_ns"])
 
 
+def test_rows_that_begin_with_a_byte_order_mark_are_read(tmp_path):
+    write_rows(tmp_path / "rows.csv", decode_rows(affine_decode_us), PROVENANCE)
+    text = (tmp_path / "rows.csv").read_text()
+    (tmp_path / "marked.csv").write_text(text, encoding="utf-8-sig")
+    plain, marked = (read_rows([tmp_path / f"{name}.csv"]) for name in ("rows", "marked"))
+    assert (marked.rows[0].columns["time_ns"] == plain.rows[0].columns["time_ns"]).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

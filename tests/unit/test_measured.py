@@ -1,5 +1,7 @@
 """Tables, and what a run does outside the range that its profile was measured in."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from pdsim.cost.affine import Affine, AffineModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import Measured, Range, StepTimes
 from pdsim.cost.table import Entries, Table, TableModel
+from pdsim.scenario.measured import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
 
@@ -78,20 +81,68 @@ def run(**measured):
     return simulate(scenario)
 
 
+ON = {"model": "qwen3-0.6b", "weight_dtype": "bf16", "kv_dtype": "bf16", "device": "h100"}
+
+
 def test_a_run_names_each_field_once_with_its_farthest_value():
-    outside = run(prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).outside_measured()
-    assert [message.split(" is outside")[0].split()[0] for message in outside] == [
-        "prefill_new_tokens",
-        "decode_context_tokens",
-    ]
-    assert "64 is outside what was measured, 1 to 32: times are those of the nearest measured step" in outside[0]
-    assert "the fitted line goes on" in outside[1]
+    (outside,) = run(on=ON, prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).warnings()
+    assert re.fullmatch(
+        r"cost: profile measured on qwen3-0.6b, bf16 weights, bf16 KV, TP1, h100; this run: "
+        r"new tokens of a forward 64 \(measured 1 to 32, taken as 32\), "
+        r"KV tokens of a batch \d+ \(measured 0 to 50\): outside",
+        outside,
+    )
 
 
 def test_a_run_within_says_nothing_and_one_that_extends_is_as_long_as_without_a_range():
-    free, within = run(), run(prefill_new_tokens=[1, 64], decode_batch=[1, 3])
-    assert within.outside_measured() == []
-    assert "outside_measured" not in within.summary()["pdsim"]
-    clamped, extended = (run(prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
+    free, within = run(on=ON), run(on=ON, prefill_new_tokens=[1, 64], decode_batch=[1, 3])
+    assert within.warnings() == free.warnings() == []
+    assert "warnings" not in within.summary()["pdsim"]
+    clamped, extended = (run(on=ON, prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
     assert extended.summary()["duration"] == free.summary()["duration"] > clamped.summary()["duration"]
-    assert extended.summary()["pdsim"]["outside_measured"]
+    assert "taken as" not in extended.summary()["pdsim"]["warnings"][0]
+
+
+SETUPS = st.builds(
+    Setup,
+    model=st.sampled_from(("a", "b")),
+    weight_dtype=st.sampled_from((None, "bf16", "fp8")),
+    kv_dtype=st.sampled_from((None, "bf16", "fp8")),
+    device=st.sampled_from((None, "h100", "h20")),
+    tp=st.tuples(st.sampled_from((1, 8)), st.sampled_from((1, 8))),
+    dp=st.tuples(st.sampled_from((1, 4)), st.sampled_from((1, 4))),
+)
+
+
+@given(SETUPS, SETUPS)
+def test_a_setup_differs_in_as_many_parts_as_it_tells_and_are_not_equal(profile, run_of):
+    told = {name: value for name, value in profile.model_dump().items() if value is not None}
+    differing = [name for name, value in told.items() if getattr(run_of, name) != value]
+    assert len(profile.differences(run_of)) == len(differing)
+    assert profile.differences(profile) == []
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({}, "cost: profile does not say what it was measured on"),
+        (
+            {"prefill_new_tokens": [1, 32]},
+            "what it was measured on; this run: new tokens of a forward 64 (measured 1 to 32",
+        ),
+        ({"on": {**ON, "tp": [8, 4], "dp": [4, 4]}}, "TP8 to TP4, DP4, h100; this run: TP1, no dp: outside"),
+        ({"on": ON, "scaled_from": "h200"}, "cost: profile scaled from h200 to qwen3-0.6b, bf16 weights"),
+    ],
+)
+def test_what_a_profile_was_not_measured_on_is_said(measured, said):
+    (warning,) = run(**measured).warnings()
+    assert said in warning
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [("roofline", "nothing here was measured: roofline"), ({"use": "affine"}, "affine: the scenario does not say")],
+)
+def test_costs_without_a_profile_say_so(cost, said):
+    (warning,) = simulate(small(request(0, 8, 2), cost=cost)).warnings()
+    assert said in warning

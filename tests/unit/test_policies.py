@@ -194,7 +194,28 @@ def test_cache_aware_gives_way_to_balance():
     policy = CacheAware(balance_abs_threshold=3, balance_rel_threshold=1.5)
     role = router(policy, count=2)
     prompts = [Spans([(7, 0, 640), (100 + n, 0, 64)]) for n in range(6)]
-    assert [role.pick(prompt, 0) for prompt in prompts] == ["i0", "i0", "i0", "i0", "i1", "i0"]
+    assert [role.pick(prompt, 0) for prompt in prompts[:5]] == ["i1", "i1", "i1", "i1", "i0"]
+
+
+def test_unknown_prefixes_go_to_any_of_the_idlest():
+    """Eight requests at once on eight instances: one each, in whatever order. One after another: anywhere."""
+    at_once = router(CacheAware(), count=8)
+    assert sorted(at_once.pick(Spans.of(i, 1000), 0) for i in range(8)) == [f"i{i}" for i in range(8)]
+    counts: Counter[str] = Counter()
+    for seed in range(50):
+        alone = router(CacheAware(seed=seed), count=8)
+        for i in range(12):
+            counts[instance_id := alone.pick(Spans.of(i, 1000), 0)] += 1
+            alone.release(instance_id, 1000)
+    assert len(counts) == 8
+    assert all(45 <= count <= 105 for count in counts.values())  # 75 each, in the mean
+
+
+def test_an_unbalanced_load_is_spread_over_the_idlest():
+    r = router(CacheAware(balance_abs_threshold=3), count=4)
+    busy = {r.pick(Spans.of(1, 1000), 0) for _ in range(4)}
+    assert len(busy) == 1
+    assert {r.pick(Spans.of(1, 1000), 0) for _ in range(3)} == {"i0", "i1", "i2", "i3"} - busy
 
 
 @dataclass

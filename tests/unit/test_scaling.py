@@ -152,6 +152,16 @@ def test_a_run_says_between_what_it_lies(tmp_path, capsys):
     shown = output(capsys, "compare", scenario, scenario)
     assert "between the ends of cost.interval" in shown
     assert f"{interval['mean_tpot_ms'][0]:.2f}" in shown
+    assert "scaled from h200 with bf16 weights to qwen3-8b" in shown
+    assert "outside" not in shown
+
+
+def test_of_another_setup_there_is_no_interval(tmp_path, capsys):
+    (tmp_path / "profile.yaml").write_text((STUDY / "qwen3-8b-h20.yaml").read_text())
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    own = output_json(capsys, "run", str(tmp_path / "scenario.yaml"), "--set", "model=qwen3-32b")["pdsim"]
+    assert "interval" not in own
+    assert own["warnings"][0].endswith("this run: qwen3-32b: outside; its interval is left out")
 
 
 def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdsim.core.late import KEPT_NS
 from pdsim.core.messages import (
     Abort,
     AskStaging,
@@ -73,6 +74,18 @@ def test_a_failed_unit_of_a_stopped_request_answers():
     s.on_message(StopSending(1, "decode-0"), 0)
     answer = [Send("decode-0", ABORT), Tell("prefill-0", KvSent(1))]
     assert s.on_message(TransferFailed(unit(1), "too slow"), 0) == answer
+
+
+def test_a_stopped_unit_is_dropped_however_long_it_is_under_way():
+    s = sender()
+    s.on_message(unit(1, is_last=True), 0)
+    s.on_message(StopSending(1, "decode-0"), 0)
+    for i in (2, 3):
+        s.on_message(StopSending(i, ""), 2 * KEPT_NS * i)
+    assert s.on_message(UnitSent(unit(1, is_last=True)), 9 * KEPT_NS) == [
+        Send("decode-0", ABORT),
+        Tell("prefill-0", KvSent(1)),
+    ]
 
 
 @pytest.mark.parametrize("stopped", ["before", "afterwards"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, names
+from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport, names
 from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
 
 
@@ -33,6 +33,13 @@ def test_every_entry_loads_and_names_its_sources():
         assert load_model(name).sources
     for name in names("gpus"):
         assert load_gpu(name).sources
+
+
+@pytest.mark.parametrize("name", names("transports"))
+def test_every_transport_says_where_each_flag_comes_from(name):
+    """What was fitted to transfers alone says nothing of who joins pages, or which worker sends."""
+    told = {field for fields in load_transport(name).sources for field in fields.split(", ")}
+    assert {"coalesces", "num_queues", "queue_by", "serial"} <= told
 
 
 def test_kv_heads_are_copied_beyond_one_a_rank_and_latents_on_every_rank():

@@ -12,7 +12,7 @@ from pdsim.workload.arrivals import Constant, Gamma, Poisson
 from pdsim.workload.lengths import Fixed, Normal, Uniform
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.synthetic import PrefixPool, RandomLengths, Sessions, SharedPrefixGroups
-from pdsim.workload.trace_file import TraceError
+from pdsim.workload.trace_file import InputWarning, TraceError
 from pdsim.workload.traces import AzureTrace, BailianTrace, BurstGptTrace, MooncakeTrace, RequestTable
 
 
@@ -159,19 +159,19 @@ def test_azure(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_request_tables(tmp_path, kind, packed):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_request_tables(tmp_path, kind, packed, encoding):
     rows = [(0.5, 100, 7, "a", 60), (0.0, 50, 3, "", ""), (0.25, 90, 2, "a", 60)]
     names = ("arrival_s", "in_tokens", "out_tokens", "prefix_id", "prefix_tokens")
     if kind == "csv":
-        text = (
-            "k," + ",".join(names) + "\n" + "\n".join(f"{i}," + ",".join(map(str, row)) for i, row in enumerate(rows))
-        )
+        text = ",".join(names) + ",k\n" + "\n".join(",".join(map(str, row)) + f",{i}" for i, row in enumerate(rows))
     else:
         text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
     path = tmp_path / f"table.{kind}{'.gz' if packed else ''}"
-    with (gzip.open if packed else open)(path, "wt") as file:
+    with (gzip.open if packed else open)(path, "wt", encoding=encoding) as file:
         file.write(text)
-    specs = RequestTable(path=path).requests(Streams(0))
+    with pytest.warns(InputWarning, match="not in order of time: lines that are earlier than the one before: 1; its"):
+        specs = RequestTable(path=path).requests(Streams(0))
     assert [(spec.arrival_ns / 1e9, len(spec.prompt), len(spec.output)) for spec in specs] == [
         (0, 50, 3),
         (0.25, 90, 2),
@@ -223,7 +223,8 @@ def test_turns_of_a_mooncake_session_follow_each_other(tmp_path):
         {"input_length": 1300, "output_length": 1, "hash_ids": [0, 2, 4], "session_id": "a", "delay": 5},
         mooncake(12, 20, [9]),
     ]
-    specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows), speedup=2.0).requests(Streams(0))
+    with pytest.warns(InputWarning, match="not in order of time"):
+        specs = MooncakeTrace(path=write(tmp_path / "t.jsonl", rows), speedup=2.0).requests(Streams(0))
     assert [len(spec.prompt) for spec in specs] == [600, 20, 100, 1200, 1300]
     assert [spec.after for spec in specs] == [(), (), (), (0,), (3,)]
     assert [spec.think_ns for spec in specs] == [0, 0, 0, 15_000_000, 5_000_000]

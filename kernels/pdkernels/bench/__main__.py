@@ -44,7 +44,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m pdkernels.bench", description="Measure the kernels on this GPU.")
-    parser.add_argument("--out", type=Path, required=True, help="CSV of rows to write")
+    parser.add_argument("--out", "-o", type=Path, required=True, help="CSV of rows to write")
     parser.add_argument("--tokens", nargs="+", type=int, help="lengths of requests for gather and scatter")
     parser.add_argument("--pages", nargs="+", type=int, help="page sizes for gather and scatter")
     parser.add_argument("--quick", action="store_true", help="one page size, short requests")

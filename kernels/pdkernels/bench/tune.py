@@ -130,7 +130,7 @@ def compile_decode(tiling: decode.DecodeTiling, page_size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", "-o", type=Path, required=True)
     folder = parser.parse_args().out
     torch.manual_seed(0)
     arena = Arena(24 << 30)

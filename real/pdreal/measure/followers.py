@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +17,7 @@ from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
+from pdreal.scratch_folder import ScratchFolder
 
 _PATIENCE_S = 10
 """For a process that was told to end."""
@@ -48,8 +47,8 @@ class Followers:
     """A forward is begun on all ranks, as by a leader in a run: told to the others, and then done."""
 
     def __init__(self, ranked: Ranked) -> None:
-        self._folder = TemporaryDirectory()
-        rendezvous = f"file://{Path(self._folder.name) / 'ranks'}"
+        self._folder = ScratchFolder()
+        rendezvous = f"file://{self._folder.path / 'ranks'}"
         self._processes, self._pipes = [], []
         context = get_context("spawn")
         for rank in range(1, ranked.tp):

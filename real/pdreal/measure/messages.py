@@ -2,11 +2,11 @@
 
 import asyncio
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 
 from pdreal.channel import Channel
 from pdreal.measure.rows import Row, row_of
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.core.messages import Heartbeat
 
 _ROUND_TRIPS = 500
@@ -14,8 +14,8 @@ _ROUND_TRIPS = 500
 
 def message_row() -> Row:
     """One way."""
-    with TemporaryDirectory() as folder:
-        return row_of("host", asyncio.run(_messages_us(Path(folder))), what="message")
+    with ScratchFolder() as folder:
+        return row_of("host", asyncio.run(_messages_us(folder)), what="message")
 
 
 async def _messages_us(folder: Path) -> list[float]:

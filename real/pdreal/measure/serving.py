@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, groupby, pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -21,6 +20,7 @@ from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.requests import Request, RequestFailed
 from pdreal.sampling import Sampling
+from pdreal.scratch_folder import ScratchFolder
 from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.scenario.loading import parse_scenario
@@ -95,9 +95,9 @@ def _scenario(model: str, page_size: int, tp: int, transport: str, plan: Plan) -
 
 
 def _serve(scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]) -> RunRecords:
-    with TemporaryDirectory() as folder:
-        asyncio.run(_run(scenario, options, plan, batch_sizes, Path(folder)))
-        return read_records(Path(folder))
+    with ScratchFolder() as folder:
+        asyncio.run(_run(scenario, options, plan, batch_sizes, folder))
+        return read_records(folder)
 
 
 async def _run(data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path) -> None:

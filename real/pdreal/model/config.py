@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from pdsim.system.model import GroupedQueryAttention, LlamaArchitecture, RopeSca
 
 ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
 """Those that can be run, by config.json's name, and whether they normalise query and key heads."""
+
+_SHAPE = (
+    *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
+    *("llama.intermediate_size", "llama.qk_norm"),
+)
 
 
 class ModelError(ValueError):
@@ -82,10 +88,21 @@ def from_catalog(name: str) -> ModelConfig:
     )
 
 
+def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
+    """Raises ModelError: pages and step times are counted by the catalog's shape, and computed in the checkpoint's."""
+    for name in _SHAPE:
+        found, expected = (attrgetter(name)(config) for config in (checkpoint, catalog))
+        if found != expected:
+            raise ModelError(
+                f"checkpoint {checkpoint.name}: {name.rpartition('.')[2]} is {found!r}, and {expected!r} "
+                f"of {catalog.name}: the scenario must name the checkpoint's model"
+            )
+
+
 def from_checkpoint(folder: Path) -> ModelConfig:
     """As config.json says, and generation_config.json of the end tokens. Raises ModelError."""
     data = _read(folder / "config.json")
-    architecture = (data.get("architectures") or ["none"])[0]
+    architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:
         raise ModelError(f"{folder}/config.json: architecture {architecture} is none of {', '.join(ARCHITECTURES)}")
     for field, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
@@ -95,6 +112,17 @@ def from_checkpoint(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder}/config.json: sliding windows and quantised weights cannot be run")
     generation = folder / "generation_config.json"
     ends = (_read(generation) if generation.is_file() else data).get("eos_token_id", data.get("eos_token_id"))
+    try:
+        return _config(folder, data, ends, qk_norm=ARCHITECTURES[architecture])
+    except ModelError:
+        raise
+    except KeyError as missing:
+        raise ModelError(f"{folder}/config.json: {missing.args[0]} is missing") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
+        raise ModelError(f"{folder}/config.json: a field has a wrong value: {wrong}") from None
+
+
+def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> ModelConfig:
     heads = data["num_attention_heads"]
     return ModelConfig(
         name=folder.name,
@@ -104,14 +132,14 @@ def from_checkpoint(folder: Path) -> ModelConfig:
         num_query_heads=heads,
         num_kv_heads=data.get("num_key_value_heads", heads),
         head_dim=data.get("head_dim") or data["hidden_size"] // heads,
-        max_context_tokens=data["max_position_embeddings"],
+        max_context_tokens=int(data["max_position_embeddings"]),
         tied_embeddings=data.get("tie_word_embeddings", False),
         llama=LlamaArchitecture(
             intermediate_size=data["intermediate_size"],
-            rms_norm_eps=data["rms_norm_eps"],
-            rope_theta=_rope(data).get("rope_theta", 10_000.0),
+            rms_norm_eps=float(data["rms_norm_eps"]),
+            rope_theta=float(_rope(data).get("rope_theta", 10_000.0)),
             rope_scaling=_rope_scaling(_rope(data), folder),
-            qk_norm=ARCHITECTURES[architecture],
+            qk_norm=qk_norm,
         ),
         end_tokens=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
     )
@@ -120,7 +148,12 @@ def from_checkpoint(folder: Path) -> ModelConfig:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{path} does not exist: a checkpoint is a folder with config.json and *.safetensors")
-    data: dict[str, Any] = json.loads(path.read_text())
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as wrong:
+        raise ModelError(f"{path} cannot be read: {wrong}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is no JSON object")
     return data
 
 

@@ -53,10 +53,13 @@ class Checkpoint:
         return tensor
 
     def _open(self) -> None:
-        from safetensors import safe_open  # noqa: PLC0415  random weights do without
+        from safetensors import SafetensorError, safe_open  # noqa: PLC0415  random weights do without
 
         for path in sorted(self.folder.glob("*.safetensors")):
-            file = safe_open(path, framework="pt")
+            try:
+                file = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as wrong:
+                raise ModelError(f"{path} cannot be read: {wrong}") from None
             self._files.update(dict.fromkeys(file.keys(), file))
 
 

@@ -1,6 +1,7 @@
 """The fields of a request's JSON body, each with a clear refusal if it is not what it should be."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ class Fields:
     @classmethod
     def parse(cls, body: bytes) -> "Fields":
         try:
-            values = json.loads(body)
+            values = json.loads(body, parse_constant=_refuse_constant)
         except ValueError as error:
             raise RefusedError(f"the body is not JSON: {error}") from None
         except RecursionError:
@@ -51,6 +52,13 @@ class Fields:
             raise self.refused(name, f"must be at least 1, not {value}")
         return value
 
+    def check_between(self, name: str, low: float, high: float) -> None:
+        """Refuse a number that no server takes; any other changes nothing."""
+        value = self._typed(name, int | float, "a number", low)
+        if not low <= value <= high:
+            what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
+            raise self.refused(name, f"must be {what}, not {value}")
+
     def tokens(self, name: str, vocab_size: int) -> list[int]:
         """Token ids; none if the field is missing."""
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
@@ -71,13 +79,17 @@ class Fields:
     def refused(self, name: str, what: str) -> RefusedError:
         return RefusedError(f"{self._prefix}{name} {what}", field=self._prefix + name)
 
-    def _typed(self, name: str, kind: type, wanted: str, default: Any) -> Any:
+    def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
         value = self._values.get(name)
         if value is None:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.refused(name, f"must be {wanted}, not {_kind(value)}")
         return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise RefusedError(f"the body is not JSON: {name} is no number")
 
 
 def _kind(value: Any) -> str:

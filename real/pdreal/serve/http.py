@@ -3,29 +3,32 @@
 A client that goes away aborts its request: the server cancels the handler, and leaving the answer early is to abort it.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
-from pdreal.bootstrap import LaunchError
 from pdreal.requests import RequestFailed
+from pdreal.serve.connections import listening, notice_if_gone, read_body
 from pdreal.serve.fields import Fields
 from pdreal.serve.gauges import gauges
 from pdreal.serve.metrics import CONTENT_TYPE
 from pdreal.serve.openai import ChatCompletions, Completions
-from pdreal.serve.refusal import RefusedError
+from pdreal.serve.refusal import RefusedError, unavailable
 from pdreal.serve.service import Answer, Generation, Service
 from pdreal.serve.sglang import Generate
 from pdreal.serve.sse import EventStream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-MAX_BODY_BYTES = 64 * 2**20
-_SHUTDOWN_S = 2.0
+_LARGE_BODY_BYTES = 1 << 16
+"""From here on a body is read beside the loop, on which streams wait."""
+_OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
 
@@ -48,7 +51,7 @@ class Dialect(Protocol):
 
 
 def application(service: Service) -> web.Application:
-    app = web.Application(middlewares=[_refusals], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_refusals, _key_check(service)], client_max_size=service.room.body_bytes)
     app.router.add_post("/v1/completions", _generates(service, Completions()))
     app.router.add_post("/v1/chat/completions", _generates(service, ChatCompletions()))
     app.router.add_route("*", "/generate", _generates(service, Generate()))
@@ -59,29 +62,29 @@ def application(service: Service) -> web.Application:
     return app
 
 
-@asynccontextmanager
-async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
+def serving(service: Service, host: str, port: int) -> AbstractAsyncContextManager[str]:
     """Listens while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
-    runner = web.AppRunner(
-        application(service), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None
-    )
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise LaunchError(f"cannot listen at {host}:{port}: {error.strerror}") from None
-        yield f"http://{host}:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    return listening(application(service), host, port)
 
 
 def _generates(service: Service, dialect: Dialect) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        generation = dialect.read(Fields.parse(await request.read()), service)
+    def read(body: bytes) -> Generation:
+        try:
+            generation = dialect.read(Fields.parse(body), service)
+        except UnicodeEncodeError as error:
+            lone = error.object[error.start]
+            raise RefusedError(f"the text has \\u{ord(lone):04x}, half of a character, which no text has") from None
         if not generation.prompt:
             raise RefusedError("the prompt is empty")
         service.room.check(len(generation.prompt), generation.sampling.max_tokens)
+        return generation
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        service.entrance.check_open()
+        notice_if_gone(request)
+        body = await read_body(request)
+        generation = read(body) if len(body) < _LARGE_BODY_BYTES else await asyncio.to_thread(read, body)
+        service.entrance.check_open()  # it may have closed, or filled, meanwhile
         async with Answer(service, generation) as answer:
             if generation.stream:
                 return await _stream(request, answer, dialect)
@@ -125,6 +128,16 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
         )
 
 
+def _key_check(service: Service) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != _OPEN_TO_ALL:
+            service.entrance.check_key(request.headers.get("Authorization", ""))
+        return await handler(request)
+
+    return check
+
+
 def _models(service: Service) -> Handler:
     model = {"id": service.model_name, "object": "model", "created": int(time.time()), "owned_by": "pdreal"}
 
@@ -154,19 +167,23 @@ def _flush_cache(service: Service) -> Handler:
 
 def _health(service: Service) -> Handler:
     async def handle(_: web.Request) -> web.StreamResponse:
+        if service.entrance.is_closed:
+            raise unavailable("the server stops")
         if service.cluster.failure is not None:
-            raise RefusedError(service.cluster.failure, status=HTTPStatus.SERVICE_UNAVAILABLE)
+            raise unavailable(service.cluster.failure)
+        if missing := service.cluster.missing_roles:
+            raise unavailable(f"no {' and no '.join(missing)} instance is up")
         return web.Response()
 
     return handle
 
 
 def _failure(error: RequestFailed) -> RefusedError:
-    return RefusedError(f"the request failed: {error}", status=HTTPStatus.SERVICE_UNAVAILABLE)
+    return unavailable(f"the request failed: {error}")
 
 
 def _refuse(refused: RefusedError) -> web.Response:
-    return web.json_response(refused.body(), status=refused.status)
+    return web.json_response(refused.body(), status=refused.status, headers=refused.headers)
 
 
 def _explained(error: web.HTTPException, request: web.Request) -> str:
@@ -177,5 +194,5 @@ def _explained(error: web.HTTPException, request: web.Request) -> str:
         case web.HTTPMethodNotAllowed():
             return f"{request.path} takes {' or '.join(sorted(error.allowed_methods))}, not {error.method}"
         case web.HTTPRequestEntityTooLarge():
-            return f"the body has more than {MAX_BODY_BYTES} bytes"
+            return f"the body has more than {request.client_max_size} bytes: no prompt that fits is so long"
     return error.reason

@@ -7,35 +7,41 @@ none of, such as several choices or tools, is refused unless its value asks for 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.sampling import Sampling
 from pdreal.serve.fields import Fields
+from pdreal.serve.sampling_fields import WHY, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 16
 _DEFAULT_MAX_CHAT_TOKENS = 128
 
-_NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "n": [1],
-    "best_of": [1],
+NEUTRAL: Mapping[str, Sequence[Any]] = {
     "echo": [False],
     "logprobs": [False],
     "top_logprobs": [0],
     "prompt_logprobs": [],
-    "logit_bias": [{}],
     "suffix": [""],
-    "stop": [[], ""],
-    "min_tokens": [0],
-    "frequency_penalty": [0],
-    "presence_penalty": [0],
-    "repetition_penalty": [1],
+    "prompt_embeds": [],
+    "truncate_prompt_tokens": [],
     "tools": [[]],
     "tool_choice": ["none", "auto"],
     "functions": [[]],
+    "function_call": ["none", "auto"],
     "response_format": [{"type": "text"}],
+    "structured_outputs": [],
+    "guided_json": [],
+    "guided_regex": [],
+    "guided_choice": [],
+    "guided_grammar": [],
     "modalities": [["text"]],
     "audio": [],
+    "chat_template": [],
+    "documents": [[]],
+    "add_generation_prompt": [True],
+    "continue_final_message": [False],
+    "lora_path": [],
+    "return_hidden_states": [False],
 }
-"""What asks for more than one greedy answer, and the values that do not; null never does."""
+"""What asks for more than an answer of text, and the values that do not; null never does."""
 
 
 class Completions:
@@ -119,16 +125,11 @@ def _content(message: Fields) -> str:
 
 
 def _generation(fields: Fields, service: Service, prompt: list[int], limits: Sequence[str], default: int) -> Generation:
-    fields.allow_only(_NEUTRAL, "as each request gets one answer of greedy tokens")
+    fields.allow_only(NEUTRAL, WHY)
     options = fields.section("stream_options")
-    sampling = Sampling(
-        max_tokens=fields.positive(limits, default),
-        ignore_eos=fields.flag("ignore_eos"),
-        stop_token_ids=tuple(fields.tokens("stop_token_ids", service.tokenizer.vocab_size)),
-    )
     return Generation(
         prompt,
-        sampling,
+        sampling_of(fields, limits, default, service.tokenizer.vocab_size),
         stream=fields.flag("stream"),
         closing_usage=options.flag("include_usage"),
         running_usage=options.flag("continuous_usage_stats"),

@@ -1,13 +1,16 @@
 """Runs a cluster and the front end before it, until a signal says that it is enough or the cluster cannot go on."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from pdreal.launcher import Launcher
 from pdreal.model_choice import model_config
 from pdreal.options import Options
+from pdreal.serve.entrance import Entrance
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
@@ -15,31 +18,64 @@ from pdreal.serve.service import Service
 from pdreal.serve.tokenizer import Tokenizer
 from pdsim.scenario.schema import Scenario
 
+_LOG = logging.getLogger("pdreal")
+DRAIN_S = 20.0
+"""For requests that are under way when the server is told to stop."""
+
 
 class Address(NamedTuple):
     host: str
     port: int
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 async def serve(
-    scenario: Scenario, options: Options, address: Address, model_name: str, *, announce: Callable[[str], None]
+    scenario: Scenario,
+    options: Options,
+    address: Address,
+    model_name: str,
+    entrance: Entrance,
+    *,
+    announce: Callable[[str], None],
 ) -> list[str]:
     """What did not come back when all had ended: should be nothing. Raises LaunchError.
 
     scenario: resolved. announce: called with the URL when it serves.
     """
+    told, told_again = _stop_signals()
+    waiting = asyncio.ensure_future(told.wait())
     launcher = Launcher(scenario, options)
-    await launcher.start()
+    starting = asyncio.ensure_future(launcher.start())
+    await asyncio.wait([waiting, starting], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        return []
+    await starting
     try:
-        async with serving(service_of(scenario, options, launcher, model_name), *address) as url:
+        service = service_of(scenario, options, launcher, model_name, entrance)
+        async with serving(service, *address) as url:
             announce(url)
-            await _told_to_stop()
+            await told.wait()
+            if entrance.num_inside:
+                what = "pdreal: waits at most %g s for requests under way (%d); a second signal ends them"
+                _LOG.warning(what, DRAIN_S, entrance.num_inside)
+            await entrance.close(DRAIN_S, told_again)
     finally:
         leaks = await launcher.stop()
     return leaks
 
 
-def service_of(scenario: Scenario, options: Options, launcher: Launcher, model_name: str) -> Service:
+def service_of(
+    scenario: Scenario, options: Options, launcher: Launcher, model_name: str, entrance: Entrance
+) -> Service:
     model = model_config(options, scenario.model.name)
     return Service(
         cluster=launcher,
@@ -48,11 +84,17 @@ def service_of(scenario: Scenario, options: Options, launcher: Launcher, model_n
         room=Room.of(scenario, model.max_context_tokens),
         page_size=scenario.page_size,
         metrics=Metrics(model_name),
+        entrance=entrance,
     )
 
 
-async def _told_to_stop() -> None:
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first, and by any after it."""
+    told, told_again = asyncio.Event(), asyncio.Event()
+
+    def tell() -> None:
+        (told_again if told.is_set() else told).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()
+        asyncio.get_running_loop().add_signal_handler(number, tell)
+    return told, told_again

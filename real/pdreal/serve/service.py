@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, Self
 
 from pdreal.requests import Request, RequestFailed
 from pdreal.sampling import Sampling
+from pdreal.serve.entrance import Entrance
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.room import Room
 from pdreal.serve.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ class Cluster(Protocol):
 
     def submit(self, prompt_ids: list[int], sampling: Sampling) -> Request: ...
 
-    def abort(self, request_id: int) -> None: ...
+    def abort(self, request_id: int, reason: str = ...) -> None: ...
 
     def load(self) -> dict[str, Levels]: ...
 
@@ -26,6 +27,11 @@ class Cluster(Protocol):
 
     @property
     def num_live_requests(self) -> int: ...
+
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles of which no instance is up."""
+        ...
 
     @property
     def failure(self) -> str | None:
@@ -42,6 +48,7 @@ class Service(NamedTuple):
     room: Room
     page_size: int
     metrics: Metrics
+    entrance: Entrance
 
 
 class Generation(NamedTuple):
@@ -71,6 +78,7 @@ class Answer:
         prompt, sampling = self.generation[:2]
         self._request = self.service.cluster.submit(prompt, sampling)
         self._meter = Meter(self.service.metrics, len(prompt))
+        self.service.entrance.enter(self)
         return self
 
     async def __aexit__(
@@ -79,14 +87,20 @@ class Answer:
         if not self._has_ended and not isinstance(error, RequestFailed):
             self.service.cluster.abort(self.request_id)
         self._meter.end(is_complete=self._has_ended)
+        self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[list[int]]:
         """What is new, one token or more each time."""
         async for new in self._request:
             self._meter.add_tokens(len(new))
+            self.service.entrance.served(self)
             self.tokens += new
             yield new
         self._has_ended = True
+
+    def give_up(self, reason: str) -> None:
+        """It fails with this reason."""
+        self.service.cluster.abort(self.request_id, reason)
 
     @property
     def request_id(self) -> int:

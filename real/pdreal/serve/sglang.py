@@ -4,13 +4,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.sampling import Sampling
 from pdreal.serve.fields import Fields
 from pdreal.serve.refusal import RefusedError
+from pdreal.serve.sampling_fields import WHY, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 128
-_NEUTRAL: Mapping[str, Sequence[Any]] = {
+NEUTRAL: Mapping[str, Sequence[Any]] = {
     "input_embeds": [],
     "image_data": [[]],
     "audio_data": [[]],
@@ -23,35 +23,16 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "return_routed_experts": [False],
     "session_params": [],
 }
-_NEUTRAL_SAMPLING: Mapping[str, Sequence[Any]] = {
-    "n": [1],
-    "stop": [[], ""],
-    "stop_regex": [[], ""],
-    "min_new_tokens": [0],
-    "frequency_penalty": [0],
-    "presence_penalty": [0],
-    "repetition_penalty": [1],
-    "logit_bias": [{}],
-    "json_schema": [],
-    "regex": [],
-    "ebnf": [],
-    "structural_tag": [],
-}
-_WHY = "as each request gets one answer of greedy tokens"
+"""What asks for more than an answer of text, and the values that do not; null never does."""
 
 
 class Generate:
     """/generate"""
 
     def read(self, fields: Fields, service: Service) -> Generation:
-        fields.allow_only(_NEUTRAL, _WHY)
+        fields.allow_only(NEUTRAL, WHY)
         params = fields.section("sampling_params")
-        params.allow_only(_NEUTRAL_SAMPLING, _WHY)
-        sampling = Sampling(
-            max_tokens=params.positive(["max_new_tokens"], _DEFAULT_MAX_TOKENS),
-            ignore_eos=params.flag("ignore_eos"),
-            stop_token_ids=tuple(params.tokens("stop_token_ids", service.tokenizer.vocab_size)),
-        )
+        sampling = sampling_of(params, ["max_new_tokens"], _DEFAULT_MAX_TOKENS, service.tokenizer.vocab_size)
         return Generation(self._prompt(fields, service), sampling, stream=fields.flag("stream"))
 
     def part(self, answer: Answer, tokens: Sequence[int]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 NUM_BYTES = 256
 END_OF_TEXT = 0
-SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]*)>"
+SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
 """What a token may look like that is not one character."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")

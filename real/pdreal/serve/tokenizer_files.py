@@ -15,6 +15,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab_size), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}) + "\n")  # transformers 5 asks for one
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 

@@ -4,10 +4,14 @@ Settings are those of the whole process and must be made before the engine start
 than the one asked for without an error, so what it took is checked.
 """
 
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
+from socket import AF_INET, AF_INET6, SO_ACCEPTCONN, SO_BINDTODEVICE, SOL_SOCKET, socket
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +25,7 @@ Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 TIMEOUT_S = 5
 """Of a write, besides a second for each GB: the least that the engine takes."""
 
+_LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
 _SETTINGS = {
     "MC_TRANSFER_TIMEOUT": str(TIMEOUT_S),
@@ -47,6 +52,7 @@ class MooncakeTransport:
         self._engine = module.TransferEngine()
         if self._engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma" if kind == "rdma" else "tcp", ""):
             raise UnavailableError(f"Mooncake does not start with {kind}")
+        _hide_from_the_network()
         self.address = f"127.0.0.1:{self._engine.get_rpc_port()}"
         _check_installed(kind, module, self._engine)
 
@@ -118,6 +124,30 @@ def _choose(kind: Kind) -> None:
 
 def _wheel(device: torch.device) -> str:
     return "mooncake-transfer-engine-non-cuda" if device.type == "cpu" else "mooncake-transfer-engine-cuda13"
+
+
+def _hide_from_the_network() -> None:
+    """Take connections from this machine only: the engine listens everywhere, and lets anybody write its memory."""
+    for listening in _sockets_that_listen_everywhere():
+        with listening:
+            try:
+                listening.setsockopt(SOL_SOCKET, SO_BINDTODEVICE, b"lo")
+            except PermissionError:  # before Linux 5.7
+                port = listening.getsockname()[1]
+                _LOG.warning("Mooncake lets the whole network write here, at port %d: it needs a firewall", port)
+
+
+def _sockets_that_listen_everywhere() -> Iterator[socket]:
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            found = socket(fileno=os.dup(int(link.name)))
+            is_listening = found.family in {AF_INET, AF_INET6} and found.getsockopt(SOL_SOCKET, SO_ACCEPTCONN)
+            if is_listening and ip_address(found.getsockname()[0]).is_unspecified:
+                yield found
+            else:
+                found.close()
 
 
 def _check_installed(kind: Kind, module: Any, engine: Any) -> None:

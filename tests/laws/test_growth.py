@@ -1,0 +1,81 @@
+"""A long-lived server does not grow: what state machines keep of requests that have ended goes, if not at once."""
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.late import KEPT_NS
+from pdsim.core.messages import LayersComputed, Woken
+from pdsim.core.page_pool import PagePool
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.router import Router
+from pdsim.core.sender import Sender
+from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.schema import Scenario
+from tests.strategies import (
+    aggregated_scenarios,
+    any_scenarios,
+    fault_schedules,
+    optimistic_scenarios,
+    scenarios,
+    speculative_scenarios,
+)
+from tests.support import examples, run
+
+CACHES = PagePool, RadixCache
+TOLD_WITH_THE_NEXT_STEP = "batch._left"
+"""Requests that left the batch without an end: at most as many as ran."""
+
+
+def sizes(machine: Any, names: Collection[str]) -> Counter[str]:
+    """What every collection of a machine holds, by its path, but for names of machines: there are only so many."""
+    found: Counter[str] = Counter()
+    for path, collection in collections_of(machine, "", ()):
+        found[path] += sum(not (isinstance(key, str) and key in names) for key in collection)
+    return found
+
+
+def collections_of(thing: Any, path: str, around: tuple[int, ...]) -> Iterator[tuple[str, Collection[Any]]]:
+    if id(thing) in around or isinstance(thing, (str, *CACHES)):
+        return
+    around += (id(thing),)
+    if isinstance(thing, Mapping | list | tuple | set | frozenset | deque):
+        yield path, thing
+        for inside in thing.values() if isinstance(thing, Mapping) else thing:
+            yield from collections_of(inside, path, around)
+    elif type(thing).__module__.startswith("pdsim"):
+        slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+        for name in {**dict.fromkeys(slots), **getattr(thing, "__dict__", {})}:
+            if hasattr(thing, name):
+                yield from collections_of(getattr(thing, name), f"{path}.{name}" if path else name, around)
+
+
+def look_again(machine: Any, now_ns: int) -> None:
+    """Have it see that time has passed."""
+    if isinstance(machine, Sender):
+        machine.on_message(LayersComputed(0, 0), now_ns)
+    elif getattr(machine, "instance_id", "") != Router.instance_id:
+        machine.on_message(Woken(), now_ns)
+
+
+@given(
+    st.one_of(
+        any_scenarios(),
+        fault_schedules(scenarios()),
+        fault_schedules(st.one_of(aggregated_scenarios(), optimistic_scenarios(), speculative_scenarios())),
+    )
+)
+@examples(100)
+def test_when_all_requests_have_ended_nothing_is_larger_than_at_its_start(scenario: Scenario):
+    """Caches aside; and once no message can come any more that is of a request which has ended."""
+    traced = run(scenario)
+    end_ns = max(entry.args[-1] for entry in traced.journal)
+    fresh = state_machines(resolve(scenario))
+    for machine in traced.machines:
+        look_again(machine, end_ns + KEPT_NS)
+        grown = sizes(machine, fresh) - sizes(fresh[machine.instance_id], fresh)
+        del grown[TOLD_WITH_THE_NEXT_STEP]
+        assert not grown, (machine.instance_id, grown)

@@ -1,0 +1,37 @@
+"""Scenarios that pdreal refuses: one message, exit code 2, and no process is started."""
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+
+from pdreal.cli import main
+
+SCENARIO = """\
+model: tiny-qwen3
+page_size: 16
+prefill: {gpu: h100, pool_tokens: 4096}
+decode: {gpu: h100, pool_tokens: 4096}
+workload: {use: random_lengths, num_requests: 2, input_tokens: 16, output_tokens: 4}
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("prefill.policy=strange:Policy", "pdsim would import the module strange, from "),
+        (
+            "model.context_tokens=5000",
+            "model.context_tokens: at most the model's own 4096; extended in simulation only",
+        ),
+    ],
+)
+def test_a_scenario_that_is_refused(tmp_path, monkeypatch, capsys, command, change, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    (tmp_path / "strange.py").write_text("raise SystemExit('imported')\n")
+    with pytest.raises(SystemExit) as stop:
+        main([command, "s.yaml", "--set", change])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
