@@ -146,6 +146,7 @@ def test_what_others_hear_of_is_on_file(tmp_path):
     for i in range(3):
         leader._note("on_levels", "decode-0", Levels(*[i] * len(Levels._fields)))
         leader._send_out("router", Finished(i))
+    leader._logbook.close()
     assert seen == [1, 2, 3]
 
 
