@@ -11,7 +11,7 @@ variants:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,8 @@ def _part(scenario: Scenario, name: str) -> Any:
     if hasattr(value, "model_dump"):
         value = value.model_dump()
         value.pop("retraction_backup", None)
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "path"):
+        value = replace(value, path=Path(value.path.name))  # a run folder has the whole path of its machine
     return value
 
 
