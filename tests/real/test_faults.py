@@ -13,7 +13,7 @@ from tests.real import clusters
 HEALTH = {
     "heartbeat_interval": "500 ms",
     "heartbeat_failures": 2,
-    "bootstrap_timeout": "20 s",
+    "bootstrap_timeout": "5 s",
     "waiting_timeout": "20 s",
     "release_timeout": "2 s",
     "transfer_timeout": "3 s",
