@@ -10,7 +10,7 @@ from typing import Any
 import jupytext
 from nbclient import NotebookClient
 
-from pdsim.questions.notebook import notebook_of
+from pdsim.study.questions.notebook import notebook_of
 
 HERE = Path(__file__).parent
 HELPERS = {"execute", "setting"}

@@ -16,8 +16,8 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import Observation, RunResult, simulate
 
 if TYPE_CHECKING:
-    from pdsim.questions.answering import ask
-    from pdsim.sweeps.running import sweep
+    from pdsim.study.questions.answering import ask
+    from pdsim.study.running import sweep
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-_LATER = {"ask": "pdsim.questions.answering", "sweep": "pdsim.sweeps.running"}
+_LATER = {"ask": "pdsim.study.questions.answering", "sweep": "pdsim.study.running"}
 """They load Arrow, which takes longer to load than all the rest."""
 
 

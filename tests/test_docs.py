@@ -14,7 +14,7 @@ from pyarrow import parquet
 import pdsim
 from docs.commands import page as commands_page
 from pdsim import load_scenario
-from pdsim.calibration.matrix import matrix_of
+from pdsim.calibration.validate.matrix import matrix_of
 from pdsim.cli import main
 from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
@@ -22,7 +22,7 @@ from pdsim.metrics.explain import STAGES
 from pdsim.metrics.run_folder import TABLES, read_summary
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.yaml_file import parse_yaml
-from pdsim.sweeps.sweep_file import SweepFile
+from pdsim.study.sweep_file import SweepFile
 from tests.markdown import ROOT, anchors, blocks, commands, pages, plain, prose, sections, table
 
 DOCS = ROOT / "docs"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.case import find_cases
+from pdsim.calibration.validate.case import find_cases
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_cost, load_scenario
 from pdsim.scenario.outside import foreign_setup
 from pdsim.scenario.yaml_file import read_yaml
-from pdsim.sweeps.design import designed_points
-from pdsim.sweeps.sweep_file import load_sweep
+from pdsim.study.design import designed_points
+from pdsim.study.sweep_file import load_sweep
 from pdsim.system.catalog import names
 
 FOLDER = Path(__file__).parent.parent / "experiments"

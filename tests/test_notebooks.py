@@ -6,8 +6,8 @@ import jupytext
 import pytest
 
 from notebooks.execute import execute, read_source, sources
-from pdsim.questions.catalog import NAMES
-from pdsim.questions.notebook import write_notebook
+from pdsim.study.questions.catalog import NAMES
+from pdsim.study.questions.notebook import write_notebook
 from tests.markdown import ROOT
 
 SOURCES = sources()

@@ -16,7 +16,7 @@ from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings, Setup
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
 from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
-from pdsim.sweeps.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
+from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.lengths import Lengths

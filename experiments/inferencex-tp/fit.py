@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pdsim import simulate
-from pdsim.calibration.case import Arm, Case, load_case
-from pdsim.calibration.fit import fit_arm, fitted_profile
+from pdsim.calibration.fit.fit import fit_arm, fitted_profile
+from pdsim.calibration.validate.case import Arm, Case, load_case
 from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.scaling import ENDS, Scaling
+from pdsim.calibration.scale.scaling import ENDS, Scaling
 from pdsim.cost.affine import Affine
 from pdsim.cost.roofline import Roofline
 from pdsim.scenario.loading import load_cost

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from pdsim.calibration.matrix import load_matrix
+from pdsim.calibration.validate.matrix import load_matrix
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, print_json
-from pdsim.questions.asked import NUM_SEEDS, Asked
+from pdsim.study.questions.asked import NUM_SEEDS, Asked
 
 
 def ask(
@@ -27,9 +27,9 @@ def ask(
     json_: Json = False,
 ) -> None:
     """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
-    from pdsim.cli.answer_table import print_answer, print_questions
-    from pdsim.questions.catalog import NAMES, question
     from pdsim.scenario.yaml_file import ConfigError
+    from pdsim.show.answer_table import print_answer, print_questions
+    from pdsim.study.questions.catalog import NAMES, question
 
     given = {**asked.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
@@ -41,7 +41,7 @@ def ask(
         else:
             print_questions(asks)
     elif notebook is not None:
-        from pdsim.questions.notebook import write_notebook
+        from pdsim.study.questions.notebook import write_notebook
 
         write_notebook(notebook, name, **given)
         if json_:
@@ -50,7 +50,7 @@ def ask(
             print(f"notebook: {notebook}")
     else:
         from pdsim.cli.progress import progress_over
-        from pdsim.questions.answering import ask as answer
+        from pdsim.study.questions.answering import ask as answer
 
         with progress_over(name, None, quiet=json_) as advance:
             made = answer(name, **given, progress=advance)

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pdsim.calibration.matrix import Matrix, Variant, load_matrix
-from pdsim.calibration.validation import Comparison, Side, Validation, compare_sides
+from pdsim.calibration.validate.matrix import Matrix, Variant, load_matrix
+from pdsim.calibration.validate.validation import Comparison, Side, Validation, compare_sides
 from pdsim.cli.command import print_json
 from pdsim.cli.progress import progress_over
 from pdsim.cli.real_runs import missing, run_missing
@@ -42,7 +42,7 @@ def validate_matrix(
         if quiet:
             print_json(validation.to_json())
         else:
-            from pdsim.cli.matrix_tables import print_validation
+            from pdsim.show.matrix_tables import print_validation
 
             print_validation(validation)
         if validation.unequal:

@@ -35,13 +35,13 @@ def calibrate(
     """
     import shlex
 
-    from pdsim.calibration.case import percent
-    from pdsim.calibration.profile import calibrate as fit_rows
-    from pdsim.calibration.profile import profile_of
-    from pdsim.calibration.rows import read_rows
+    from pdsim.calibration.fit.profile import calibrate as fit_rows
+    from pdsim.calibration.fit.profile import profile_of
+    from pdsim.calibration.fit.rows import read_rows
+    from pdsim.calibration.validate.case import percent
     from pdsim.cli.progress import saying
-    from pdsim.cli.tables import print_calibration
     from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.show.tables import print_calibration
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
@@ -58,7 +58,7 @@ def calibrate(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_yaml(profile, out)
     if plots is not None:
-        from pdsim.calibration.plots import write_residuals
+        from pdsim.calibration.validate.plots import write_residuals
 
         write_residuals(made, plots)
     for note in made.notes:
@@ -91,11 +91,11 @@ def scale(
         A measured profile (YAML).
 
     """
-    from pdsim.calibration.scaling import Scaling, model_of
-    from pdsim.calibration.scaling import scale as scaled
-    from pdsim.cli.tables import print_scaling
+    from pdsim.calibration.scale.scaling import Scaling, model_of
+    from pdsim.calibration.scale.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
     from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.show.tables import print_scaling
     from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 
     require_out(out, is_file=True)
@@ -143,7 +143,7 @@ def validate(
         a matrix.yaml, or such a file.
 
     """
-    from pdsim.calibration.matrix import is_matrix
+    from pdsim.calibration.validate.matrix import is_matrix
 
     matrices = [name for name in cases if is_matrix(name, experiments)]
     if matrices:
@@ -156,10 +156,10 @@ def validate(
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix, and none is named")
-    from pdsim.calibration.case import find_cases
-    from pdsim.calibration.compare import compare_case
+    from pdsim.calibration.validate.case import find_cases
+    from pdsim.calibration.validate.compare import compare_case
     from pdsim.cli.progress import progress_over
-    from pdsim.cli.tables import print_errors
+    from pdsim.show.tables import print_errors
     from pdsim.sim.simulation import simulate
 
     found = find_cases(cases, experiments)

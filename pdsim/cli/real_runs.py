@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.matrix import Matrix, Variant
+from pdsim.calibration.validate.matrix import Matrix, Variant
 from pdsim.metrics.run_folder import JOURNAL, SUMMARY
 from pdsim.scenario.trust import imports_are_allowed
 from pdsim.scenario.yaml_file import ConfigError

@@ -4,19 +4,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdsim.calibration.imported import read_results
+from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.runner import obtain_runs, obtain_sensitivities
 from pdsim.metrics.run_folder import SCENARIO
 from pdsim.metrics.summary_rows import counted
-from pdsim.report.page import Page
-from pdsim.report.run_page import ReportedRun, run_page
-from pdsim.report.sweep_page import sweep_page
 from pdsim.scenario.build import resolve
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.show.page import Page
+from pdsim.show.run_page import ReportedRun, run_page
+from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.sweeps.folder import is_sweep_folder, read_sweep
+from pdsim.study.folder import is_sweep_folder, read_sweep
 
 
 def make_page(

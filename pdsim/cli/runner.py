@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.imported import read_results
+from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.finished import FinishedRun, write_run
 from pdsim.cli.progress import progress_over, saying
 from pdsim.garbage import garbage_kept

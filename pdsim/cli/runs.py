@@ -40,7 +40,7 @@ def run(
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.cli.tables import print_intervals, print_stages, print_summaries
+        from pdsim.show.tables import print_intervals, print_stages, print_summaries
 
         print_warnings(finished)
         print_summaries({finished.name: finished.summary})
@@ -73,7 +73,7 @@ def compare(
     if json_:
         print_json([{"run": run.name, **run.summary} for run in finished])
     else:
-        from pdsim.cli.tables import print_intervals, print_stages, print_summaries, print_usage
+        from pdsim.show.tables import print_intervals, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
@@ -112,10 +112,10 @@ def explain(
     from dataclasses import asdict
 
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.cli.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
     from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
     from pdsim.metrics.explain import stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
+    from pdsim.show.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
     from pdsim.sim.sensitivity import limits
 
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
@@ -176,7 +176,7 @@ def report(
 
     """
     from pdsim.cli.reporting import make_page
-    from pdsim.report.page import render
+    from pdsim.show.page import render
 
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
@@ -243,7 +243,7 @@ def export(
         A run folder, or a scenario file, which is simulated first.
 
     """
-    from pdsim.calibration.exported import Run, write_result
+    from pdsim.calibration.interop.exported import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.scenario.build import requests_of
     from pdsim.workload.mooncake_file import NotASessionError, agentic_rows, mooncake_rows, write_mooncake

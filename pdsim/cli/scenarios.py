@@ -42,7 +42,7 @@ def sglang(
 
 def catalog(*, json_: Json = False) -> None:
     """List the models and GPUs that scenarios can name."""
-    from pdsim.cli.tables import print_catalog
+    from pdsim.show.tables import print_catalog
     from pdsim.system.catalog import names
 
     if json_:
@@ -61,6 +61,6 @@ def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
 
     """
     from pdsim.scenario.json_schema import scenario_schema
-    from pdsim.sweeps.sweep_file import sweep_schema
+    from pdsim.study.sweep_file import sweep_schema
 
     print_json(sweep_schema() if of == "sweep" else scenario_schema())

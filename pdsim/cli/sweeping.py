@@ -29,7 +29,7 @@ def sweep(
 
     """
     from pdsim.cli.progress import progress_over
-    from pdsim.sweeps.running import sweep as run_sweep
+    from pdsim.study.running import sweep as run_sweep
 
     try:
         with progress_over("sweeping", None, quiet=json_) as advance:
@@ -40,7 +40,7 @@ def sweep(
     if json_:
         print_json(result.to_json())
     else:
-        from pdsim.cli.sweep_table import print_sweep
+        from pdsim.show.sweep_table import print_sweep
 
         print_sweep(result)
     if all(point.error for point in result.points):

@@ -64,7 +64,7 @@ def run(
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.cli.tables import print_stages, print_summaries
+        from pdsim.show.tables import print_stages, print_summaries
 
         print_summaries({finished.name: finished.summary})
         print_stages({finished.name: finished.records})

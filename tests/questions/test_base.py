@@ -2,8 +2,8 @@
 
 import pytest
 
-from pdsim.questions.asked import Asked
-from pdsim.questions.base import base_of
+from pdsim.study.questions.asked import Asked
+from pdsim.study.questions.base import base_of
 from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.clients import ClosedLoop, OpenLoop
 from pdsim.workload.sharegpt import ShareGpt

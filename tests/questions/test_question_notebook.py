@@ -6,7 +6,7 @@ import jupytext
 import pytest
 
 from pdsim.cli import main
-from pdsim.questions.study import Study
+from pdsim.study.questions.study import Study
 from tests.questions.test_questions import SCENARIO
 
 

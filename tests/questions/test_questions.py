@@ -6,7 +6,7 @@ import re
 import pytest
 
 import pdsim
-from pdsim.questions.catalog import NAMES, question
+from pdsim.study.questions.catalog import NAMES, question
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\

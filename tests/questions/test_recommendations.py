@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import pdsim
 from pdsim.cli import main
-from pdsim.cli.answer_table import EXAMPLE, print_answer
 from pdsim.metrics.summary import tpot_ms, ttft_ms
-from pdsim.questions import base
-from pdsim.questions.catalog import NAMES
-from pdsim.questions.study import Study
-from pdsim.sweeps.interval import Estimate
+from pdsim.show.answer_table import EXAMPLE, print_answer
+from pdsim.study.interval import Estimate
+from pdsim.study.questions import base
+from pdsim.study.questions.catalog import NAMES
+from pdsim.study.questions.study import Study
 from tests.questions.test_questions import SCENARIO
 
 BURSTY = SCENARIO.replace(

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.metrics.records import RunRecords
-from pdsim.report.latency_figures import latency_distributions
-from pdsim.report.page import render
-from pdsim.report.run_page import ReportedRun, run_page
-from pdsim.report.setup import differences
-from pdsim.report.style import to_svg
-from pdsim.report.sweep_figures import Dot, frontier
-from pdsim.report.sweep_page import sweep_page
 from pdsim.scenario.build import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.show.latency_figures import latency_distributions
+from pdsim.show.page import render
+from pdsim.show.run_page import ReportedRun, run_page
+from pdsim.show.setup import differences
+from pdsim.show.style import to_svg
+from pdsim.show.sweep_figures import Dot, frontier
+from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.sweeps.folder import read_sweep
-from pdsim.sweeps.running import sweep
+from pdsim.study.folder import read_sweep
+from pdsim.study.running import sweep
 from tests.support import run, small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 40, "input_tokens": 100, "output_tokens": 20}

@@ -18,10 +18,10 @@ from pyarrow import parquet
 import pdsim
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import parse_scenario
-from pdsim.sweeps.compute import compute
-from pdsim.sweeps.design import designed_points
-from pdsim.sweeps.plan import Planner
-from pdsim.sweeps.sweep_file import load_sweep
+from pdsim.study.compute import compute
+from pdsim.study.design import designed_points
+from pdsim.study.plan import Planner
+from pdsim.study.sweep_file import load_sweep
 from tests.support import examples
 from tests.sweep_files import SCENARIO, SWEEP, shards, write_sweep
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from pdsim.calibration import forms
-from pdsim.calibration.host import front_end_ns
-from pdsim.calibration.profile import calibrate, profile_of
-from pdsim.calibration.regression import fit
-from pdsim.calibration.rows import Measurements, Rows, read_rows, write_rows
+from pdsim.calibration.fit import forms
+from pdsim.calibration.fit.host import front_end_ns
+from pdsim.calibration.fit.profile import calibrate, profile_of
+from pdsim.calibration.fit.regression import fit
+from pdsim.calibration.fit.rows import Measurements, Rows, read_rows, write_rows
 from pdsim.cost.gpu_clock import GpuClock
 from pdsim.scenario.yaml_file import ConfigError
 from tests.made_rows import (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.counts import compare_counts
-from pdsim.calibration.matrix import Asked, load_matrix
-from pdsim.calibration.ranking import rank
-from pdsim.calibration.validation import METRICS, Side, Validation, compare_sides
+from pdsim.calibration.validate.counts import compare_counts
+from pdsim.calibration.validate.matrix import Asked, load_matrix
+from pdsim.calibration.validate.ranking import rank
+from pdsim.calibration.validate.validation import METRICS, Side, Validation, compare_sides
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.calibration.operators import OPERATORS, time_ratios
-from pdsim.calibration.scaling import Scaling, scale
+from pdsim.calibration.scale.operators import OPERATORS, time_ratios
+from pdsim.calibration.scale.scaling import Scaling, scale
 from pdsim.cost.affine import Affine, AffineModel
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.schema import CostChoice

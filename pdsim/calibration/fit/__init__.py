@@ -1,0 +1,1 @@
+"""Fits a profile to rows of measurements."""

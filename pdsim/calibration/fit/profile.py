@@ -1,0 +1,295 @@
+"""From measured rows to a profile: what is fitted, by which form, and how it is written down."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from pdsim.calibration.fit import forms, host
+from pdsim.calibration.fit.clock import Clock, clock_of
+from pdsim.calibration.fit.forms import Form
+from pdsim.calibration.fit.regression import Fitted, fit
+from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.measured import Setup
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import load_gpu, load_transport, names
+from pdsim.system.model import KV_DTYPES
+
+TABLE_ABOVE = 0.05
+"""Mean held-out error from which on a table is tried instead of straight lines."""
+_PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
+    "prefill": (forms.prefill_form, forms.prefill_table),
+    "decode": (forms.decode_form, forms.decode_table),
+}
+_NOT_FITTED = (*host.MEASURED_KINDS, "clock")
+"""As the others are."""
+LEAST_NS = 1e-6
+"""What is written as nothing: the fit comes close to its bound, but never there."""
+_RANGES = {
+    "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
+    "decode": {"decode_batch": "batch", "decode_context_tokens": "context_tokens"},
+}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Everything that was fitted."""
+
+    measurements: Measurements
+    fits: dict[str, Fitted]
+    """By kind, or by transport."""
+    host_ns: dict[str, float]
+    """Medians."""
+    clock: Clock | None
+    """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
+    gpu: str | None
+    """In the catalog: staging is told as a share of its memory bandwidth."""
+    notes: tuple[str, ...] = field(default=())
+    """What could not be fitted, and why."""
+
+
+def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
+    """Raises ConfigError without rows of prefill and decode, or without scipy."""
+    if find_spec("scipy") is None:
+        raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
+    gpu = gpu or _gpu_of(measurements.devices)
+    if gpu is not None and gpu not in names("gpus"):
+        raise ConfigError(
+            f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
+        )
+    clock = clock_of(measurements)
+    fits: dict[str, Fitted] = {}
+    notes = list(measurements.notes)
+    for rows in measurements.rows:
+        if rows.kind in _NOT_FITTED:
+            continue
+        try:
+            fits[rows.name or rows.kind] = _fit(rows, clock, table_above)
+        except ValueError as too_few:
+            notes.append(f"{rows.name or rows.kind} is left out: {too_few}")
+    if not fits.keys() >= {"prefill", "decode"}:
+        lacking = " and ".join(kind for kind in _PHASES if kind not in fits)
+        raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
+    if gpu is None and fits.keys() & set(STAGING):
+        notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
+    return Calibration(
+        measurements,
+        fits,
+        host_ns=host.medians_ns(measurements),
+        clock=clock,
+        gpu=gpu,
+        notes=tuple(notes),
+    )
+
+
+def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
+    """The content of a profile file."""
+    network = {
+        "transports": {
+            rows.name: _link(made.fits[rows.name], host.Sending.of(made.measurements, made.fits[rows.name]))
+            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
+            for rows in made.measurements.of("transfer")
+            if rows.name in made.fits
+        },
+        "staging": _staging(made),
+        **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
+        **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
+    }
+    cost = {
+        "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
+        "decode": _decode(made.fits["decode"]),
+        "host": {**_times(host.loop_ns(made.host_ns)), **({"slowdown": host_slowdown} if host_slowdown != 1 else {})},
+        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "graphs": _graphs(made.fits["decode"]),
+        "measured": {**_setup(made), **_ranges(made.fits)},
+    }
+    sections: dict[str, dict[str, Any]] = {
+        "cost": cost,
+        "network": network,
+        "front_end": _front_end(made),
+    }
+    return {
+        "name": name,
+        **_without_empty({name: _without_empty(section) for name, section in sections.items()}),
+        "provenance": {
+            "measured": [dict(file) for file in made.measurements.provenance],
+            "fitted": {kind: _told(fitted) for kind, fitted in made.fits.items()},
+            "intervals": "95 %, by bootstrap over shapes",
+            "command": command,
+            "date": datetime.now(UTC).date().isoformat(),
+            "pdsim": version("pdsim"),
+        },
+    }
+
+
+def _fit(rows: Rows, clock: Clock | None, table_above: float) -> Fitted:
+    if rows.kind == "transfer":
+        return fit(forms.transfer_form(_overlap(rows.name)), rows)
+    if rows.kind not in _PHASES:
+        return fit(forms.staging_form(), rows)
+    if rows.kind == "prefill" and clock is not None:
+        rows = clock.rested(rows)
+    affine, table = _PHASES[rows.kind]
+    lines = fit(affine(rows), rows)
+    if lines.error <= table_above and not _graph_sizes(rows):
+        return lines
+    try:
+        return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.typical_error)
+    except ValueError:  # too few shapes for a table
+        return lines
+
+
+def _graph_sizes(rows: Rows) -> list[int]:
+    """Each is a program of its own. None if a row does not tell its graph."""
+    sizes = np.unique(rows.columns.get("graph", 0))
+    return sizes.astype(int).tolist() if sizes.all() else []
+
+
+def _overlap(transport: str) -> float:
+    """An engine's way to post is not fitted: the catalog knows it, or nothing overlaps."""
+    return load_transport(transport).overlap if transport in names("transports") else 0.0
+
+
+def _gpu_of(device: str) -> str | None:
+    known = [name for name in names("gpus") if name in device.lower().replace(" ", "-")]
+    return max(known, key=len, default=None)
+
+
+# As a scenario writes it.
+
+
+def _prefill(of: Fitted) -> dict[str, Any]:
+    entries = {"prefill": _entries(of)} if of.form.name == "table" else {}
+    lines = {name: value for name, value in of.values.items() if not _is_entry(name)}
+    return {"use": of.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+
+
+def _slowdown(clock: Clock | None) -> dict[str, Any]:
+    if clock is None or not clock.slowdown:
+        return {}
+    return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
+
+
+def _decode(of: Fitted) -> dict[str, Any]:
+    if of.form.name == "table":
+        return {
+            "use": "table",
+            "decode": _entries(of),
+            "decode_per_context_token": _time(of.values["per_context_token"]),
+        }
+    values = {name: value for name, value in of.values.items() if name != "per_empty_row_token"}
+    return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in values.items()}}
+
+
+def _graphs(of: Fitted) -> dict[str, Any]:
+    """Larger batches than those that were measured are not run without graphs, but in larger ones."""
+    if not (sizes := _graph_sizes(of.rows)):
+        return {}
+    per_token = of.values["per_context_token"]
+    share = of.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
+    return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+
+
+def _entries(of: Fitted) -> dict[int, str]:
+    climbs = [value for name, value in of.values.items() if _is_entry(name)]
+    return {round(k): _time(float(ns)) for k, ns in zip(of.form.knots, np.cumsum(climbs), strict=True)}
+
+
+def _is_entry(name: str) -> bool:
+    """Of a table: the first, or a step to the next."""
+    return name == "first" or name.startswith("to ")
+
+
+def _front_end(made: Calibration) -> dict[str, Any]:
+    """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
+    told = host.front_end_ns(made.measurements, made.host_ns)
+    return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
+
+
+def _link(of: Fitted, sending: host.Sending) -> dict[str, Any]:
+    per_byte = of.values["per_byte"] + sending.ns_per_byte
+    bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
+    return {
+        **bandwidth,
+        "transfer_latency": _time(round(of.values["batch"] + sending.batch_ns)),
+        "descriptor_latency": _time(round(of.values["per_descriptor"])),
+        **({"serial": True} if sending.serial else {}),
+    }
+
+
+def _staging(made: Calibration) -> dict[str, Any]:
+    """Host time: until a call is submitted, and what the kernel takes of no bytes. Efficiency: read and written."""
+    if made.gpu is None:
+        return {}
+    memory_bytes_per_ns = load_gpu(made.gpu).memory_bandwidth / 1e9
+    told: dict[str, Any] = {}
+    for kind in STAGING:
+        if kind in made.fits:
+            of = made.fits[kind]
+            submit_ns = 1e3 * of.rows.columns["submit_us"]
+            submitting = float(np.median(submit_ns[submit_ns > 0])) if submit_ns.any() else 0.0
+            told[f"{kind}_host"] = _time(round(of.values["base"] + submitting))
+            told[f"{kind}_efficiency"] = round(min(1.0, 2 / of.values["per_byte"] / memory_bytes_per_ns), 3)
+    return told
+
+
+def _setup(made: Calibration) -> dict[str, Any]:
+    """Empty where rows of forwards are of several models, or do not tell theirs."""
+    told = made.measurements.forwards
+    if len(told["model"]) != 1:
+        return {}
+    kv_dtype = KV_DTYPES.get(told["dtype"][0]) if len(told["dtype"]) == 1 else None
+    setup = Setup(
+        model=told["model"][0],
+        weight_dtype=None if kv_dtype == "fp32" else kv_dtype,
+        kv_dtype=kv_dtype,
+        device=made.gpu or ", ".join(told["device"]),
+        tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
+    )
+    return {"on": setup.model_dump(mode="json", exclude_none=True)}
+
+
+def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:
+    return {
+        name: [float(fits[kind].rows.columns[column].min()), float(fits[kind].rows.columns[column].max())]
+        for kind, ranges in _RANGES.items()
+        for name, column in ranges.items()
+    }
+
+
+def _told(of: Fitted) -> dict[str, Any]:
+    """How a part was fitted; times of parameters in ns."""
+    return {
+        "form": of.form.name,
+        "rows": len(of.rows),
+        "shapes": of.num_shapes,
+        "held_out_error": f"{of.error:.2%} mean absolute, {of.error_p90:.2%} at the 90th percentile",
+        "parameters_ns": {
+            name: f"{value:.4g}, {of.intervals[name][0]:.4g} to {of.intervals[name][1]:.4g}"
+            for name, value in of.values.items()
+        },
+    }
+
+
+def _without_empty(sections: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: section for name, section in sections.items() if section}
+
+
+def _times(times_ns: Mapping[str, float]) -> dict[str, str]:
+    return {name: _time(ns) for name, ns in times_ns.items()}
+
+
+def _time(ns: float) -> str:
+    for unit, factor in (("ms", 1e6), ("us", 1e3)):
+        if ns >= factor:
+            return f"{_digits(ns / factor)} {unit}"
+    return f"{_digits(ns)} ns" if ns > LEAST_NS else "0 ns"
+
+
+def _digits(value: float) -> str:
+    return np.format_float_positional(value, precision=4, fractional=False, trim="-")

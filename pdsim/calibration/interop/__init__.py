@@ -1,0 +1,1 @@
+"""Reads and writes the results of other tools."""

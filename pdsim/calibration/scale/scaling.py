@@ -1,0 +1,192 @@
+"""A profile of another GPU, from one that was measured: each coefficient goes with what it is bound by.
+
+| coefficient | bound by |
+|---|---|
+| prefill, per token | compute, in matrix products |
+| prefill, per pair, and more of it per continued pair | compute, in attention |
+| prefill, per context token, which is gathered; decode, per KV token | memory bandwidth, in attention |
+| decode, base | reading the weights, as far as their bytes explain it; the rest is launches |
+| decode, per request in a batch too large for memory to bind it | compute: prefill's time per token |
+| other bases, per prompt, per request, least, host, rest, front end | launches and the host: not scaled |
+
+Graphs keep their sizes, and what an empty row takes, which is a share of a row's KV.
+
+Transports are left out: the catalog's, or a measurement, say what the other machine's links do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pdsim.calibration.scale.operators import Operator, Ratio, time_ratios
+from pdsim.cost.affine import Affine
+from pdsim.cost.roofline import Roofline
+from pdsim.cost.table import Table
+from pdsim.scenario.component import component_name, describe_component
+from pdsim.scenario.loading import load_cost
+from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.profile import read_profile
+from pdsim.scenario.schema import CostChoice
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.gpu import GpuSpec
+from pdsim.system.model import Dtype, ModelSpec
+
+ENDS = ("low", "best", "high")
+_PREFILL: Mapping[str, Operator] = {
+    "prefill_per_token_ns": "matrix",
+    "prefill_per_pair_ns": "attention",
+    "prefill_per_continued_pair_ns": "attention",
+    "prefill_per_context_token_ns": "kv",
+}
+"""What each coefficient of an affine prefill goes with; the others stay."""
+_KEPT = ("host", "rest", "graphs")
+"""Of a profile's cost, beside the two roles."""
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """From one GPU to another, for one model on so many ranks."""
+
+    source: GpuSpec
+    target: GpuSpec
+    model: ModelSpec
+    tp: int
+    weight_dtypes: tuple[Dtype, Dtype]
+    """As measured, and as derived."""
+    ratios: Mapping[Operator, Ratio]
+
+    @classmethod
+    def between(
+        cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
+    ) -> "Scaling":
+        """Weights of the derived profile may be in another type. Raises ConfigError for a model with routed experts."""
+        if model.experts is not None:
+            raise ConfigError(
+                f"{model.name} has routed experts: how many of them a step reads depends on its batch, "
+                "which the coefficients of a profile do not tell from launches"
+            )
+        dtypes = (model.weight_dtype, weight_dtype or model.weight_dtype)
+        return cls(source, target, model, tp, dtypes, time_ratios(source, target, dtypes))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the interval does not have."""
+        bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
+        gpus = f"{self.source.name} and {self.target.name}"
+        told = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
+        return (told,) if bare else ()
+
+    @property
+    def weights_ns(self) -> float:
+        """One read of a rank's weights on the source."""
+        rate = self.source.memory_bandwidth * Roofline().memory_efficiency
+        return 1e9 * self.model.shared_bytes_read / self.tp / rate
+
+    def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
+        """Both roles at one end of the ratios, as a profile writes them."""
+        ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
+        prefill, token_ns = _prefill(cost.prefill, ratio)
+        return {"prefill": _told(prefill), "decode": _told(self._decode(cost.decode, ratio, token_ns))}
+
+    def measured(self, of: MeasuredSettings) -> dict[str, Any]:
+        """What the derived profile is of, and what it is scaled from."""
+        told = of.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        if of.on is None:
+            return told
+        target = {"device": self.target.name, "weight_dtype": self.weight_dtypes[1]}
+        source = f"{self.source.name} with {self.weight_dtypes[0]} weights"
+        return {**told, "on": {**told["on"], **target}, "scaled_from": source}
+
+    def _decode(self, of: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
+        if isinstance(of, Table) or not isinstance(of, Affine):
+            raise ConfigError(f"decode of the profile is {component_name(of)}: only that of affine profiles is scaled")
+        weights_ns = min(self.weights_ns, of.decode_base_ns)
+        return replace(
+            of,
+            decode_base_ns=of.decode_base_ns - weights_ns,
+            decode_weights_ns=weights_ns * ratio["weights"],
+            decode_matrices_per_request_ns=token_ns,
+            decode_per_context_token_ns=of.decode_per_context_token_ns * ratio["kv"],
+            decode_per_distinct_token_ns=of.decode_per_distinct_token_ns * ratio["kv"],
+        )
+
+
+def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
+    """And its matrix products of one token."""
+    if not isinstance(of, Affine):
+        raise ConfigError(f"prefill of the profile is {component_name(of)}: only affine profiles and tables are scaled")
+    lines = {name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()}
+    if isinstance(of, Table) and of.prefill_ns and len(of.prefill_ns) > 1:
+        sizes = sorted(of.prefill_ns)
+        least_ns = of.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
+        entries = {size: least_ns + (of.prefill_ns[size] - least_ns) * ratio["matrix"] for size in sizes}
+        token_ns = (entries[sizes[-1]] - least_ns) / (sizes[-1] - sizes[0])
+        return replace(of, prefill_ns=entries, **lines), token_ns
+    return replace(of, **lines), lines["prefill_per_token_ns"]
+
+
+def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
+    """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
+    profile, cost = read_profile(path), load_cost(path)
+    if cost.interval is not None:
+        raise ConfigError(f"profile {path} is scaled already: scale the measured one")
+    low, best, high = (scaling.cost(cost, end) for end in ENDS)
+    network = {key: value for key, value in (profile.get("network") or {}).items() if key != "transports"}
+    return {
+        "name": name,
+        "cost": {
+            **best,
+            **{key: profile["cost"][key] for key in _KEPT if key in profile["cost"]},
+            **({"measured": scaling.measured(cost.measured)} if cost.measured is not None else {}),
+            **({"interval": {"low": low, "high": high}} if low != high else {}),
+        },
+        **({"network": network} if network else {}),
+        **({"front_end": profile["front_end"]} if "front_end" in profile else {}),
+        "provenance": {
+            "scaled": {
+                "profile": profile.get("name", path.stem),
+                "from": scaling.source.name,
+                "to": scaling.target.name,
+                "model": scaling.model.name,
+                "tp": scaling.tp,
+                "weights": " to ".join(dict.fromkeys(scaling.weight_dtypes)),
+                "time_ratios": {operator: str(ratio) for operator, ratio in scaling.ratios.items()},
+            },
+            "command": command,
+            "date": datetime.now(UTC).date().isoformat(),
+            "pdsim": version("pdsim"),
+            "measured": profile["provenance"],
+        },
+    }
+
+
+def model_of(profile: Mapping[str, Any]) -> str | None:
+    """The model that a profile says it was measured with."""
+    provenance = profile["provenance"]
+    if not isinstance(provenance, dict):
+        return None
+    files = provenance.get("measured") or []
+    named = [provenance.get("model"), *(file.get("model") for file in files if isinstance(file, dict))]
+    return next((str(name) for name in named if name), None)
+
+
+def _told(of: Affine) -> dict[str, Any]:
+    """What differs from the defaults, in four digits."""
+    changed = {
+        field.name: _rounded(getattr(of, field.name))
+        for field in fields(of)
+        if getattr(of, field.name) != getattr(type(of)(), field.name)
+    }
+    told: dict[str, Any] = describe_component(type(of)(**changed))
+    plain: dict[str, Any] = describe_component(type(of)())
+    return {key: value for key, value in told.items() if key == "use" or value != plain[key]}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {size: _rounded(amount) for size, amount in value.items()}
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

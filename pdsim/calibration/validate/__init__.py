@@ -1,0 +1,1 @@
+"""Compares measured runs with simulated ones."""

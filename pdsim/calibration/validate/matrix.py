@@ -1,0 +1,220 @@
+"""Scenarios that run for real and are simulated: a matrix, `matrix.yaml` in a folder of its own.
+
+scenario: scenario.yaml     without costs
+profile: profile.yaml       what the simulator takes them from
+runs: runs                  where the folders of real runs are
+real: {device: cuda, dtype: bfloat16, weights: "seed:0", timeout: 60 s}   how pdreal runs each
+within: {median: 7 %, mean: 15 %, p99: 25 %, winner: 95 %}                what is asked for
+variants:
+  c1: [client.concurrency=1]
+  tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with costs of its own
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pdsim.calibration.validate.case import percent
+from pdsim.scenario.build import resolve
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.profile import read_profile
+from pdsim.scenario.quantity import DURATION
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError, read_yaml
+from pdsim.system.model import KV_DTYPES
+
+MATRIX = "matrix.yaml"
+
+_NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults", "prefill", "decode", "aggregated")
+"""Sections that a real run and its simulation share."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """How `pdreal run` is called."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    weights: str = "seed:0"
+    threads: int | None = None
+    """Of each rank; None lets pdreal divide the cores."""
+    timeout_s: float = 120.0
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        threads = () if self.threads is None else ("--threads", str(self.threads))
+        return ("--device", self.device, "--dtype", self.dtype, *threads, "--weights", self.weights)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Largest relative errors, and the least share of pairs whose winner is found. None asks for nothing."""
+
+    median: float | None = None
+    """Of each metric, over the variants."""
+    mean: float | None = None
+    """Of throughput and of every mean, in each variant."""
+    p99: float | None = None
+    """Of every 99th percentile, in each variant."""
+    winner: float | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    changes: tuple[str, ...]
+    profile: Path | None = None
+    """Of its own, instead of the matrix's."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    name: str
+    scenario_path: Path
+    profile: Path | None
+    runs: Path
+    real: Real
+    asked: Asked
+    variants: tuple[Variant, ...]
+
+    def scenario(self, variant: Variant) -> Scenario:
+        """As the simulator runs it: with the real run's KV and the profile's costs."""
+        profile = variant.profile or self.profile
+        if profile is None:
+            raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {MATRIX}")
+        profile = profile.resolve()
+        sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
+        costs = (f"{section}.profile={profile}" for section in sections)
+        return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
+
+    def real_scenario(self, variant: Variant) -> Scenario:
+        """As `pdreal` runs it."""
+        return load_scenario(self.scenario_path, self._real_changes(variant))
+
+    def with_profile(self, profile: Path) -> "Matrix":
+        """Of another machine: for all variants."""
+        return replace(self, profile=profile, variants=tuple(replace(of, profile=None) for of in self.variants))
+
+    def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
+        """Raises ConfigError for the folder of a run of something else."""
+        asked = resolve(self.real_scenario(variant))
+        for name in (*_NAMES, "network.transport", "network.staging"):
+            is_there, should_be = _part(ran, name), _part(asked, name)
+            if is_there != should_be:
+                raise ConfigError(
+                    f"{folder}: is a run of another scenario than variant {variant.name!r}: "
+                    f"{_difference(name, is_there, should_be)}; delete the folder to run it again"
+                )
+
+    def _real_changes(self, variant: Variant) -> tuple[str, ...]:
+        return (*variant.changes, f"model.kv_dtype={KV_DTYPES[self.real.dtype]}")
+
+
+def is_matrix(name: str, experiments: Path) -> bool:
+    return any(path.is_file() for path in _places(name, experiments))
+
+
+def load_matrix(name: str, experiments: Path) -> Matrix:
+    """By folder name, folder or file."""
+    path = next(path for path in _places(name, experiments) if path.is_file())
+    return matrix_of(read_yaml(path), path)
+
+
+def matrix_of(data: Any, path: Path) -> Matrix:
+    """What the file at this path says."""
+    _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
+    for needed in ("scenario", "variants"):
+        if needed not in data:
+            raise ConfigError(f"{path}: {needed} is missing")
+    folder, profile = path.parent, data.get("profile")
+    return Matrix(
+        folder.resolve().name,
+        folder / data["scenario"],
+        None if profile is None else folder / profile,
+        folder / data.get("runs", "runs"),
+        _real(data.get("real", {}), f"{path}: real"),
+        _asked(data.get("within", {}), f"{path}: within"),
+        tuple(_variants(data["variants"], folder, f"{path}: variants")),
+    )
+
+
+def _places(name: str, experiments: Path) -> tuple[Path, ...]:
+    given = Path(name)
+    return (experiments / name / MATRIX, given / MATRIX, *([given] if given.suffix in {".yaml", ".yml"} else []))
+
+
+def _real(data: Any, where: str) -> Real:
+    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
+    for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(KV_DTYPES))):
+        if name in data and data[name] not in known:
+            found = data[name]
+            raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
+    given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
+    if "threads" in data:
+        given["threads"] = _at_least_one(data["threads"], f"{where}: threads")
+    if "timeout" in data:
+        try:
+            given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
+        except ValueError as wrong:
+            raise ConfigError(f"{where}: timeout: {wrong}") from None
+    return Real(**given)
+
+
+def _at_least_one(value: Any, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{where}: expected an integer of at least 1, found {value!r}")
+    return value
+
+
+def _asked(data: Any, where: str) -> Asked:
+    _require_fields(data, tuple(Asked.__dataclass_fields__), where)
+    return Asked(**{name: percent(value, f"{where}: {name}") for name, value in data.items()})
+
+
+def _variants(data: Any, folder: Path, where: str) -> Iterator[Variant]:
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(f"{where}: expected names, each with a list of changes, found {data!r}")
+    for name, told in data.items():
+        if Path(str(name)).name != str(name):
+            raise ConfigError(f"{where}: {name!r} cannot name a folder")
+        changes, profile = told, None
+        if isinstance(told, dict):
+            _require_fields(told, ("changes", "profile"), f"{where}: {name}")
+            changes, profile = told.get("changes", []), told.get("profile")
+        if not isinstance(changes, list) or not all(isinstance(change, str) for change in changes):
+            raise ConfigError(f"{where}: {name}: expected a list of path=value, found {changes!r}")
+        yield Variant(str(name), tuple(changes), None if profile is None else folder / str(profile))
+
+
+def _require_fields(data: Any, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping, found {type(data).__name__}")
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(str(name), known)}; {', '.join(known)}")
+
+
+def _part(scenario: Scenario, name: str) -> Any:
+    """What decides on both sides; what only costs the simulator is left out."""
+    section, _, inside = name.partition(".")
+    value: Any = getattr(scenario, section)
+    value = getattr(value, inside) if inside and value is not None else value
+    if inside == "staging" and value is not None:
+        return {"ring": value.ring, "prefill_buffer": value.prefill_buffer}
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+        value.pop("retraction_backup", None)
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "path"):
+        value = replace(value, path=Path(value.path.name))  # a run folder has the whole path of its machine
+    return value
+
+
+def _difference(name: str, there: Any, asked: Any) -> str:
+    """The first field that differs."""
+    if isinstance(there, dict) and isinstance(asked, dict):
+        for key in (*asked, *there):
+            if there.get(key) != asked.get(key):
+                return _difference(f"{name}.{key}", there.get(key), asked.get(key))
+    return f"{name} is {there!r} there, {asked!r} here"

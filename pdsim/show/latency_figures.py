@@ -1,0 +1,168 @@
+"""Figures of latency: how it is distributed, how it changes over time, and what it is made of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pdsim.metrics.explain import STAGES, stages_of
+from pdsim.metrics.plots import LINES, STAGE_COLORS, draw_stages, plain_log_axis
+from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import significant
+from pdsim.show.style import FULL, GRID, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
+
+Runs = Mapping[str, Sequence[RequestRecord]]
+"""Requests by the run's name."""
+
+_MOST_ROWS = 60
+"""Requests of a chart with a row for each."""
+_MOST_POINTS = 400
+"""Of a line: more would not be seen."""
+_SLICES = 60
+"""Of time."""
+_FEW = 5
+"""Requests of a slice: of fewer, percentiles say nothing."""
+_PERCENTILES = (50, 90, 99)
+
+
+def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
+    return [request for request in requests if request.outcome == "finished"]
+
+
+def latency_distributions(runs: Runs) -> Figure:
+    """TTFT, time per output token and latency: fractions of requests, percentiles marked."""
+    figure = new_figure(FULL, 3.3)
+    panels: Any = figure.subplots(1, 3, sharey=True)
+    measures = (("TTFT, s", ttft_ms, 1e3), ("time per output token, ms", tpot_ms, 1.0), ("latency, s", e2e_ms, 1e3))
+    for ax, (title, measure, scale) in zip(panels, measures, strict=True):
+        values = {
+            name: sorted(
+                measure(r) / scale for r in finished(requests) if measure != tpot_ms or r.num_output_tokens > 1
+            )
+            for name, requests in runs.items()
+        }
+        _draw_distributions(ax, values)
+        tidy(ax, title, "fraction of requests" if ax is panels[0] else "")
+        percent_axis(ax.yaxis)
+    if len(runs) > 1:
+        legend(panels[0])
+    return figure
+
+
+def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None:
+    for i, (name, values) in enumerate(by_name.items()):
+        if not values:
+            continue
+        fractions = np.linspace(0, 1, min(len(values), _MOST_POINTS))
+        style = {"color": SERIES[i % len(SERIES)], "linestyle": LINES[i % len(LINES)], "label": name}
+        ax.plot(np.quantile(values, fractions), fractions, lw=1.6, **style)
+        marks = np.percentile(values, _PERCENTILES)
+        ax.plot(marks, [p / 100 for p in _PERCENTILES], "o", ms=4, color=style["color"])
+        if len(by_name) == 1:
+            for percent, mark in zip(_PERCENTILES, marks, strict=True):
+                near = {"xytext": (6, -9), "textcoords": "offset points", "fontsize": 8, "color": MUTED}
+                ax.annotate(f"p{percent} {mark:,.3g}", (mark, percent / 100), **near)
+    known = [value for values in by_name.values() for value in (values[:1] or [0.0])]
+    most = max((values[-1] for values in by_name.values() if values), default=0.0)
+    if min(known, default=0.0) > 0:
+        plain_log_axis(ax, "x", min(known), most)
+    ax.set_ylim(0, 1.02)
+
+
+def ttft_over_time(requests: Sequence[RequestRecord]) -> Figure:
+    """Of requests by arrival: each one, and percentiles of slices of time."""
+    figure = new_figure(FULL, 3.0)
+    ax: Any = figure.subplots()
+    done = finished(requests)
+    at = np.array([r.arrival_ns / 1e9 for r in done])
+    ttft = np.array([ttft_ms(r) / 1e3 for r in done])
+    ax.plot(at, ttft, ".", ms=2.5, color=MUTED, alpha=0.35, rasterized=True)
+    edges = np.linspace(at.min(), at.max() + 1e-9, min(_SLICES, max(1, len(done) // (2 * _FEW))) + 1)
+    places = np.digitize(at, edges) - 1
+    groups = [(i, ttft[places == i]) for i in range(len(edges) - 1)]
+    seen = [(i, group) for i, group in groups if len(group) >= _FEW]
+    middles = [(edges[i] + edges[i + 1]) / 2 for i, _ in seen]
+    for percent, color in zip(_PERCENTILES, (SERIES[0], SERIES[2], SERIES[5]), strict=True):
+        ax.plot(middles, [np.percentile(group, percent) for _, group in seen], color=color, lw=1.5, label=f"p{percent}")
+    tidy(ax, "arrival, s", "TTFT, s")
+    ax.set_ylim(0)
+    ax.margins(x=0.01)
+    legend(ax)
+    return figure
+
+
+def request_stages(requests: Sequence[RequestRecord]) -> Figure:
+    """A row for each request from its arrival on, stage by stage; of many, those that arrived in the middle."""
+    done = finished(requests)
+    first = max(0, (len(done) - _MOST_ROWS) // 2)
+    chosen = done[first : first + _MOST_ROWS]
+    figure = new_figure(FULL, 1.2 + 0.06 * len(chosen))
+    ax: Any = figure.subplots()
+    for stage, color in zip(STAGES, STAGE_COLORS, strict=True):
+        spans = [(row, *_span_s(r, stages_of(r)[stage])) for row, r in enumerate(chosen) if stage in stages_of(r)]
+        rows = [span for span in spans if span[2] > 0]
+        if rows:
+            places, starts, widths = zip(*rows, strict=True)
+            ax.barh(places, widths, left=starts, height=0.8, color=color, label=stage, lw=0)
+    tidy(ax, "time, s", "requests, by arrival", grid="x")
+    ax.set_yticks([])
+    ax.set_ylim(len(chosen) - 0.4, -0.6)
+    ax.margins(x=0.005)
+    legend(ax)
+    return figure
+
+
+def _span_s(request: RequestRecord, way: tuple[str, str, str]) -> tuple[float, float]:
+    begin_ns, end_ns = getattr(request, way[0]), getattr(request, way[1])
+    return begin_ns / 1e9, (end_ns - begin_ns) / 1e9
+
+
+def stage_bars(runs: Runs) -> Figure:
+    """Mean latency of each run, stage by stage."""
+    figure = new_figure(FULL, 1.2 + 0.4 * len(runs))
+    ax: Any = figure.subplots()
+    draw_stages(ax, runs)
+    tidy(ax, "mean latency, s", grid="x")
+    ax.set_ylabel("")
+    ax.get_legend().remove()
+    legend(ax)
+    ax.tick_params(axis="y", labelcolor=INK)
+    return figure
+
+
+def critical_path(mean_ms: Mapping[str, float]) -> Figure:
+    """Mean milliseconds by part, longest first."""
+    parts = sorted(mean_ms.items(), key=lambda part: part[1])
+    figure = new_figure(FULL, 0.9 + 0.25 * len(parts))
+    ax: Any = figure.subplots()
+    drawn = ax.barh([name for name, _ in parts], [value for _, value in parts], height=0.66, color=SERIES[0], lw=0)
+    total = sum(mean_ms.values())
+    labels = [f"{significant(value)} ms, {value / total:.1%}" for _, value in parts]
+    ax.bar_label(drawn, labels, fontsize=8, color=MUTED, padding=4)
+    tidy(ax, "mean of finished requests, ms", grid="x")
+    ax.tick_params(axis="y", labelcolor=INK)
+    ax.margins(x=0.14)
+    return figure
+
+
+def parity(pairs: Mapping[str, Sequence[tuple[str, float, float]]]) -> Figure:
+    """Simulated against measured: by metric, (run, measured, simulated), all above 0. Ten percent lie in the band."""
+    figure = new_figure(FULL / 2, 4.2)
+    ax: Any = figure.subplots()
+    values = [value for rows in pairs.values() for row in rows for value in row[1:]]
+    ends = np.array([min(values) / 1.6, max(values) * 1.6])
+    ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color=GRID, alpha=0.6, lw=0, label="within 10 %")
+    ax.plot(ends, ends, color=MUTED, lw=1)
+    marks = "osD^vP*X"
+    for i, (metric, rows) in enumerate(pairs.items()):
+        _, measured, simulated = zip(*rows, strict=True)
+        style = {"color": SERIES[i % len(SERIES)], "marker": marks[i % len(marks)], "ms": 6, "ls": "none"}
+        ax.plot(measured, simulated, label=metric, **style)
+    tidy(ax, "measured", "simulated")
+    for which in ("x", "y"):
+        plain_log_axis(ax, which, *ends)
+    ax.set(xlim=ends, ylim=ends)
+    legend(ax)
+    return figure

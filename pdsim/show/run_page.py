@@ -1,0 +1,370 @@
+"""The page of a run, and of several side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pdsim.metrics.critical_path import mean_parts_ms
+from pdsim.metrics.explain import stage_times
+from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.saturation import is_saturated
+from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
+from pdsim.metrics.usage import instance_usage
+from pdsim.scenario.schema import Scenario
+from pdsim.show.latency_figures import (
+    critical_path,
+    finished,
+    latency_distributions,
+    parity,
+    request_stages,
+    stage_bars,
+    ttft_over_time,
+)
+from pdsim.show.page import Card, Cell, Page, Shown, Table, cell
+from pdsim.show.resource_figures import occupancy, transfers
+from pdsim.show.setup import differences, setup_sentence
+from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
+
+_MOST_REQUESTS = 200
+"""In the table of the slowest."""
+_VISIBLE = 0.001
+"""A change that is shown."""
+_TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
+_PARITY = {
+    "request_throughput": "requests/s",
+    "output_throughput": "output tokens/s",
+    "mean_ttft_ms": "mean TTFT, ms",
+    "p99_ttft_ms": "p99 TTFT, ms",
+    "mean_tpot_ms": "mean TPOT, ms",
+    "mean_itl_ms": "mean ITL, ms",
+    "mean_e2e_latency_ms": "mean latency, ms",
+}
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """What a page needs of one run."""
+
+    name: str
+    summary: Mapping[str, Any]
+    records: RunRecords
+    """Empty of a result that another tool wrote."""
+    scenario: Scenario | None = None
+    """Resolved; None: not known."""
+    sensitivities: Sequence[Sensitivity] = ()
+    """If they were asked for."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """A summary with the same fields, from a real system."""
+
+    @property
+    def num_gpus(self) -> int | None:
+        return None if self.scenario is None else self.scenario.num_gpus
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Its scenario as plain data; empty: not known."""
+        return {} if self.scenario is None else self.scenario.model_dump()
+
+    @property
+    def num_finished(self) -> int:
+        return len(finished(self.records.requests))
+
+    @property
+    def per_gpu(self) -> str:
+        return "output tokens/s per GPU" if self.num_gpus else "output tokens/s"
+
+    @property
+    def output_rate(self) -> float:
+        return float(self.summary.get("output_throughput", 0.0)) / (self.num_gpus or 1)
+
+
+def run_page(runs: Sequence[ReportedRun]) -> Page:
+    """Of one run everything; of several what can be compared."""
+    return _single(runs[0]) if len(runs) == 1 else _comparison(runs)
+
+
+def _single(run: ReportedRun) -> Page:
+    figures = [*_latency_figures([run]), *_inside(run), *_parity_figures([run])]
+    tables = [_summary_table([run])]
+    if run.num_finished:
+        tables += [_stage_table(run), _instance_table(run), _request_table(run.records.requests)]
+    return Page(
+        title=run.name,
+        subtitle=_subtitle(run),
+        answer=_answer(run),
+        detail=" ".join(f"{limit}." for limit in limits(run.sensitivities)) if run.sensitivities else "",
+        cards=_cards(run),
+        figures=figures,
+        tables=tables,
+        warnings=_warnings(run),
+        setup=setup_sentence([run.fields]) if run.fields else "",
+    )
+
+
+def _answer(run: ReportedRun) -> str:
+    if run.num_finished:
+        return _longest_stages(run)
+    return "No request finished." if "pdsim" in run.summary else "A result of another tool: its summary, and no more."
+
+
+def _comparison(runs: Sequence[ReportedRun]) -> Page:
+    ours = [run for run in runs if run.num_finished]
+    known = {run.name: run.fields for run in runs if run.fields}
+    best = max(runs, key=lambda run: run.output_rate)
+    answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
+    if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
+        quickest = min(ttft, key=lambda name: ttft[name])
+        answer += f" Shortest median TTFT: {quickest}, {_time(ttft[quickest])}."
+    return Page(
+        title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
+        subtitle=", ".join(run.name for run in runs),
+        answer=answer,
+        detail=" ".join(f"{run.name}: {_longest_stages(run)}" for run in ours),
+        cards=[],
+        figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
+        tables=[_summary_table(runs)],
+        warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
+        setup=setup_sentence(list(known.values())),
+        differences=differences(known),
+    )
+
+
+def _longest_stages(run: ReportedRun) -> str:
+    """One sentence: in the mean, and of those that waited longest for their first token."""
+    stages = stage_times(run.records.requests)
+    longest = max(stages, key=lambda stage: stage.mean_ms)
+    tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
+    return (
+        f"{longest.share:.0%} of the latency is {longest.stage}; the slowest 1% to their first token spend "
+        f"{_time(tail.slowest_ms)} in {tail.stage}."
+    )
+
+
+def _subtitle(run: ReportedRun) -> str:
+    summary = run.summary
+    said = [counted(summary["completed"], "request")] if "completed" in summary else []
+    if summary.get("max_concurrency"):
+        said.append(f"{summary['max_concurrency']} at once")
+    elif "request_rate" in summary:
+        rate = summary["request_rate"]
+        said.append("at the trace's times" if rate == "trace" else f"{rate} sent a second")
+    if "duration" in summary:
+        said.append(f"{summary['duration']:,.1f} s")
+    if run.num_gpus:
+        said.append(counted(run.num_gpus, "GPU"))
+    return ", ".join(said)
+
+
+def _cards(run: ReportedRun) -> list[Card]:
+    """Of what is known: another tool may not report all."""
+    of = run.summary
+    cards = []
+    if "request_throughput" in of:
+        cards.append(Card("throughput", f"{of['request_throughput']:,.2f}", "requests/s"))
+    if "output_throughput" in of:
+        cards.append(Card("output", f"{run.output_rate:,.0f}", run.per_gpu.removeprefix("output ")))
+    for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "e2e_latency")):
+        median, p99 = of.get(f"median_{name}_ms"), of.get(f"p99_{name}_ms")
+        if median is not None:
+            cards.append(Card(title, _time(median), "median" if p99 is None else f"median; p99 {_time(p99)}"))
+    return cards
+
+
+def _time(value_ms: float) -> str:
+    unit = unit_of([value_ms])
+    return f"{in_unit(value_ms, unit, 1)} {unit}"
+
+
+def _warnings(run: ReportedRun) -> list[str]:
+    own = run.summary.get("pdsim", {})
+    said = list(own.get("warnings", ()))
+    if own.get("failed"):
+        said.append(f"{counted(own['failed'], 'request')} failed, which no latency counts.")
+    if own.get("unfinished"):
+        said.append(
+            f"{counted(own['unfinished'], 'request')} neither finished nor failed: the run stalled or was interrupted."
+        )
+    if run.summary.get("max_concurrency") is None and is_saturated(run.records.requests):
+        said.append("The load is more than the system can take: latencies say how long it ran.")
+    return said
+
+
+def _latency_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
+    requests = {run.name: run.records.requests for run in runs if run.num_finished}
+    if not requests:
+        return []
+    return [
+        Shown(
+            "distributions",
+            "Latency",
+            "The fraction of requests that had its first token, its mean gap between tokens, its last token by then.",
+            latency_distributions(requests),
+        ),
+        Shown("stages", "Where the time goes", "Mean latency by stage; short stages are one.", stage_bars(requests)),
+    ]
+
+
+def _inside(run: ReportedRun) -> list[Shown]:
+    """What only a look into one run shows."""
+    records = run.records
+    figures: list[Shown] = []
+    if not run.num_finished:
+        return []
+    figures += _tornado(run.sensitivities)
+    figures += [
+        Shown(
+            "critical-path",
+            "What requests wait for",
+            "Mean latency by what happened: the parts of a request sum up to its latency.",
+            critical_path(mean_parts_ms(records)),
+        ),
+        Shown(
+            "ttft-over-time",
+            "TTFT over time",
+            "Each request by its arrival; lines are percentiles of slices of time.",
+            ttft_over_time(records.requests),
+        ),
+        Shown(
+            "requests",
+            "Requests",
+            "From arrival to end, by stage; of many, those that arrived in the middle of the run.",
+            request_stages(records.requests),
+        ),
+    ]
+    if records.levels:
+        figures.append(
+            Shown(
+                "occupancy",
+                "Batches, queues and KV pages",
+                "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use.",
+                occupancy(records),
+            )
+        )
+    if any(transfer.num_bytes for transfer in records.transfers):
+        caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
+        caption += "bytes move, and those that wait for the staging ring."
+        figures.append(Shown("transfers", "KV transfers", caption, transfers(records)))
+    return figures
+
+
+def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
+    if not found:
+        return []
+    seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
+    panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in _TORNADO.items()}
+    caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
+    if rest := [one.resource for one in found if one not in seen]:
+        caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
+    return [Shown("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]
+
+
+def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:
+    """The trade-offs between the runs."""
+    if any(not run.summary.get(name) for run in runs for name in ("mean_tpot_ms", "median_ttft_ms")):
+        return []
+    y_title = runs[0].per_gpu
+    speed = [Dot(1e3 / run.summary["mean_tpot_ms"], run.output_rate, run.name) for run in runs]
+    ttft = [Dot(run.summary["median_ttft_ms"] / 1e3, run.output_rate, run.name) for run in runs]
+    return [
+        Shown(
+            "pareto",
+            "Throughput against speed for each user",
+            "Up and right is better; the line joins runs that no other beats in both.",
+            trade_off(speed, "tokens/s of one user", y_title, more_x=True),
+            wide=False,
+        ),
+        Shown(
+            "ttft-throughput",
+            "Throughput against TTFT",
+            "Up and left is better.",
+            trade_off(ttft, "median TTFT, s", y_title, more_x=False),
+            wide=False,
+        ),
+    ]
+
+
+def _parity_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
+    pairs = {
+        title: [
+            (run.name, float(run.measured[name]), float(run.summary[name]))
+            for run in runs
+            if run.measured.get(name) and run.summary.get(name)
+        ]
+        for name, title in _PARITY.items()
+    }
+    known = {title: rows for title, rows in pairs.items() if rows}
+    if not known:
+        return []
+    caption = "Each mark is one metric of one run; on the line both agree."
+    return [Shown("parity", "Simulated against measured", caption, parity(known), wide=False)]
+
+
+def _summary_table(runs: Sequence[ReportedRun]) -> Table:
+    rows = []
+    for row, values in rows_to_show(run.summary for run in runs):
+        title, texts = row.cells(values)
+        cells = [Cell(title), Cell(texts[0], values[0])]
+        for text, value in zip(texts[1:], values[1:], strict=True):
+            difference = row.difference(value, values[0])
+            tone = {True: "good", False: "bad", None: ""}[difference.is_better]
+            cells += [Cell(text, value), Cell(difference.text, value, tone)]
+        rows.append(cells)
+    columns = ["", runs[0].name]
+    for run in runs[1:]:
+        columns += [run.name, f"to {runs[0].name}"]
+    return Table("Summary", columns, rows)
+
+
+def _stage_table(run: ReportedRun) -> Table:
+    rows = [
+        [Cell(s.stage), cell(s.mean_ms), cell(s.median_ms), cell(s.slowest_ms), cell(s.share, ".1%"), Cell(s.meaning)]
+        for s in stage_times(run.records.requests)
+        if s.mean_ms
+    ]
+    return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)
+
+
+def _instance_table(run: ReportedRun) -> Table:
+    rows = [
+        [
+            Cell(use.instance_id),
+            *(
+                cell(share, ".0%")
+                for share in (
+                    use.computing + use.decoding,
+                    use.lacks_pages,
+                    use.lacks_slots,
+                    use.mean_pages_used,
+                    use.link_busy,
+                )
+            ),
+            cell(use.mean_running, ",.1f"),
+            cell(use.mean_waiting, ",.1f"),
+        ]
+        for use in instance_usage(run.records)
+    ]
+    columns = ["instance", "busy", "no page", "no slot", "pages used", "link", "running", "waiting"]
+    return Table("Instances", columns, rows, "While the cluster is loaded: fractions of the time, and mean requests.")
+
+
+def _request_table(requests: Sequence[RequestRecord]) -> Table:
+    slowest = sorted(finished(requests), key=ttft_ms, reverse=True)[:_MOST_REQUESTS]
+    rows = [
+        [
+            cell(r.request_id, "d"),
+            cell(r.num_prompt_tokens, ",d"),
+            cell(r.num_output_tokens, ",d"),
+            cell(r.num_prefill_cached_tokens, ",d"),
+            cell(ttft_ms(r), ",.1f"),
+            cell(tpot_ms(r) if r.num_output_tokens > 1 else None, ",.2f"),
+            cell(e2e_ms(r), ",.1f"),
+            cell(r.transfer_bytes / 1e6, ",.1f"),
+            Cell(r.prefill_id if r.is_aggregated else f"{r.prefill_id} → {r.decode_id}"),
+        ]
+        for r in slowest
+    ]
+    columns = ["request", "prompt", "output", "cached", "TTFT, ms", "TPOT, ms", "latency, ms", "KV sent, MB", "where"]
+    return Table(f"The {len(rows)} slowest requests to their first token", columns, rows)

@@ -1,0 +1,159 @@
+"""Figures of many points: what is traded for what, where the best ones are, and which field matters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pdsim.metrics.summary_rows import signed
+from pdsim.show.style import FULL, GRID, HALF, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
+
+_MANY = 24
+"""Points that have no room for a label each."""
+_MARKS = "osD^vPX*"
+
+_LITTLE = 0.01
+"""A change that whole percents do not show."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of a trade-off. half_y: of its confidence interval; None if it has none."""
+
+    x: float
+    y: float
+    label: str = ""
+    series: str = ""
+    half_y: float | None = None
+
+
+def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, more_y: bool = True) -> Figure:
+    """Points, and a line through those that no other beats in both. more_x, more_y: whether more is better."""
+    figure = new_figure(HALF, 3.5)
+    ax: Any = figure.subplots()
+    best = sorted(frontier(dots, more_x=more_x, more_y=more_y), key=lambda dot: dot.x)
+    ax.plot([dot.x for dot in best], [dot.y for dot in best], color=MUTED, lw=1, ls="--", zorder=1)
+    for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
+        of = [dot for dot in dots if dot.series == name]
+        style = {"color": SERIES[i % len(SERIES)], "marker": _MARKS[i % len(_MARKS)], "ms": 5.5, "ls": "none"}
+        errors = [dot.half_y or 0.0 for dot in of]
+        ax.errorbar(
+            [d.x for d in of],
+            [d.y for d in of],
+            yerr=errors if any(errors) else None,
+            label=name or None,
+            capsize=2,
+            **style,
+        )
+    for dot in dots if len(dots) <= _MANY else best[:_MANY]:
+        near = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7.5, "color": MUTED}
+        ax.annotate(dot.label, (dot.x, dot.y), **near)
+    tidy(ax, x_title, y_title)
+    ax.set(xlim=(0, 1.12 * max(dot.x for dot in dots)), ylim=(0, 1.12 * max(dot.y for dot in dots)))
+    legend(ax)
+    return figure
+
+
+def frontier(dots: Sequence[Dot], *, more_x: bool, more_y: bool = True) -> list[Dot]:
+    """Those that no other beats in one and equals in the other."""
+    sign_x, sign_y = 1 if more_x else -1, 1 if more_y else -1
+
+    def beaten(dot: Dot) -> bool:
+        return any(
+            (sign_x * (other.x - dot.x), sign_y * (other.y - dot.y)) != (0, 0)
+            and sign_x * other.x >= sign_x * dot.x
+            and sign_y * other.y >= sign_y * dot.y
+            for other in dots
+        )
+
+    return [dot for dot in dots if not beaten(dot)]
+
+
+def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = False) -> Figure:
+    """One line for each series, with bars of 95 % where there are replications."""
+    figure = new_figure(HALF, 3.5)
+    ax: Any = figure.subplots()
+    for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
+        of = sorted((dot for dot in dots if dot.series == name), key=lambda dot: dot.x)
+        x, y = np.array([d.x for d in of]), np.array([d.y for d in of])
+        half = np.array([d.half_y or 0.0 for d in of])
+        color = SERIES[i % len(SERIES)]
+        ax.plot(x, y, marker=_MARKS[i % len(_MARKS)], ms=4.5, lw=1.5, color=color, label=name or None)
+        if half.any():
+            ax.fill_between(x, y - half, y + half, color=color, alpha=0.18, lw=0)
+    tidy(ax, x_title, y_title)
+    ax.set_ylim(0, 1.03 if shares else None)
+    if shares:
+        percent_axis(ax.yaxis)
+    legend(ax)
+    return figure
+
+
+def heat_map(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    *,
+    row_title: str,
+    column_title: str,
+    title: str,
+) -> Figure:
+    """A value in each cell; None: that point has none, and its cell is hatched."""
+    figure = new_figure(HALF, max(2.2, 1.3 + 0.42 * len(rows)))
+    ax: Any = figure.subplots()
+    grid = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
+    most = np.nanmax(grid) if np.isfinite(grid).any() else 1.0
+    drawn = ax.imshow(grid, cmap="cividis", aspect="auto", vmin=0, vmax=most)
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if value is None:
+                cell = {"facecolor": "none", "edgecolor": GRID, "hatch": "////", "lw": 0}
+                ax.fill_between([j - 0.5, j + 0.5], i - 0.5, i + 0.5, **cell)
+            else:
+                dark = value < 0.55 * most
+                style = {"ha": "center", "va": "center", "fontsize": 8.5, "color": "#ffffff" if dark else "#111111"}
+                ax.text(j, i, f"{value:,.3g}", **style)
+    tidy(ax, column_title, row_title, grid="none")
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.spines["bottom"].set_visible(False)
+    ax.set_title(title, fontsize=8.5, color=MUTED, loc="left")
+    drawn.set_rasterized(True)
+    return figure
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How far one thing moves a measure: low and high are relative changes."""
+
+    name: str
+    low: float
+    high: float
+
+
+def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
+    """By measure, bars from low to high around no change: in each panel the longest on top."""
+    longest = max(len(bars) for bars in panels.values())
+    figure = new_figure(FULL, 1.6 + 0.28 * longest)
+    axes: Any = figure.subplots(1, len(panels), squeeze=False)
+    for ax, (title, bars) in zip(axes[0], panels.items(), strict=True):
+        order = sorted(bars, key=lambda bar: max(abs(bar.low), abs(bar.high)))
+        for row, bar in enumerate(order):
+            for end in (bar.low, bar.high):
+                color = SERIES[0] if end > 0 else SERIES[5]
+                ax.barh(row, end, color=color, height=0.62)
+            far = max((bar.low, bar.high), key=abs)
+            side = {"ha": "left" if far >= 0 else "right", "xytext": (4 if far >= 0 else -4, 0)}
+            text = {"va": "center", "fontsize": 7.5, "color": MUTED, "textcoords": "offset points"}
+            ax.annotate(f"{signed(100 * far)}%", (far, row), **side, **text)
+        ax.axvline(0, color=MUTED, lw=0.8)
+        tidy(ax, f"change of {title}", grid="x")
+        ax.set_yticks(range(len(order)), [bar.name for bar in order])
+        ax.tick_params(axis="y", labelcolor=INK)
+        ends = [0.0, *(end for bar in order for end in (bar.low, bar.high))]
+        room = 0.3 * (max(ends) - min(ends)) or _LITTLE
+        ax.set_xlim(min(ends) - room, max(ends) + room)
+        percent_axis(ax.xaxis, decimals=int(room < _LITTLE))
+    return figure

@@ -1,0 +1,419 @@
+"""The page of a sweep: its best points, what is traded for what, and which fields matter."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pdsim.metrics.summary_rows import counted, significant
+from pdsim.show.page import Card, Cell, Page, Shown, Table, cell
+from pdsim.show.setup import setup_sentence
+from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
+from pdsim.study.interval import Estimate
+from pdsim.study.plan import described, shown
+from pdsim.study.result import PointResult, SweepResult
+
+_LOADS = ("client.concurrency", "client.arrivals.rate")
+_PREFILL, _DECODE = "prefill.instances", "decode.instances"
+_RATIO = "P:D"
+_SHOWN_STATISTICS = {"median": "median", "p99": "p99"}
+_CACHE_SIZES = ("pool_tokens", "mem_fraction")
+_MOST_SERIES = 6
+_MOST_CELLS = 12
+"""On a side of the heat map."""
+
+Value = Callable[[PointResult], float]
+
+
+def sweep_page(result: SweepResult) -> Page:
+    points = [point for point in result.points if not point.error]
+    stable = [point for point in points if not point.is_saturated]
+    figures: list[Shown] = []
+    if stable:
+        fields = _varied(points)
+        figures = [
+            *_trade_offs(stable, fields),
+            *(shown_ for slo in result.slos for shown_ in _over_load(points, fields, slo)),
+            *_maps(points, result, fields),
+            *_effects(stable, result, fields),
+            *_hits(points, fields),
+        ]
+    return Page(
+        title=result.name,
+        subtitle=f"{counted(len(result.points), 'point')} of {_replications(result.points)}, {result.folder.name}",
+        answer=_answer(result, points),
+        detail=_detail(result, points),
+        cards=_cards(result, points),
+        figures=figures,
+        tables=[_table(result, points)] if points else [],
+        warnings=[*result.warnings, *_failures(result.points)],
+        setup=setup_sentence([point.replications[0].scenario for point in points]),
+        differences=_swept(points) if points else None,
+    )
+
+
+def _failures(points: Sequence[PointResult]) -> list[str]:
+    return [f"{count} failed: {why}" for why, count in Counter(point.error for point in points).items() if why]
+
+
+# The answer.
+
+
+def _answer(result: SweepResult, points: Sequence[PointResult]) -> str:
+    if not points:
+        return "Every point failed."
+    best = _best(result, points)
+    if not result.slos:
+        return f"Most requests per GPU: {described(best.changes)}."
+    slo = next(iter(result.slos))
+    met = best.meets(slo, result.slos[slo])
+    return f"{'Best' if met else 'No point meets the SLO; nearest'} for {slo}: {described(best.changes)}."
+
+
+def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
+    said = []
+    for slo, wanted in result.slos.items():
+        met = sum(point.meets(slo, wanted) for point in points)
+        said.append(f"{met} of {counted(len(result.points), 'point')} meet {slo}.")
+    saturated = sum(point.is_saturated for point in points)
+    if saturated:
+        said.append(f"{saturated} get more load than they can take: their latencies are not shown.")
+    return " ".join(said)
+
+
+def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
+    """By the first SLO, or by requests per GPU."""
+    return result.best(next(iter(result.slos)))[0] if result.slos else max(points, key=_rate_per_gpu)
+
+
+def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:
+    if not points:
+        return []
+    best = _best(result, points)
+    cards = [_card(f"goodput, {slo}", best.goodput_per_gpu(slo), "requests/s per GPU") for slo in result.slos]
+    cards.append(_card("output", _per_gpu(best.metric("output_throughput"), best), "tokens/s per GPU"))
+    if not best.is_saturated:
+        cards += [_card(f"TTFT {p}", best.metric(f"{name}_ttft_ms"), "ms") for name, p in _SHOWN_STATISTICS.items()]
+        cards += [_card(f"TPOT {p}", best.metric(f"{name}_tpot_ms"), "ms") for name, p in _SHOWN_STATISTICS.items()]
+    return [*cards, Card("GPUs", str(best.num_gpus), f"point {best.number}")]
+
+
+def _card(title: str, value: Estimate, unit: str) -> Card:
+    half = "" if value.half_width is None else f" ± {significant(value.half_width)}"
+    return Card(title, significant(value.mean), unit + half)
+
+
+def _per_gpu(value: Estimate, point: PointResult) -> Estimate:
+    half = value.half_width
+    return Estimate(value.mean / point.num_gpus, None if half is None else half / point.num_gpus)
+
+
+def _estimate(value: Estimate) -> Cell:
+    half = "" if value.half_width is None else f" ± {significant(value.half_width)}"
+    return Cell(significant(value.mean) + half, value.mean)
+
+
+def _replications(points: Sequence[PointResult]) -> str:
+    count = max(len(point.replications) for point in points)
+    return f"{count} runs each" if count > 1 else "one run each"
+
+
+# Fields and values.
+
+
+def _varied(points: Iterable[PointResult]) -> dict[str, list[Any]]:
+    """Fields with more than one value, and their values in order. Instances of both roles are one, P:D, as well."""
+    values: dict[str, list[Any]] = {}
+    for point in points:
+        for field, value in _labelled(point).items():
+            values.setdefault(field, [])
+            if value not in values[field]:
+                values[field].append(value)
+    return {field: _in_order(found) for field, found in values.items() if len(found) > 1}
+
+
+def _labelled(point: PointResult) -> dict[str, Any]:
+    changes = dict(point.changes)
+    if _PREFILL in changes and _DECODE in changes:
+        changes[_RATIO] = f"{changes[_PREFILL]}:{changes[_DECODE]}"
+    return changes
+
+
+def _in_order(values: Sequence[Any]) -> list[Any]:
+    numbers = all(isinstance(value, int | float) for value in values)
+    return sorted(values) if numbers else list(values)
+
+
+def _load_of(fields: Iterable[str]) -> str | None:
+    return next((field for field in _LOADS if field in fields), None)
+
+
+def _knobs(fields: dict[str, list[Any]]) -> list[str]:
+    """What is chosen, not what is sent: without the parts of the ratio."""
+    parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
+    return [field for field in fields if field not in (*_LOADS, *parts)]
+
+
+def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
+    """Of as many fields as leave few series; the ratio first."""
+    knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
+    name: list[str] = []
+    count = 1
+    for field in knobs:
+        count *= len(fields[field])
+        if count > _MOST_SERIES:
+            break
+        value = _labelled(point).get(field)
+        name.append(f"{field} {shown(value)}" if field == _RATIO else f"{field.split('.')[-1]} {shown(value)}")
+    return ", ".join(name)
+
+
+def _rate_per_gpu(point: PointResult) -> float:
+    return point.metric("request_throughput").mean / point.num_gpus
+
+
+def _output_per_gpu(point: PointResult) -> float:
+    return point.metric("output_throughput").mean / point.num_gpus
+
+
+def _numeric(value: Any) -> float | None:
+    """Of a value such as 4, "4/s" or "64 GiB", in its own unit."""
+    if isinstance(value, int | float):
+        return float(value)
+    head = str(value).split("/")[0].split(" ")[0]
+    try:
+        return float(head)
+    except ValueError:
+        return None
+
+
+# Figures.
+
+
+def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[Shown]:
+    load = _load_of(fields)
+
+    def dots(x: Value) -> list[Dot]:
+        return [
+            Dot(
+                x(point),
+                _output_per_gpu(point),
+                shown(point.changes.get(load, "")) if load else "",
+                _series(point, fields),
+            )
+            for point in points
+        ]
+
+    y_title = "output tokens/s per GPU"
+    by_load = f"; labelled by {load}" if load else ""
+    made = [
+        (
+            "pareto",
+            "Throughput against speed for each user",
+            "tokens/s of one user",
+            lambda p: 1e3 / p.metric("mean_tpot_ms").mean,
+            True,
+        ),
+        (
+            "latency-throughput",
+            "Throughput against latency",
+            "median latency, s",
+            lambda p: p.metric("median_e2e_latency_ms").mean / 1e3,
+            False,
+        ),
+        (
+            "ttft-throughput",
+            "Throughput against TTFT",
+            "p99 TTFT, s",
+            lambda p: p.metric("p99_ttft_ms").mean / 1e3,
+            False,
+        ),
+    ]
+    better = {True: "Up and right is better", False: "Up and left is better"}
+    return [
+        Shown(
+            name,
+            title,
+            f"{better[more]}; the line joins points that no other beats in both{by_load}.",
+            trade_off(dots(x), x_title, y_title, more_x=more),
+            wide=False,
+        )
+        for name, title, x_title, x, more in made
+    ]
+
+
+def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[Shown]:
+    """What share of requests meets the SLO as the load grows, and how many that are."""
+    load = _load_of(fields)
+    if load is None:
+        return []
+    attained: dict[tuple[str, float], Dot] = {}
+    goodput: dict[tuple[str, float], Dot] = {}
+    for point in points:
+        x = _numeric(point.changes[load])
+        if x is None:
+            return []
+        name = _series(point, fields)
+        share, rate = point.attainment(slo), point.goodput_per_gpu(slo)
+        for best, of in ((attained, share), (goodput, rate)):
+            dot = Dot(x / point.num_gpus, of.mean, "", name, of.half_width)
+            best[name, dot.x] = max(dot, best.get((name, dot.x), dot), key=lambda dot: dot.y)
+    x_title = f"{load} per GPU"
+    rest = ", at best over all other fields" if len(attained) < len(points) else ""
+    return [
+        Shown(
+            f"attainment-{slo}",
+            f"SLO attainment, {slo}",
+            f"Share of all requests that meet it{rest}; bands are 95 % intervals over seeds.",
+            lines(list(attained.values()), x_title, "of requests", shares=True),
+            wide=False,
+        ),
+        Shown(
+            f"goodput-{slo}",
+            f"Goodput, {slo}",
+            f"Requests that meet the SLO{rest}.",
+            lines(list(goodput.values()), x_title, "requests/s per GPU"),
+            wide=False,
+        ),
+    ]
+
+
+def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[Shown]:
+    """Over the two roles' instances, or the first two fields that are chosen."""
+    pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
+    if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
+        return []
+    rows, columns = (fields[field] for field in pair)
+    found = []
+    for slo in result.slos or ("",):
+        value = partial(_goodput, slo=slo) if slo else _rate_per_gpu
+        values = [[_best_of(points, {pair[0]: a, pair[1]: b}, value) for b in columns] for a in rows]
+        what = f"Goodput for {slo}" if slo else "Throughput"
+        figure = heat_map(
+            [shown(a) for a in rows],
+            [shown(b) for b in columns],
+            values,
+            row_title=pair[0],
+            column_title=pair[1],
+            title="requests/s per GPU",
+        )
+        caption = "The best over all other fields; hatched cells have no point with a result."
+        found.append(Shown(f"map-{slo or 'rate'}", f"{what} by {pair[0]} and {pair[1]}", caption, figure, wide=False))
+    return found
+
+
+def _goodput(point: PointResult, slo: str) -> float:
+    return point.goodput_per_gpu(slo).mean
+
+
+def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value) -> float | None:
+    here = [point for point in points if all(point.changes.get(field) == want for field, want in fields.items())]
+    return max(map(value, here), default=None)
+
+
+def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[Shown]:
+    """How far each field moves a measure, all others averaged."""
+    names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
+    if not names:
+        return []
+    first = next(iter(result.slos), None)
+    measures: dict[str, Value] = {
+        f"goodput for {first}" if first else "requests/s per GPU": partial(_goodput, slo=first)
+        if first
+        else _rate_per_gpu,
+        "p99 TTFT": lambda point: point.metric("p99_ttft_ms").mean,
+        "mean TPOT": lambda point: point.metric("mean_tpot_ms").mean,
+    }
+    panels = {
+        title: [bar for field in names if (bar := _bar(points, field, fields[field], value)) is not None]
+        for title, value in measures.items()
+    }
+    if not all(panels.values()):
+        return []
+    caption = (
+        "Means at each field's lowest and highest value, against the mean of all points; saturated points are left out."
+    )
+    return [Shown("effects", "Which field matters", caption, tornado(panels))]
+
+
+def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value: Value) -> Bar | None:
+    mean = _mean(map(value, points))
+    levels = [[value(point) for point in points if _labelled(point).get(field) == each] for each in values]
+    means = [_mean(level) for level in levels if level]
+    if not mean or len(means) < 2:  # noqa: PLR2004
+        return None
+    return Bar(field, min(means) / mean - 1, max(means) / mean - 1)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[Shown]:
+    """Where the size of a cache is a field: what of it."""
+    found = []
+    for field in fields:
+        role, _, what = field.rpartition(".")
+        if what not in _CACHE_SIZES or role not in ("prefill", "decode"):
+            continue
+        others = {name: values for name, values in fields.items() if name != field}
+        dots = [
+            Dot(x, rate.mean, "", _series(point, others), rate.half_width)
+            for point in points
+            if (x := _numeric(point.changes.get(field))) is not None
+            and (rate := point.metric(f"{role}_cache_hit_rate"))
+        ]
+        if dots:
+            figure = lines(dots, field, "of prompt tokens", shares=True)
+            caption = f"Prompt tokens that {role}'s cache held."
+            found.append(
+                Shown(
+                    f"hits-{role}-{what.replace('_', '-')}",
+                    f"Hits of {role}'s cache by its size",
+                    caption,
+                    figure,
+                    wide=False,
+                )
+            )
+    return found
+
+
+# The tables.
+
+
+def _swept(points: Sequence[PointResult]) -> Table:
+    """The values of each field that the sweep sets."""
+    values: dict[str, dict[str, None]] = {}
+    for point in points:
+        for field, value in point.changes.items():
+            values.setdefault(field, {})[shown(value)] = None
+    rows = [[Cell(field), Cell(", ".join(found))] for field, found in values.items()]
+    return Table("What differs", ["field", "values"], rows)
+
+
+def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
+    fields = list(dict.fromkeys(field for point in points for field in point.changes))
+    columns = ["point", *fields, "GPUs"]
+    for slo in result.slos:
+        columns += [f"goodput {slo}", f"meets {slo}"]
+    columns += ["requests/s per GPU", "TTFT p99, ms", "TPOT p99, ms", "cache hits", ""]
+    rows = [_row(result, point, fields) for point in points]
+    return Table("Points", columns, rows, "Means, with 95 % confidence intervals where there are several seeds.")
+
+
+def _row(result: SweepResult, point: PointResult, fields: Sequence[str]) -> list[Cell]:
+    row = [cell(point.number, "d")]
+    for field in fields:
+        value = point.changes.get(field)
+        row.append(Cell("" if value is None else shown(value), _numeric(value)))
+    row.append(cell(point.num_gpus, "d"))
+    for slo, wanted in result.slos.items():
+        share = point.attainment(slo)
+        row.append(_estimate(point.goodput_per_gpu(slo)))
+        row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo, wanted) else "bad"))
+    row.append(cell(_rate_per_gpu(point)))
+    latencies = [point.metric(name) for name in ("p99_ttft_ms", "p99_tpot_ms")]
+    row += [cell(None) if point.is_saturated else _estimate(latency) for latency in latencies]
+    hits = cell(point.metric("prefill_cache_hit_rate").mean, ".1%")
+    return [*row, hits, Cell("saturated" if point.is_saturated else "")]

@@ -1,0 +1,117 @@
+"""The points of a sweep as tables: for each SLO the best ones, and what failed."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+
+from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.quantity import DURATION
+from pdsim.show.tables import new_console, new_table, print_first_that_fits
+from pdsim.study.interval import Estimate
+from pdsim.study.plan import shown
+from pdsim.study.result import PointResult, SweepResult
+from pdsim.study.sweep_file import SloSettings
+
+_MOST = 10
+"""Points of one table; the folder has all."""
+_POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
+"""Columns that are left out where there is no room, the last one first."""
+
+
+def print_sweep(result: SweepResult) -> None:
+    console = new_console()
+    for warning in result.warnings:
+        console.print(f"warning: {warning}", highlight=False, markup=False)
+    for name, slo in result.slos.items():
+        best = result.best(name)
+        num_met = sum(point.meets(name, slo) for point in best)
+        title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
+        _print(console, title, best, name, slo)
+    if not result.slos:
+        _print(console, counted(len(result.points), "point"), [point for point in result.points if not point.error])
+    for reason, count in _failures(result.points).most_common():
+        console.print(f"{count} failed: {reason}", highlight=False, markup=False)
+    runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
+    if result.num_damaged:
+        runs += f", {result.num_damaged} damaged and computed again"
+    console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
+
+
+def _print(
+    console: Console, title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None
+) -> None:
+    """Fewer columns where there is no room for all."""
+    points, num_more = points[:_MOST], len(points) - _MOST
+    fields = list(dict.fromkeys(field for point in points for field in point.changes))
+    more = f", {_MOST} of them shown" if num_more > 0 else ""
+    percentile = _percentile(wanted)
+
+    def table(*left_out: str) -> Table:
+        made = new_table(title + more)
+        rows = [_cells(point, fields, slo, wanted, percentile) for point in points]
+        columns = [column for column in rows[0] if column not in left_out] if rows else []
+        for column in columns:
+            made.add_column(column, justify="right" if column else "left", vertical="bottom")
+        for row in rows:
+            made.add_row(*(row[column] for column in columns))
+        return made
+
+    print_first_that_fits(console, table, partial(table, _RATE), partial(table, _RATE, _GPUS, _POINT))
+
+
+def _cells(
+    point: PointResult, fields: Iterable[str], slo: str, wanted: SloSettings | None, percentile: str
+) -> dict[str, str]:
+    """By column. A saturated system has no latencies: they grow as long as it runs."""
+    cells = {_POINT: str(point.number)}
+    cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
+    cells[_GPUS] = str(point.num_gpus)
+    if slo:
+        cells["goodput/s\nper GPU"] = _number(point.goodput_per_gpu(slo), 3)
+        cells["attained"] = _percent(point.attainment(slo))
+    rate = point.metric("request_throughput")
+    half = None if rate.half_width is None else rate.half_width / point.num_gpus
+    cells[_RATE] = _number(Estimate(rate.mean / point.num_gpus, half), 3)
+    for name, decimals in (("ttft", 0), ("tpot", 1)):
+        latency = point.metric(f"{percentile}_{name}_ms")
+        cells[f"{name.upper()}\n{percentile}, ms"] = "-" if point.is_saturated else _number(latency, decimals)
+    return {**cells, "": _note(point, slo, wanted)}
+
+
+def _percentile(wanted: SloSettings | None) -> str:
+    """The one that the SLO is of, where summaries have it; else p99."""
+    asked = f"p{100 * wanted.attainment:.4g}" if wanted is not None else ""
+    return asked if asked in STATISTICS else "p99"
+
+
+def _note(point: PointResult, slo: str, wanted: SloSettings | None) -> str:
+    if point.is_saturated:
+        return "saturated"
+    return "" if wanted is None or point.meets(slo, wanted) else "missed"
+
+
+def _failures(points: Iterable[PointResult]) -> Counter[str]:
+    return Counter(point.error for point in points if point.error)
+
+
+def _limits(slo: SloSettings) -> str:
+    limits = [
+        f"{name.upper()} {DURATION.show(limit)}"
+        for name, limit in (("ttft", slo.ttft), ("tpot", slo.tpot), ("e2e", slo.e2e))
+        if limit is not None
+    ]
+    return f"{', '.join(limits)} for {slo.attainment:.4g} of requests"
+
+
+def _number(value: Estimate, decimals: int) -> str:
+    mean = f"{value.mean:,.{decimals}f}"
+    return mean if value.half_width is None else f"{mean} ± {value.half_width:,.{decimals}f}"
+
+
+def _percent(value: Estimate) -> str:
+    mean = f"{value.mean:.1%}"
+    return mean if value.half_width is None else f"{mean} ± {100 * value.half_width:.1f}"

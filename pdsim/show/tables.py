@@ -1,0 +1,370 @@
+"""Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import environ
+from textwrap import wrap
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pdsim.calibration.fit.profile import Calibration
+from pdsim.calibration.scale.scaling import Scaling
+from pdsim.calibration.validate.compare import ArmErrors
+from pdsim.metrics.critical_path import PARTS
+from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
+from pdsim.metrics.records import RequestRecord, RunRecords
+from pdsim.metrics.summary_rows import (
+    SUMMARY_ROWS,
+    Difference,
+    counted,
+    in_unit,
+    percentage,
+    rows_to_show,
+    significant,
+    unit_of,
+)
+from pdsim.metrics.usage import InstanceUsage, instance_usage
+from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
+from pdsim.system.catalog import load_gpu, load_model, names
+
+_WIDTH = 180
+"""Where the output is no terminal and COLUMNS is not set: wide enough for every column."""
+_LEFT = (
+    "",
+    "stage",
+    "what happens",
+    "resource",
+    "arm",
+    "case",
+    "metric",
+    "run",
+    "model",
+    "GPU",
+    "instance",
+    "what",
+    "section",
+    "settings",
+    "asked for",
+    "part",
+    "form",
+    "coefficients, ns",
+    "variant",
+    "in variant",
+    "decisions equal at first",
+    "operator",
+    "coefficient",
+)
+
+
+def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Each run beside the first, in as many tables as it takes."""
+    console, others = new_console(), list(summaries)[1:]
+    size = len(others)
+    while size > 1 and not _fits(console, _summaries(summaries, others[:size])):
+        size -= 1
+    for start in range(0, len(others), size) if size else [0]:
+        console.print(_summaries(summaries, others[start : start + size]))
+
+
+def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
+    first = next(iter(summaries))
+    shown = [first, *others]
+    table = new_table("", "")
+    for i, name in enumerate(shown):
+        table.add_column(_folded(name), justify="right", vertical="bottom")
+        if i:
+            table.add_column("", justify="right")
+    for row, values in rows_to_show(summaries[name] for name in shown):
+        title, cells = row.cells(values)
+        line = [title, cells[0]]
+        for value, cell in zip(values[1:], cells[1:], strict=True):
+            line += [cell, _colored(row.difference(value, values[0]))]
+        table.add_row(*line)
+    return table
+
+
+def _colored(difference: Difference) -> str:
+    if difference.is_better is None:
+        return difference.text
+    color = "green" if difference.is_better else "red"
+    return f"[{color}]{difference.text}[/{color}]"
+
+
+def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Of runs whose cost has an interval: between what each metric lies."""
+    told = {name: found for name, of in summaries.items() if (found := of.get("pdsim", {}).get("interval"))}
+    if not told:
+        return
+    table = new_table("between the ends of cost.interval", "run", "metric", "least", "most")
+    for name, interval in told.items():
+        for i, row in enumerate(row for row in SUMMARY_ROWS if row.field in interval):
+            title, cells = row.cells(interval[row.field])
+            table.add_row("" if i else name, title, *cells)
+    new_console().print(table)
+
+
+def print_stages(runs: Mapping[str, RunRecords]) -> None:
+    """Fewer columns where there is no room for all, then fewer runs in one table."""
+    by_run = {name: {row.stage: row for row in stage_times(records.requests)} for name, records in runs.items()}
+    console, names = new_console(), list(by_run)
+    for size in range(len(names), 0, -1):
+        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        for explained, columns in _STAGE_COLUMNS:
+            shown = [{name: by_run[name] for name in group} for group in groups]
+            tables = [_stages(part, columns, explained=explained, named=len(runs) > 1) for part in shown]
+            if all(_fits(console, table) for table in tables):
+                break
+        else:
+            continue
+        break
+    for table in tables:
+        console.print(table)
+
+
+_STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
+    (True, ("mean", "median", "slowest 1%", "share")),
+    (False, ("mean", "median", "slowest 1%", "share")),
+    (False, ("mean", "slowest 1%", "share")),
+    (False, ("mean", "share")),
+)
+"""Whether stages are explained, and what is said of each run: from wide to narrow."""
+
+
+def _stages(
+    by_run: Mapping[str, Mapping[str, StageTimes]], columns: Sequence[str], *, explained: bool, named: bool
+) -> Table:
+    table = new_table("where the time goes", "stage", "")
+    for name in by_run:
+        for i, column in enumerate(columns):
+            head = f"{_folded(name)}\n{column}" if named and i == 0 else column
+            table.add_column(head, justify="right", vertical="bottom")
+    if explained:
+        table.add_column("what happens", vertical="bottom")
+    for stage, (_, _, meaning) in STAGES.items():
+        rows = [times.get(stage) for times in by_run.values()]
+        known = [row for row in rows if row is not None]
+        if not any(row.mean_ms for row in known):
+            continue
+        unit = unit_of([row.mean_ms for row in known] + [row.slowest_ms for row in known])
+        line = [stage, unit]
+        for row in rows:
+            line += ["" if row is None else _stage_cell(row, column, unit) for column in columns]
+        table.add_row(*line, *([meaning] if explained else []))
+    return table
+
+
+def _stage_cell(row: StageTimes, column: str, unit: str) -> str:
+    if column == "share":
+        return f"{row.share:.1%}"
+    return in_unit(getattr(row, f"{column.removesuffix(' 1%')}_ms"), unit, 1)
+
+
+def print_usage(runs: Mapping[str, RunRecords]) -> None:
+    by_run = {name: instance_usage(records) for name, records in runs.items()}
+
+    def table(*columns: str) -> Table:
+        made = new_table("how busy each instance is while the cluster is loaded", "instance", *columns)
+        for name, instances in by_run.items():
+            if len(runs) > 1:
+                made.add_row(f"[bold]{_folded(name)}[/bold]")
+            for use in instances:
+                cells = _usage_cells(use)
+                made.add_row(use.instance_id, *(cells[column] for column in columns))
+        return made
+
+    few = ("busy", "no page", "no slot", "pages used", "link")
+    print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
+
+
+def _usage_cells(use: InstanceUsage) -> dict[str, str]:
+    return {
+        "busy": f"{use.computing + use.decoding:.0%}",
+        "no page": f"{use.lacks_pages:.0%}",
+        "no slot": f"{use.lacks_slots:.0%}",
+        "pages used": f"{use.mean_pages_used:.0%}",
+        "link": f"{use.link_busy:.0%}",
+        "running": f"{use.mean_running:,.1f}",
+        "waiting": f"{use.mean_waiting:,.1f}",
+    }
+
+
+def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
+    """Of one request, or the mean of many: what it waited for or was worked on by."""
+    table = new_table(title, "part", "ms", "share", "what happens")
+    total = sum(parts_ms.values())
+    for part, duration_ms in parts_ms.items():
+        table.add_row(part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
+    if parts_ms:
+        new_console().print(table)
+
+
+def print_sensitivities(found: Sequence[Sensitivity]) -> None:
+    """What 10 % more of each resource changes, and what therefore limits each metric."""
+    titles = [title.replace(" ", "\n") for title in MEASURES.values()]
+    table = new_table("with 10 % more of one resource", "resource", *titles)
+    for one in found:
+        table.add_row(one.resource, *(percentage(one.changes[name]) for name in MEASURES))
+    console = new_console()
+    console.print(table)
+    for limit in limits(found):
+        console.print(str(limit), highlight=False)
+
+
+def print_request(request: RequestRecord) -> None:
+    console = new_console()
+    place = f"{request.prefill_id} -> {request.decode_id}"
+    sizes = f"{request.num_prompt_tokens:,} + {request.num_output_tokens:,} tokens"
+    title = f"request {request.request_id}: {sizes}, {place}, {request.outcome} {request.reason}".strip()
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+
+    def table(*columns: str) -> Table:
+        made = new_table("", "stage", "from, s", "ms", *columns)
+        for stage, duration in stage_ms(request).items():
+            first, _, meaning = stages_of(request)[stage]
+            cells = (stage, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}", meaning)
+            made.add_row(*cells[: 3 + len(columns)])
+        return made
+
+    if request.outcome == "finished":
+        print_first_that_fits(console, lambda: table("what happens"), table)
+    prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
+    console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
+    sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {counted(request.num_retractions, 'time')}"
+    retried = f"; retried {counted(request.num_retries, 'time')}" if request.num_retries else ""
+    console.print(sent + retried, highlight=False)
+
+
+def print_errors(arms: Sequence[ArmErrors]) -> None:
+    """One table, or one for each arm where that is too wide."""
+    console = new_console()
+    columns = ("metric", "measured", "simulated", "error", "asked for")
+
+    def whole() -> Table:
+        table = new_table("", "case", "arm", *columns)
+        for arm in arms:
+            for i, cells in enumerate(_errors(arm)):
+                table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
+            table.add_section()
+        return table
+
+    table = whole()
+    if _fits(console, table):
+        console.print(table)
+        return
+    for arm in arms:
+        table = new_table(f"{arm.case}: {_arm(arm)}", *columns)
+        for cells in _errors(arm):
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _arm(arm: ArmErrors) -> str:
+    return f"{arm.arm} ({'fitted' if arm.fitted else 'predicted'})"
+
+
+def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
+    for metric, m in arm.metrics.items():
+        asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
+        yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
+
+
+def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
+    """What was fitted, the errors on shapes that it was not fitted to, and what its profile has of the host."""
+    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
+    table = new_table("fits, and their errors on shapes held out", *columns)
+    for name, of in made.fits.items():
+        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
+        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", percentage(of.bias))
+        table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
+    console = new_console()
+    console.print(table)
+    of_host = _host_table(profile)
+    if of_host.rows:
+        console.print(of_host)
+
+
+def _host_table(profile: Mapping[str, Any]) -> Table:
+    cost = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest")}
+    table = new_table("of the host", "section", "settings")
+    for name, section in {**cost, "front_end": profile.get("front_end")}.items():
+        if section:
+            table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
+    return table
+
+
+def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
+    """How much longer operators take on the other GPU, and the coefficients there."""
+    new = f"{scaling.target.name} / {scaling.source.name}"
+    ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
+    for operator, ratio in scaling.ratios.items():
+        ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
+        ratios.add_row(operator, *ends, str(ratio.num_shapes))
+    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
+    interval = cost.get("interval", {"low": cost, "high": cost})
+    for role in ("prefill", "decode"):
+        low, best, high = (of[role] for of in (interval["low"], cost, interval["high"]))
+        for name in (name for name in best if name != "use"):
+            coefficients.add_row(name, *(str(of[name]) for of in (low, best, high)))
+    console = new_console()
+    console.print(ratios)
+    console.print(coefficients)
+
+
+def print_catalog() -> None:
+    console = new_console()
+
+    def models(*columns: str) -> Table:
+        made = new_table("models (KV in bf16, all of it on one GPU)", "model", *columns)
+        for name in names("models"):
+            m = load_model(name)
+            cells = {
+                "total": f"{m.num_params / 1e9:,.1f} B",
+                "active": f"{m.num_active_params / 1e9:,.1f} B",
+                "layers": str(m.num_layers),
+                "KV bytes\na token": f"{2 * m.attention.num_kv_elements(1):,}",
+                "context": f"{m.max_context_tokens:,}",
+                "weights": m.weight_dtype,
+            }
+            made.add_row(name, *(cells[column] for column in columns))
+        return made
+
+    few = ("total", "active", "layers", "KV bytes\na token", "context")
+    print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
+    gpus = new_table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
+    for name in names("gpus"):
+        g = load_gpu(name)
+        flops = ", ".join(f"{dtype} {rate / 1e12:,.0f}" for dtype, rate in g.flops.items())
+        rates = (f"{g.memory_bytes / 1e9:.1f}", f"{g.memory_bandwidth / 1e12:.2f}", flops)
+        gpus.add_row(name, *rates, f"{g.nvlink_bandwidth / 1e9:.0f}", f"{g.nic_bandwidth / 1e9:.0f}")
+    console.print(gpus)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _LEFT else "right", vertical="bottom")
+    return table
+
+
+def _folded(name: str) -> str:
+    """A long name in several lines, at hyphens where it has some."""
+    return "\n".join(wrap(name, 16))
+
+
+def print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
+    for variant in variants:
+        table = variant()
+        if _fits(console, table):
+            break
+    console.print(table)
+
+
+def _fits(console: Console, table: Table) -> bool:
+    return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
+
+
+def new_console() -> Console:
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)

@@ -1,0 +1,123 @@
+"""An answer, and how it is written down."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from pdsim.metrics.run_tables import load_pandas
+from pdsim.sim.sensitivity import Limit
+from pdsim.sim.simulation import RunResult
+from pdsim.study.design import Changes
+from pdsim.study.interval import Estimate
+from pdsim.study.questions.columns import COLUMNS
+from pdsim.study.questions.words import spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SATURATED = "saturated"
+"""The remark of a row that therefore has no latency."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of doing it."""
+
+    arm: str
+    changes: Changes
+    """Of the scenario."""
+    x: float | None
+    """Where it stands on the figure's axis; None: it is no number."""
+    estimates: Mapping[str, Estimate | None]
+    """By column; None: it has none, or it says nothing of a saturated system."""
+    remark: str
+    """What is wrong with it."""
+
+    def to_json(self) -> dict[str, Any]:
+        estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
+        return {**asdict(self), "estimates": estimates}
+
+
+@dataclass(frozen=True)
+class Answer:
+    name: str
+    asks: str
+    load: str
+    """What it is about: cluster, load, SLO, replications."""
+    winner: str
+    """The arm that is recommended; if none is, the nearest to the SLO, or the one that the question is about."""
+    is_recommended: bool
+    text: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """What of it lies outside what was measured."""
+    limit: Limit | None
+    """Of the winner, in its throughput or the latency that is the least within its SLO; None: it came to a halt."""
+    run: RunResult = field(repr=False)
+    """Of the winner, with levels."""
+    percentile: str
+    """Of latencies, that is to meet the SLO."""
+    axis: str
+    """What x is, with its unit; empty: the figure has dots side by side."""
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...] = field(repr=False)
+
+    @property
+    def titles(self) -> list[str]:
+        return ["", *map(self.title, self.columns), ""]
+
+    def title(self, column: str) -> str:
+        return COLUMNS[column].title.format(p=self.percentile)
+
+    def cells(self, row: Row) -> list[str]:
+        values = [(row.estimates[name], COLUMNS[name].digits) for name in self.columns]
+        cells = ["" if value is None else spread(value, digits) for value, digits in values]
+        return [row.arm, *cells, row.remark]
+
+    def remarks(self) -> list[str]:
+        """What limits the winner, and all else that is to be said."""
+        limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
+        return [*limit, *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
+
+    def to_json(self) -> dict[str, Any]:
+        limit = None if self.limit is None else self.limit._asdict()
+        said = {
+            "ask": self.name,
+            "load": self.load,
+            "recommendation": self.winner if self.is_recommended else None,
+            "answer": self.text,
+        }
+        notes = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return {**said, **notes, "limit": limit, "arms": [row.to_json() for row in self.rows]}
+
+    @property
+    def table(self) -> Any:
+        """A pandas DataFrame of the means, a row for each arm; NaN: it has none. Raises PandasMissingError."""
+        rows = [{"arm": row.arm, **self._means(row), "remark": row.remark} for row in self.rows]
+        return load_pandas().DataFrame(rows).set_index("arm")
+
+    @property
+    def figure(self) -> "Figure":
+        """The numbers of the table, with their intervals. Drawn anew at each call."""
+        from pdsim.study.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
+
+        return draw(self)
+
+    def to_markdown(self) -> str:
+        """A page, with the figure that lies beside it."""
+        return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
+
+    def _repr_markdown_(self) -> str:
+        """As Jupyter shows it."""
+        table = [self.titles, ["---"] * len(self.titles), *(self.cells(row) for row in self.rows)]
+        parts = [
+            self.load,
+            f"**{self.text}**",
+            "\n".join(f"- {remark}" for remark in self.remarks()),
+            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def _means(self, row: Row) -> dict[str, float]:
+        return {self.title(name): nan if value is None else value.mean for name, value in row.estimates.items()}

@@ -1,0 +1,259 @@
+"""From a question to its answer: run the arms, judge, look at the winner once more, and say what limits it."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pdsim.metrics.distribution import Samples
+from pdsim.metrics.run_folder import require_out
+from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
+from pdsim.sim.simulation import Observation, RunResult, simulate
+from pdsim.study.design import Changes
+from pdsim.study.questions.answer import SATURATED, Answer, Row
+from pdsim.study.questions.asked import NUM_SEEDS, Asked, asked_of
+from pdsim.study.questions.base import base_of, trace_lines
+from pdsim.study.questions.catalog import question
+from pdsim.study.questions.columns import COLUMNS
+from pdsim.study.questions.question import Arm, Question, Verdict, place_of
+from pdsim.study.questions.study import Study
+from pdsim.study.questions.words import milliseconds, number, share
+from pdsim.study.running import Progress
+from pdsim.workload.clients import ClosedLoop
+
+
+def ask(
+    name: str,
+    /,
+    *,
+    changes: Sequence[str] = (),
+    seeds: int = NUM_SEEDS,
+    jobs: int | None = None,
+    out: Path | str | None = None,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> Answer:
+    """Answer a question.
+
+    Args:
+        name: Of the question; docs/ask.md has them.
+        changes: Of the scenario, as "dotted.path=value".
+        seeds: Runs of each arm; one of a trace with its own times.
+        jobs: Processes; None: one for each CPU; 1: this one.
+        out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
+        progress: Told after each run.
+        asked: Cluster, load and SLO: the flags of `pdsim ask`, with underscores.
+
+    Raises ConfigError for wrong arguments and fields, and if no arm is possible.
+
+    """
+    with _folder(out) as folder:
+        found, study, arms = begin(
+            name, folder, changes=changes, seeds=seeds, jobs=jobs, progress=progress, asked=asked_of(asked)
+        )
+        while arms:
+            study.run(arms)
+            if not study.labels():
+                raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
+            arms = found.then(study)
+        made = _answer(name, found, study, _judged(study, found.verdict(study)), progress)
+        if out is not None:
+            (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
+            (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
+            made.figure.savefig(folder / "answer.png", dpi=110)
+    return made
+
+
+def begin(
+    name: str,
+    folder: Path,
+    *,
+    changes: Sequence[str],
+    seeds: int,
+    jobs: int | None,
+    asked: Asked,
+    progress: Progress | None = None,
+) -> tuple[Question, Study, list[Arm]]:
+    """With the arms to run first; nothing has run yet. Raises ConfigError for what cannot be asked."""
+    found = question(name)
+    for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} {value}: at least 1")
+    base = base_of(asked, folder, tuple(changes), found.defaults)
+    return found, Study(base, asked, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
+
+
+@contextmanager
+def _folder(out: Path | str | None) -> Iterator[Path]:
+    if out is None:
+        with TemporaryDirectory(prefix="pdsim-ask-") as folder:
+            yield Path(folder)
+    else:
+        require_out(Path(out))
+        Path(out).mkdir(parents=True, exist_ok=True)
+        yield Path(out)
+
+
+def _judged(study: Study, verdict: Verdict) -> Verdict:
+    """What misses the SLO is not recommended, whatever speaks for it: another arm is, or the nearest is named."""
+    chosen = verdict.winner
+    if study.meets(chosen):
+        return verdict
+    if not verdict.advice:
+        return verdict._replace(notes=[f"'{chosen}' misses the SLO: {_missed(study, chosen)}.", *verdict.notes])
+    best = study.best(study.labels(study.arm(chosen).series))
+    notes = [f"Compared all the same, '{chosen}': {verdict.why}", *verdict.notes]
+    if study.meets(best):
+        shares = [share(study.attained(label)) for label in (best, chosen)]
+        why = f"{shares[0]} of the requests meet the SLO, {shares[1]} with '{chosen}'."
+        return Verdict(best, f"Use '{best}'", why, notes)
+    return Verdict(best, "", f"Nothing here meets the SLO. The nearest is '{best}': {_missed(study, best)}.", notes)
+
+
+def _missed(study: Study, label: str) -> str:
+    """By how much, and of which latency."""
+    asked = study.asked
+    found = [f"{share(study.attained(label))} of the requests meet it, {share(asked.attainment)} should"]
+    if study[label].is_saturated:
+        return f"{found[0]}, and it cannot take the load"
+    for time, slo_ms in (("ttft", asked.ttft_ms), ("tpot", asked.tpot_ms)):
+        tail = study.tail_ms(label, time)
+        if tail.mean > slo_ms:
+            found.append(f"{time.upper()} {_percentile(study)} is {milliseconds(tail)} where {slo_ms:g} ms are asked")
+    if failed := study.failed_share(label):
+        found.append(f"{share(failed)} of them failed")
+    if len(found) == 1:
+        found.append("TTFT and TPOT are missed by different requests")
+    return "; ".join(found)
+
+
+def _percentile(study: Study) -> str:
+    return f"p{100 * study.asked.attainment:.4g}"
+
+
+def _answer(name: str, question: Question, study: Study, verdict: Verdict, progress: Progress | None) -> Answer:
+    changes = study.arm(verdict.winner).changes
+    scenario = study.base.changed({**changes, "seed": study.seeds[0]})
+    result = simulate(scenario, Observation(levels=True))
+    return Answer(
+        name=name,
+        asks=question.asks,
+        load=_load(study),
+        winner=verdict.winner,
+        is_recommended=bool(verdict.advice),
+        text=f"{verdict.advice}: {verdict.why}" if verdict.advice else verdict.why,
+        notes=(*verdict.notes, _alone(study, changes), *_errors(study)),
+        warnings=tuple(study.warnings),
+        limit=None if result.stall else _limit(study, verdict.winner, scenario, progress),
+        run=result,
+        percentile=_percentile(study),
+        axis=question.axis,
+        columns=question.columns,
+        rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
+    )
+
+
+def _limit(study: Study, label: str, scenario: Scenario, progress: Progress | None) -> Limit:
+    """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
+    asked = study.asked
+    is_served = study.meets(label) and isinstance(scenario.client, ClosedLoop)
+    ratios = {"TTFT": study.tail_ms(label, "ttft").mean / asked.ttft_ms}
+    ratios["TPOT"] = study.tail_ms(label, "tpot").mean / asked.tpot_ms
+    worst = max(ratios, key=lambda time: ratios[time])
+
+    def measure(result: RunResult) -> Mapping[str, float]:
+        if is_served or study[label].is_saturated:
+            return {"request_throughput": result.summary()["request_throughput"]}
+        times_ms = Samples(_latencies_ms(result)[worst])
+        return {f"{worst} {_percentile(study)}": times_ms.percentile(100 * asked.attainment)}
+
+    total, done = num_runs(scenario), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    (found,) = limits(sensitivities(scenario, measure=measure, progress=advance))
+    return found
+
+
+def _latencies_ms(result: RunResult) -> dict[str, list[float]]:
+    done = [r for r in result.records.requests if r.outcome == "finished"]
+    return {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
+
+
+def _errors(study: Study) -> list[str]:
+    """Why arms failed: each reason once."""
+    arms = defaultdict(list)
+    for arm in study.arms:
+        arms[study.error(arm.label)].append(arm.label)
+    return [f"No result: {', '.join(labels)}: {error}" for error, labels in arms.items() if error]
+
+
+def _row(question: Question, study: Study, label: str) -> Row:
+    remark = ""
+    if study.error(label):
+        remark = "no result"
+    elif study[label].is_saturated:
+        remark = SATURATED
+    elif failed := study.failed_share(label):
+        remark = f"{failed:.1%} failed"
+    elif not study.meets(label):
+        remark = "misses SLO"
+    estimates = {name: COLUMNS[name].value(study, label) for name in question.columns}
+    arm = study.arm(label)
+    return Row(label, arm.changes, arm.x, estimates, remark)
+
+
+def _alone(study: Study, changes: Changes) -> str:
+    """Whether the SLO is missed without any queue: then no number of instances helps."""
+    one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
+    found = _latencies_ms(simulate(study.base.changed(one)))
+    for what, slo_ms in (("TTFT", study.asked.ttft_ms), ("TPOT", study.asked.tpot_ms)):
+        times_ms = found[what]
+        met = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))
+        if times_ms and met < study.asked.attainment:
+            return (
+                f"Infeasible: even one at a time, {share(met)} of the requests have a {what} within {slo_ms:g} ms, "
+                f"and the median is {number(median(times_ms))} ms. That is no queue: more instances do not help."
+            )
+    medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]
+    return f"One request at a time: median {', '.join(medians)}. What is more is what requests do to each other."
+
+
+def _load(study: Study) -> str:
+    scenario, asked = study.base.scenario, study.asked
+    prefill, decode = scenario.pair
+    gpus = " and ".join(dict.fromkeys((prefill.gpu, decode.gpu)))
+    sizes = " and ".join(dict.fromkeys((f"TP{prefill.tp}", f"TP{decode.tp}")))
+    rate = getattr(getattr(scenario.client, "arrivals", None), "rate_per_s", None)
+    sent = "at their own times" if rate is None else f"{rate:g} a second"
+    if isinstance(scenario.client, ClosedLoop):
+        sent = f"{scenario.client.concurrency} at a time"
+    first = study.labels()[0]
+    inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
+    runs = len(study[first].replications)
+    cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
+    load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
+    slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {share(asked.attainment)} of them"
+    return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."
+
+
+def _requests(study: Study, label: str) -> str:
+    """How many were sent; of a trace that is cut, what was used of what."""
+    row, workload = study[label].replications[0].row, study.base.scenario.workload
+    count = int(row["completed"] + row["failed"] + row["unfinished"])
+    lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0
+    return (
+        f"the first {count:,} requests of a trace of {lines:,} lines," if lines > count else counted(count, "request")
+    )

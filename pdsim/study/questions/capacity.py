@@ -1,0 +1,90 @@
+"""How much load does the cluster take within the SLO, and how many GPUs does a given load need?"""
+
+from math import ceil
+
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.question import Arm, Question, Verdict, place_of
+from pdsim.study.questions.study import Study
+from pdsim.study.questions.words import number, percent
+
+_ALL_AT_ONCE = "all at once"
+_SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
+"""Of what the cluster serves when all requests are there. Nearer to it, queues grow for longer than the run lasts."""
+_FINER = (1 / 3, 2 / 3)
+"""Of the way from the highest rate that meets the SLO to the next."""
+_UNBOUNDED = 1_000_000
+_RATES = "Poisson arrivals"
+
+
+def arms(base: Base) -> list[Arm]:
+    if base.is_sample:
+        raise ConfigError("capacity varies the rate, and this trace has its own times: give --rate or --concurrency")
+    return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
+
+
+def rates(study: Study) -> list[Arm]:
+    """Coarse first, then between the last rate that meets the SLO and the first that does not."""
+    tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
+    if not tried:
+        most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
+        return [_arm(most * share) for share in _SHARES]
+    if len(tried) > len(_SHARES):
+        return []
+    low = _highest(study)
+    high = min((rate for rate in tried if rate > low), default=None)
+    return [] if high is None else [_arm(low + (high - low) * share) for share in _FINER]
+
+
+def _arm(rate: float) -> Arm:
+    rate = float(f"{rate:.3g}")
+    client = {"use": "open_loop", "arrivals": {"use": "poisson", "rate": f"{rate} /s"}}
+    return Arm(f"{rate:g}/s", {"client": client}, rate, _RATES)
+
+
+def _highest(study: Study) -> float:
+    """Up to which every rate meets the SLO; 0 if the lowest does not."""
+    highest = 0.0
+    for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):
+        if study.error(arm.label) or not study.meets(arm.label):
+            break
+        highest = place_of(arm)
+    return highest
+
+
+def verdict(study: Study) -> Verdict:
+    highest, num_gpus = _highest(study), study.base.scenario.num_gpus
+    if not highest:
+        lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
+        return Verdict(lowest, "Send less", "it is the lowest rate that was tried.")
+    most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
+    label = next(arm.label for arm in study.arms if arm.x == highest)
+    text = (
+        f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per GPU"
+    )
+    why = f"{percent(highest / most)} of what they serve when latency does not matter."
+    return Verdict(label, text, why, _needed(study, highest))
+
+
+def _needed(study: Study, highest: float) -> list[str]:
+    rate = study.asked.rate
+    if rate is None:
+        return []
+    copies = ceil(rate / highest)
+    count = copies * study.base.scenario.num_gpus
+    return [f"For {rate:g}/s: {count} GPUs, {copies} times these, with requests spread evenly over them."]
+
+
+QUESTION = Question(
+    asks="How much load does the cluster take within the SLO?",
+    varies=(
+        "All requests at once, then Poisson arrivals at half up to 95 % of what was served then; two more rates "
+        "between the last that meets the SLO and the first that does not."
+    ),
+    columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
+    arms=arms,
+    then=rates,
+    verdict=verdict,
+    axis="requests/s",
+    defaults={"requests": 800},
+)

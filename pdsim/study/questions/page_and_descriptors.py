@@ -1,0 +1,54 @@
+"""How large should a page be, and what do descriptors cost?"""
+
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.question import Arm, Question, Verdict
+from pdsim.study.questions.study import Study
+from pdsim.study.questions.torn import Torn, torn_transfer
+from pdsim.study.questions.words import milliseconds, number
+
+_PAGES = (1, 16, 32, 64, 128, 256)
+_LITTLE = 0.05
+"""Of the time of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
+_EXPOSED = "mean_prefill_transfer_kv_cache_ms"
+
+
+def arms(_base: Base) -> list[Arm]:
+    return [Arm(str(page), {"page_size": page}, page) for page in _PAGES]
+
+
+def verdict(study: Study) -> Verdict:
+    """By pages that do not follow each other: the pools of a run of minutes are younger than those of a server."""
+    prompt = study.mean_prompt_tokens
+    torn = {label: torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
+    first, last = next(iter(torn)), next(reversed(torn))
+    little_ms = _LITTLE * study.metric(last, "mean_prefill_forward_ms").mean
+    best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
+    ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
+    text = f"when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
+    text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
+    young = [milliseconds(study.metric(label, _EXPOSED)) for label in (first, best)]
+    found = (
+        f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}, "
+    )
+    found += f"{young[1]} with pages of {best}."
+    lines = [_line(study, label, torn[label]) for label in torn]
+    return Verdict(best, f"Use pages of {best} tokens", text, [found, *lines])
+
+
+def _line(study: Study, label: str, torn: Torn) -> str:
+    size = torn.num_bytes / torn.num_descriptors / 1e3
+    seen = study.metric(label, "descriptors").mean / study.metric(label, "completed").mean
+    return (
+        f"Pages of {label}: {torn.num_descriptors:,} descriptors of {number(size)} KB a pair of ranks, "
+        f"{number(torn.num_bytes / torn.ms / 1e6)} GB/s; in this run {seen:,.0f} of all ranks."
+    )
+
+
+QUESTION = Question(
+    asks="How large should a page be, and what do descriptors cost?",
+    varies="Pages of 1 to 256 tokens.",
+    columns=("attained", "descriptors", "transfer", "ttft", "tail_ttft", "rate"),
+    arms=arms,
+    verdict=verdict,
+    axis="tokens of a page",
+)

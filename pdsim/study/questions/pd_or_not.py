@@ -1,0 +1,116 @@
+"""Are separate prefill and decode GPUs better than the same GPUs without disaggregation, and from which prompts on?"""
+
+from pdsim.study.design import Changes
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.pd_ratio import splits
+from pdsim.study.questions.question import Arm, Question, Verdict
+from pdsim.study.questions.study import Study
+from pdsim.study.questions.words import change, is_told_apart, number, share, times
+
+TOGETHER = "aggregated"
+_DO, _DO_NOT = "Separate them", "Do not separate them"
+_SHARES = (1 / 16, 1 / 4, 4.0)
+"""Of the prompts' own tokens: where the crossover is looked for."""
+
+
+def aggregated(base: Base) -> Changes:
+    """The same GPUs without roles: servers of the size that decode has, and what prefill computes at once."""
+    prefill, decode = base.scenario.pair
+    settings = {
+        "gpu": decode.gpu,
+        "tp": decode.tp,
+        "instances": base.scenario.num_gpus // decode.tp,
+        "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
+        "max_prefill_tokens": prefill.max_prefill_tokens,
+    }
+    return {"prefill": None, "decode": None, "aggregated": settings}
+
+
+def arms(base: Base) -> list[Arm]:
+    return [Arm(TOGETHER, aggregated(base)), *splits(base)]
+
+
+def other_prompts(study: Study) -> list[Arm]:
+    """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
+    if not study.base.is_generated or any(arm.series for arm in study.arms):
+        return []
+    mean = _own_tokens(study)
+    return [
+        Arm(f"{arm.label}, {tokens} in", {**arm.changes, "workload.input_tokens": _around(tokens)}, series=str(tokens))
+        for tokens in (max(16, round(mean * share)) for share in _SHARES)
+        for arm in arms(study.base)
+    ]
+
+
+def verdict(study: Study) -> Verdict:
+    apart = [label for label in study.labels("") if label != TOGETHER]
+    if TOGETHER not in study.labels(""):
+        best = study.best(apart)
+        return Verdict(best, _DO, f"the aggregated cluster is not possible: {study.error(TOGETHER)}")
+    if not apart:
+        return Verdict(TOGETHER, _DO_NOT, "no split is possible.")
+    best = study.best(apart)
+    winner = study.best([best, TOGETHER])
+    other = TOGETHER if winner == best else best
+    goodput = study.goodput_ratio(winner, other)
+    if study.meets(winner) and not study.meets(other):
+        text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
+        text += f"{other} misses it with {share(study.attained(other))}"
+    elif is_told_apart(goodput):
+        text = f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
+        text += f"{times(goodput)} what {other} gives"
+    else:
+        text = f"{winner} and {other} give the same goodput"
+    if not study[winner].is_saturated and not study[other].is_saturated:
+        text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
+        text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
+    return Verdict(winner, _DO_NOT if winner == TOGETHER else _DO, text + ".", _crossover(study))
+
+
+def _crossover(study: Study) -> list[str]:
+    """Where, in prompts, the winner changes."""
+    lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
+    if not lengths:
+        return []
+    found: dict[int, str] = {}
+    for series, tokens in {**lengths, "": round(_own_tokens(study))}.items():
+        labels = study.labels(series)
+        together = next((label for label in labels if label.startswith(TOGETHER)), None)
+        apart = [label for label in labels if label != together]
+        if together is None or not apart:
+            continue
+        found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), together)}"
+    lines = "; ".join(found[tokens] for tokens in sorted(found))
+    return [f"By tokens of a prompt, with the load as it is: {lines}."]
+
+
+def _better(study: Study, apart: str, together: str) -> str:
+    """Which of the two meets the SLO; if both or none do, by goodput; where that is the same, by latency."""
+    name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
+    if study.meets(apart) != study.meets(together):
+        return f"{name if study.meets(apart) else TOGETHER} alone meets the SLO"
+    if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
+        return f"{name} has {times(goodput)} the aggregated goodput"
+    return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
+
+
+def _own_tokens(study: Study) -> float:
+    """Of a prompt, without the prefix that it shares."""
+    return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
+
+
+def _around(tokens: int) -> dict[str, object]:
+    return {"use": "uniform", "low": max(1, round(0.8 * tokens)), "high": round(1.2 * tokens)}
+
+
+QUESTION = Question(
+    asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
+    varies=(
+        "An aggregated cluster of as many GPUs against every split; for generated lengths also with prompts of a "
+        "sixteenth, a quarter and four times the length."
+    ),
+    columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "rate"),
+    arms=arms,
+    then=other_prompts,
+    verdict=verdict,
+)

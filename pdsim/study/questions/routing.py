@@ -1,0 +1,40 @@
+"""Which instance should a prompt go to?"""
+
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.compared import others_against
+from pdsim.study.questions.question import Arm, Question, Verdict
+from pdsim.study.questions.study import Study
+from pdsim.study.questions.words import milliseconds, spread
+
+_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
+
+
+def arms(_base: Base) -> list[Arm]:
+    return [Arm(policy, {"router.prefill": policy}) for policy in _POLICIES]
+
+
+def verdict(study: Study) -> Verdict:
+    best = study.best(study.labels())
+    text = f"mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
+    others = [label for label in study.labels() if label != best]
+    found = others_against(study, best, others, "mean_ttft_ms", "it")
+    instances = study.base.scenario.pair.prefill.instances
+    notes = [_hits(study)]
+    if instances == 1:
+        notes.insert(0, "There is one prefill instance: nothing to choose. Ask with more --gpus.")
+    return Verdict(best, f"Route by {best}", "; ".join([text, *found]) + ".", notes)
+
+
+def _hits(study: Study) -> str:
+    shares = (f"{label} {spread(study.metric(label, 'prefill_cache_hit_rate'))}" for label in study.labels())
+    return f"Share of prompt tokens that prefill had cached: {', '.join(shares)}."
+
+
+QUESTION = Question(
+    asks="Which prefill instance should a prompt go to?",
+    varies="Five policies for the prefill instances.",
+    columns=("attained", "goodput", "ttft", "tail_ttft", "prefill_hits", "rate"),
+    arms=arms,
+    verdict=verdict,
+    defaults={"gpus": 8, "prefix_tokens": 4096, "input_tokens": "1024"},
+)

@@ -1,0 +1,156 @@
+"""Runs the arms of a question as a sweep: each with the same requests, as often as there are seeds."""
+
+import json
+from collections.abc import Iterable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from pdsim.scenario.yaml_file import write_yaml
+from pdsim.study.interval import Estimate, estimate
+from pdsim.study.questions.asked import Asked
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.question import Arm
+from pdsim.study.result import PointResult
+from pdsim.study.running import Progress, sweep
+from pdsim.study.sweep_file import SloSettings
+
+SLO = "asked"
+_EQUAL = 0.02
+"""Of the goodput: what differs less is chosen by its latency."""
+
+
+class Study:
+    """Arms and their results, as far as they have been run."""
+
+    def __init__(
+        self, base: Base, asked: Asked, folder: Path, *, num_seeds: int, jobs: int | None, progress: Progress | None
+    ) -> None:
+        self.base = base
+        self.asked = asked
+        self.arms: list[Arm] = []
+        self.warnings: list[str] = []
+        """What of the arms lies outside what was measured."""
+        self._results: dict[str, PointResult] = {}
+        self._folder = folder
+        self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
+        self._jobs = jobs
+        self._progress = progress
+        self._slo = {"ttft": f"{asked.ttft_ms} ms", "tpot": f"{asked.tpot_ms} ms", "attainment": asked.attainment}
+        self.slo = SloSettings.model_validate(self._slo)
+
+    def run(self, arms: Iterable[Arm]) -> None:
+        """Adds them, in the folder's sweep.yaml too."""
+        self.arms += arms
+        path = self._folder / "sweep.yaml"
+        file = {
+            "name": "asked",
+            "scenario": str(self.base.path.absolute()),
+            "seeds": self.seeds,
+            "points": [arm.changes for arm in self.arms],
+            "slos": {SLO: self._slo},
+        }
+        write_yaml(file, path)
+        result = sweep(
+            path,
+            out=self._folder / "points",
+            changes=self.base.changes,
+            jobs=self._jobs,
+            engine="here" if self._jobs == 1 else "pool",
+            progress=self._progress,
+        )
+        points = {_key(point.changes): point for point in result.points}
+        self.warnings = result.warnings
+        self._results = {arm.label: points[_key(arm.changes)] for arm in self.arms}
+
+    def __getitem__(self, label: str) -> PointResult:
+        return self._results[label]
+
+    def arm(self, label: str) -> Arm:
+        return next(arm for arm in self.arms if arm.label == label)
+
+    def error(self, label: str) -> str:
+        """Why an arm has no result; empty if it has one."""
+        point = self[label]
+        if not point.error and not any(replication.row["completed"] for replication in point.replications):
+            return "every request failed"
+        return point.error
+
+    def failed_share(self, label: str) -> float:
+        """Of the requests: those that did not come through."""
+        rows = [replication.row for replication in self[label].replications]
+        failed = sum(row["failed"] + row["unfinished"] for row in rows)
+        return float(failed / max(1, failed + sum(row["completed"] for row in rows)))
+
+    def labels(self, series: str | None = None) -> list[str]:
+        """Of arms with a result."""
+        return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
+
+    def steady(self, labels: Iterable[str]) -> list[str]:
+        """Those whose latencies say something."""
+        return [label for label in labels if not self[label].is_saturated]
+
+    def mean_tokens(self, field: str) -> float:
+        """Of a request: total_input_tokens or total_output_tokens of all, by their number."""
+        row = self[self.labels()[0]].replications[0].row
+        return float(row[field] / row["completed"])
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return self.mean_tokens("total_input_tokens")
+
+    def metric(self, label: str, name: str) -> Estimate:
+        return self[label].metric(name)
+
+    def goodput(self, label: str) -> float:
+        """Requests per second and GPU that meet the SLO."""
+        return self[label].goodput_per_gpu(SLO).mean
+
+    def meets(self, label: str) -> bool:
+        return self[label].meets(SLO, self.slo)
+
+    def attained(self, label: str) -> float:
+        """The share of its requests that meet the SLO."""
+        return self[label].attainment(SLO).mean
+
+    def tail_ms(self, label: str, time: str) -> Estimate:
+        """Of ttft or tpot, at the percentile that is to meet the SLO."""
+        return estimate([getattr(run.slos[SLO], f"{time}_ms") for run in self[label].replications])
+
+    def best(self, labels: Iterable[str]) -> str:
+        """Of those that meet the SLO the most goodput; of those that hardly differ in it, the shortest latency.
+
+        If none meets it, the nearest: the largest share of requests that do, and no request that fails. If all are
+        saturated, the most requests a second.
+        """
+        labels = list(labels)
+        steady = self.steady(labels)
+        if not steady:
+            return max(labels, key=lambda label: self.metric(label, "request_throughput").mean / self[label].num_gpus)
+        meeting = [label for label in steady if self.meets(label)]
+        whole = [label for label in steady if not self.failed_share(label)]
+        gain, candidates = (self.goodput, meeting) if meeting else (self.attained, whole or steady)
+        enough = (1 - _EQUAL if meeting else 1) * max(map(gain, candidates))
+        equal = [label for label in candidates if gain(label) >= enough]
+        return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
+
+    def ratio(self, label: str, other: str, name: str) -> Estimate:
+        """Of the same requests in both: seed by seed, so that what both share cancels."""
+        pairs = zip(self[label].replications, self[other].replications, strict=True)
+        return _ratio((a.row[name], b.row[name]) for a, b in pairs)
+
+    def goodput_ratio(self, label: str, other: str) -> Estimate:
+        pairs = zip(self[label].replications, self[other].replications, strict=True)
+        return _ratio((a.slos[SLO].goodput_per_gpu, b.slos[SLO].goodput_per_gpu) for a, b in pairs)
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
+    """1 where both are nothing, infinite where only the second is."""
+    pairs = list(pairs)
+    if all(below for _, below in pairs):
+        return estimate([above / below for above, below in pairs])
+    return Estimate(inf if any(above for above, _ in pairs) else 1.0, None)
+
+
+def _key(changes: Any) -> str:
+    return json.dumps(changes, sort_keys=True, default=str)

@@ -1,0 +1,103 @@
+"""A sweep from file to result."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from pdsim.metrics.run_folder import require_out
+from pdsim.scenario.extent import POINT_BYTES, POINT_S, require_room
+from pdsim.study.design import Changes, designed_points, num_points
+from pdsim.study.engine import Engine, open_engine
+from pdsim.study.plan import Planner, Point, Task
+from pdsim.study.result import PointResult, SweepResult, read_point
+from pdsim.study.search import load_optuna, search
+from pdsim.study.store import DAMAGED, Store
+from pdsim.study.sweep_file import load_sweep
+
+_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
+"""A worker may have died for other reasons than its point."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs have been computed, and how many there are to compute, as far as is known."""
+
+
+def sweep(
+    path: Path | str,
+    *,
+    out: Path | str | None = None,
+    changes: Sequence[str] = (),
+    jobs: int | None = None,
+    engine: str = "pool",
+    progress: Progress | None = None,
+) -> SweepResult:
+    """Compute the points of a sweep file that its folder does not have, and read them all.
+
+    Args:
+        path: A sweep file (YAML); docs/sweeps.md has its fields.
+        out: The folder; None: runs/NAME. What it has is not computed again.
+        changes: Of the base scenario, as "dotted.path=value".
+        jobs: Processes of the pool; None: one for each CPU.
+        engine: pool, here (this process), ray or ray:ADDRESS.
+        progress: Told after each run.
+
+    Raises ConfigError before anything runs if file, fields or values are wrong. A point that no cluster can be, or
+    whose run fails, has an error and stops nothing. Interrupted, what was computed is in the folder.
+
+    """
+    path = Path(path)
+    file = load_sweep(path)
+    folder = Path("runs") / file.name if out is None else Path(out)
+    require_out(folder)
+    num_runs = num_points(file) * len(file.seeds or (0,))
+    require_room(f"{path}: {num_runs:,} runs", num_runs * POINT_BYTES, num_runs * POINT_S)
+    planner = Planner(path, path.parent / file.scenario, changes=changes, seeds=file.seeds)
+    points = planner.plan(designed_points(file))
+    if file.search is not None:
+        load_optuna()
+    with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
+        store = Store(folder)
+        work = _Work(store, opened, progress)
+        store.write_head(file.name, file.slos)
+        store.write_plan(points)
+        work.compute(points)
+        if file.search is not None:
+            slo = file.searched_slo(file.search)
+
+            def evaluate(chosen: Sequence[Changes]) -> list[PointResult]:
+                found = planner.plan(chosen)
+                store.write_plan(planner.points)
+                work.compute(found)
+                return [read_point(store, point, file.slos) for point in found]
+
+            search(file.search, slo, file.slos[slo], evaluate)
+    results = [read_point(store, point, file.slos) for point in planner.points]
+    return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
+
+
+class _Work:
+    """Computes what is missing, and counts."""
+
+    def __init__(self, store: Store, engine: Engine, progress: Progress | None) -> None:
+        self._store = store
+        self._engine = engine
+        self._progress = progress
+        self._seen: set[str] = set()
+        self.num_computed = 0
+        self.num_kept = 0
+        self.num_damaged = 0
+
+    def compute(self, points: Iterable[Point]) -> None:
+        tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
+        new = [task for key, task in tasks.items() if key not in self._seen]
+        found = {task.key: self._store.status(task.key) for task in new}
+        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
+        self.num_damaged += sum(status == DAMAGED for status in found.values())
+        self._seen |= tasks.keys()
+        self.num_kept += len(new) - len(missing)
+        total = self.num_computed + len(missing)
+        for done in self._engine.run(missing):
+            self._store.keep(done)
+            self.num_computed += 1
+            if self._progress is not None:
+                self._progress(self.num_computed, total)
