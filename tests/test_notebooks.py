@@ -6,12 +6,12 @@ import jupytext
 import pytest
 
 from notebooks.execute import execute, read_source, sources
-from pdsim.study.questions.catalog import NAMES
 from pdsim.study.questions.notebook import write_notebook
+from pdsim.study.questions.question import NAMES
 from tests.markdown import ROOT
 
 SOURCES = sources()
-ASKING = {name: ROOT / "notebooks" / "ask" / f"{name}.py" for name in NAMES}
+ASK = ROOT / "notebooks" / "ask.py"
 
 
 def cells(notebook):
@@ -38,7 +38,7 @@ def test_links_of_a_notebook_lead_somewhere(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted({*SOURCES} - {*ASKING.values()}), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted({*SOURCES} - {ASK}), ids=lambda path: path.stem)
 def test_a_notebook_runs(path, monkeypatch):
     """And its reading holds, which its last cell asserts."""
     monkeypatch.setenv("PDSIM_FAST", "1")
@@ -46,18 +46,10 @@ def test_a_notebook_runs(path, monkeypatch):
     assert has_figure(execute(path))
 
 
-# notebooks/ask: one for each question.
-
-
-def test_each_question_has_its_notebook():
-    assert {path for path in SOURCES if path.parent.name == "ask"} == {*ASKING.values()}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_notebook_of_a_question_is_what_the_command_writes(name, tmp_path):
-    """Else: pdsim ask NAME --notebook notebooks/ask/NAME.py, and make notebooks."""
-    write_notebook(tmp_path / "made.py", name)
-    assert ASKING[name].read_text() == (tmp_path / "made.py").read_text()
+def test_the_notebook_of_questions_is_what_the_command_writes(tmp_path):
+    """Else: pdsim ask pd-ratio --notebook notebooks/ask.py, and make notebooks."""
+    write_notebook(tmp_path / "made.py", "pd-ratio")
+    assert ASK.read_text() == (tmp_path / "made.py").read_text()
 
 
 MARKS = {"pd-ratio": pytest.mark.slow}
@@ -65,7 +57,7 @@ MARKS = {"pd-ratio": pytest.mark.slow}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in NAMES])
 def test_the_notebook_of_a_question_runs(name, tmp_path, monkeypatch):
-    """Cut short, as its flags can be."""
+    """With a small load."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    write_notebook(tmp_path / "made.py", name, requests=16, seeds=1, jobs=1)
+    write_notebook(tmp_path / "made.py", name, changes=["workload.num_requests=16"], seeds=1, jobs=1)
     assert has_figure(execute(tmp_path / "made.py"))

@@ -6,14 +6,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, print_json
-from pdsim.study.questions.asked import NUM_SEEDS, Asked
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions
 
 
 def ask(
     name: Annotated[str | None, Parameter(help="The question; without one, all are listed, with an example.")] = None,
+    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter of four H200].")] = None,
     /,
     *,
-    asked: Annotated[Asked, Parameter(name="*", help="The load, the GPUs, what is good enough.")] = Asked(),  # noqa: B008  it is frozen
+    options: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),  # noqa: B008  it is frozen
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
@@ -26,12 +27,12 @@ def ask(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Answer a question about a load: a recommendation, the numbers behind it, and what limits the system."""
+    """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
     from pdsim.scenario.yaml_file import ConfigError
     from pdsim.show.answer_table import print_answer, print_questions
-    from pdsim.study.questions.catalog import NAMES, question
+    from pdsim.study.questions.question import NAMES, question
 
-    given = {**asked.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
+    given = {**options.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
         if notebook is not None:
             raise ConfigError(f"--notebook {notebook}: name its question; there are {', '.join(NAMES)}")
@@ -43,7 +44,7 @@ def ask(
     elif notebook is not None:
         from pdsim.study.questions.notebook import write_notebook
 
-        write_notebook(notebook, name, **given)
+        write_notebook(notebook, name, scenario, **given)
         if json_:
             print_json({"notebook": str(notebook)})
         else:
@@ -53,7 +54,7 @@ def ask(
         from pdsim.study.questions.answering import ask as answer
 
         with progress_over(name, None, quiet=json_) as advance:
-            made = answer(name, **given, progress=advance)
+            made = answer(name, scenario, **given, progress=advance)
         if json_:
             print_json(made.to_json())
         else:

@@ -14,7 +14,7 @@ _LEAST = 4
 _TITLE = 8
 """Characters of a line, where words allow it."""
 
-EXAMPLE = "pdsim ask pd-ratio --model qwen3-8b --gpu h100 --gpus 4 --rate 8"
+EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
 
 
 def print_questions(asks: Mapping[str, str]) -> None:

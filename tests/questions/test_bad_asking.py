@@ -10,44 +10,26 @@ from pdsim.cli import main
 
 WRONG = [
     (["pdratio"], "no question 'pdratio' (did you mean 'pd-ratio'?); there are pd-ratio, pd-or-not"),
-    (
-        ["routing", "--gpus", "1"],
-        "--gpus 1: prefill and decode need a server of 1 GPUs each: a multiple of 1, 2 at least",
-    ),
-    (["routing", "--gpus", "0"], "--gpus 0: at least 1"),
-    (["routing", "--rate", "-1"], "--rate -1: a number above 0"),
     (["routing", "--ttft-ms", "nan"], "--ttft-ms nan: a number above 0"),
     (["routing", "--tpot-ms", "inf"], "--tpot-ms inf: a number above 0"),
     (["routing", "--attainment", "nan"], "--attainment nan: a share"),
     (["routing", "--attainment", "90"], "--attainment 90: a share, above 0 and at most 1"),
-    (["routing", "--model", "llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
-    (["routing", "--gpu", "h2000"], "no gpu 'h2000' in the catalog"),
-    (
-        ["routing", "--model", "deepseek-r1", "--gpu", "rtx-4090"],
-        "deepseek-r1 does not fit on a server of rtx-4090: give --tp",
-    ),
+    (["routing", "--set", "model=llama-3.1-7b"], "no model 'llama-3.1-7b' in the catalog"),
+    (["routing", "--set", "decode.gpu=h2000"], "no gpu 'h2000' in the catalog"),
     (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),
-    (["routing", "--input-tokens", "many"], "--input-tokens many: expected tokens, such as 4096 or 2048-8192"),
-    (["routing", "--input-tokens", "9-3"], "uniform lengths need 1 <= low <= high, found low 9, high 3"),
-    (["routing", "--rate", "3", "--concurrency", "4"], "--rate stands beside --concurrency: give one of the two"),
-    (
-        ["routing", "--scenario", "x.yaml", "--gpus", "4"],
-        "--scenario stands beside --gpus: give one of the two; change",
-    ),
-    (["routing", "--trace", "x.csv", "--input-tokens", "5"], "--trace stands beside --input-tokens"),
-    (["routing", "--scenario", "x.yaml"], "x.yaml does not exist"),
+    (["routing", "x.yaml"], "x.yaml does not exist"),
     (["routing", "--set", "decode.radix=1"], "--set: unknown field 'decode.radix' (did you mean 'radix_cache'?)"),
     (["routing", "--seeds", "0"], "--seeds 0: at least 1"),
     (["capacity", "--trace", "trace.jsonl"], "capacity varies the rate, and this trace has its own times"),
     (
-        ["staging-ring", "--model", "deepseek-r1", "--gpus", "16"],
+        ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
     (["pd-ratio", "--notebook", "ratio.txt"], "--notebook ratio.txt: expected a name that ends in .ipynb or .py"),
     (["--notebook", "ratio.py"], "--notebook ratio.py: name its question; there are pd-ratio, pd-or-not"),
-    (["pd-ratio", "--notebook", "ratio.py", "--gpus", "3", "--tp", "2"], "--gpus 3: prefill and decode need a server"),
+    (["pd-ratio", "x.yaml", "--notebook", "ratio.py"], "x.yaml does not exist"),
     (["capacity", "--notebook", "a.py", "--trace", "trace.jsonl"], "this trace has its own times"),
-    (["pd-ratio", "--scenario", "aggregated.yaml"], "questions are about prefill and decode instances"),
+    (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]
 
 
@@ -71,9 +53,8 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"inputtokens": 9}, "ask has no 'inputtokens' (did you mean 'input_tokens'?); there are scenario, model, gpu"),
         ({"seeds": 0}, "--seeds 0: at least 1"),
-        ({"input_tokens": 0}, "--input-tokens 0: expected tokens"),
+        ({"ttft_ms": 0}, "--ttft-ms 0: a number above 0"),
         ({"trace": "nowhere.csv"}, "--trace: no trace file nowhere.csv"),
     ],
     ids="".join,

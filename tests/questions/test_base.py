@@ -1,35 +1,25 @@
-"""From flags to the scenario that a question starts from."""
+"""The scenario that a question starts from."""
 
 import pytest
 
-from pdsim.study.questions.asked import Asked
-from pdsim.study.questions.base import base_of
+from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.clients import ClosedLoop, OpenLoop
 from pdsim.workload.sharegpt import ShareGpt
-from pdsim.workload.synthetic import PrefixPool
 from pdsim.workload.traces import AzureTrace, BailianTrace, BurstGptTrace, MooncakeTrace, RequestTable
 
-
-def base(tmp_path, *changes, **flags):
-    return base_of(Asked(**flags), tmp_path, changes, {})
+STARTER = {"client": {"use": "closed_loop", "concurrency": 64}}
 
 
-def test_flags_describe_cluster_and_load(tmp_path):
-    made = base(
-        tmp_path, "page_size=16", gpus=6, prefix_tokens=100, prefixes=3, input_tokens="10-20", rate=2.5
-    ).scenario
-    assert (made.prefill.instances, made.decode.instances, made.page_size) == (3, 3, 16)
-    assert isinstance(made.workload, PrefixPool)
-    assert (made.workload.num_prefixes, made.workload.input_tokens.high) == (3, 20)
-    assert made.client.arrivals.rate_per_s == 2.5
+def base(folder, *changes, path=None, **options):
+    return base_of(path, AskOptions(**options), changes, folder=folder, starter=STARTER)
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu", "tp"), [("llama-3.1-8b", "h100", 1), ("llama-3.1-70b", "h200", 2), ("deepseek-r1", "h200", 8)]
-)
-def test_a_server_has_as_few_gpus_as_the_model_needs(tmp_path, model, gpu, tp):
-    assert base(tmp_path, model=model, gpu=gpu, gpus=16).scenario.prefill.tp == tp
+def test_the_starter_has_the_questions_own_settings_below_the_users(tmp_path):
+    starter = {"workload.num_requests": 800, "prefill.instances": 4}
+    made = base_of(None, AskOptions(), ("prefill.instances=3",), folder=tmp_path, starter=starter)
+    assert (made.scenario.workload.num_requests, made.scenario.prefill.instances) == (800, 3)
+    assert made.path == tmp_path / "scenario.yaml"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +39,8 @@ def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
     assert isinstance(made.scenario.workload, workload)
     assert isinstance(made.scenario.client, OpenLoop)
     assert made.is_sample
-    assert not base(tmp_path, trace=tmp_path / name, rate=3.0).is_sample
+    poisson = "client={use: open_loop, arrivals: {use: poisson, rate: 3/s}}"
+    assert not base(tmp_path, poisson, trace=tmp_path / name).is_sample
 
 
 @pytest.mark.parametrize(
@@ -59,18 +50,10 @@ def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
         ("a.jsonl", '{"num_turns": 0, "tool_call_latency": []}\n', AppliedComputeTrace),
     ],
 )
-def test_a_trace_without_times_is_sent_as_generated_loads_are(tmp_path, name, text, workload):
+def test_a_trace_without_times_is_sent_as_the_scenario_says(tmp_path, name, text, workload):
     (tmp_path / name).write_text(text)
     made = base(tmp_path, trace=tmp_path / name)
     assert isinstance(made.scenario.workload, workload)
     assert made.scenario.client == ClosedLoop(64)
-    kept = base_of(Asked(scenario=made.path, trace=tmp_path / name), tmp_path, ("client.concurrency=5",), {})
+    kept = base(tmp_path, "client.concurrency=5", path=made.path, trace=tmp_path / name)
     assert kept.scenario.client == ClosedLoop(5)
-
-
-def test_a_scenario_keeps_what_no_flag_changes(tmp_path):
-    path = base(tmp_path, "decode.radix_cache=true").path
-    made = base_of(Asked(scenario=path, concurrency=7, requests=9), tmp_path, ("seed=4",), {}).scenario
-    assert made.decode.radix_cache
-    assert made.client == ClosedLoop(7)
-    assert (made.workload.num_requests, made.seed) == (9, 4)

@@ -8,19 +8,26 @@ import pytest
 from pdsim import ask, simulate
 from pdsim.cli import main
 
-LOAD = {"model": "qwen3-0.6b", "input_tokens": 4000, "output_tokens": "20-40", "requests": 60, "rate": 200}
+CHANGES = [
+    "model=qwen3-0.6b",
+    "page_size=16",
+    "workload.num_requests=60",
+    "workload.input_tokens={use: uniform, low: 3200, high: 4800}",
+    "workload.output_tokens={use: uniform, low: 20, high: 40}",
+    "client={use: open_loop, arrivals: {use: poisson, rate: 200/s}}",
+]
 """More than 1P3D can take."""
-FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in LOAD.items()]
 
 
 @pytest.fixture(scope="module")
 def made():
-    return ask("pd-ratio", **LOAD, changes=["page_size=16"], seeds=2, jobs=1)
+    return ask("pd-ratio", changes=CHANGES, seeds=2, jobs=1)
 
 
 def test_python_and_the_command_give_the_same_answer(made, capsys):
+    sets = [word for change in CHANGES for word in ("--set", change)]
     with pytest.raises(SystemExit):
-        main(["ask", "pd-ratio", *FLAGS, "--set", "page_size=16", "--seeds", "2", "--jobs", "1", "--json"])
+        main(["ask", "pd-ratio", *sets, "--seeds", "2", "--jobs", "1", "--json"])
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(made.to_json()))
 
 

@@ -24,43 +24,46 @@ def write(path, *flags, exit_code=0):
 
 
 def calls_of(path):
-    """What it gives to ask: the dictionary `asked`, and arguments of the first call that stand beside it."""
+    """Name, scenario and options, and what the first call of ask has beside them."""
     tree = ast.parse(path.read_text())
-    (asked,) = [
-        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and "asked" in names_of(node)
-    ]
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id in {"name", "scenario", "options"}
+    }
     first = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.func.id == "ask")
     beside = {word.arg: ast.literal_eval(word.value) for word in first.keywords if word.arg}
-    return first.args[0].value, asked, beside
-
-
-def names_of(assignment):
-    return {target.id for target in assignment.targets}
+    return found["name"], found["scenario"], found["options"], beside
 
 
 def test_flags_become_arguments(tmp_path):
-    flags = "--rate 3 --input-tokens 100-200 --ttft-ms 500 --set page_size=16 --set router=random --seeds 2 --jobs 1"
-    write("routing.py", *flags.split())
-    wanted = {"rate": 3.0, "input_tokens": "100-200", "ttft_ms": 500.0, "seeds": 2, "jobs": 1}
-    wanted["changes"] = ["page_size=16", "router=random"]
-    assert calls_of(tmp_path / "routing.py") == ("routing", wanted, {})
+    write(
+        "routing.py",
+        *["--ttft-ms", "500", "--set", "page_size=16", "--set", "router=random", "--seeds", "2", "--jobs", "1"],
+    )
+    wanted = {"ttft_ms": 500.0, "seeds": 2, "jobs": 1, "changes": ["page_size=16", "router=random"]}
+    assert calls_of(tmp_path / "routing.py") == ("routing", None, wanted, {})
 
 
 def test_defaults_need_no_arguments(tmp_path):
     write("routing.py", "--seeds", "3")
-    assert calls_of(tmp_path / "routing.py") == ("routing", {}, {})
+    assert calls_of(tmp_path / "routing.py") == ("routing", None, {}, {})
 
 
 def test_files_are_seen_from_the_notebook(tmp_path):
     """Its folder is where Jupyter runs it."""
-    write("a/b/routing.py", "--scenario", "base.yaml", "--out", "runs/routing")
-    asked = {"scenario": "../../base.yaml"}
-    assert calls_of(tmp_path / "a" / "b" / "routing.py") == ("routing", asked, {"out": "../../runs/routing"})
+    write("a/b/routing.py", "base.yaml", "--out", "runs/routing")
+    assert calls_of(tmp_path / "a" / "b" / "routing.py") == (
+        "routing",
+        "../../base.yaml",
+        {},
+        {"out": "../../runs/routing"},
+    )
 
 
 def test_both_formats_are_one_notebook(tmp_path):
     for suffix in ("py", "ipynb"):
-        write(f"routing.{suffix}", "--gpus", "8")
+        write(f"routing.{suffix}", "--set", "prefill.instances=8")
     percent, shown = (jupytext.read(tmp_path / f"routing.{suffix}") for suffix in ("py", "ipynb"))
     assert [(cell.cell_type, cell.source) for cell in percent.cells] == [
         (cell.cell_type, cell.source) for cell in shown.cells

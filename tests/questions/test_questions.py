@@ -6,7 +6,7 @@ import re
 import pytest
 
 import pdsim
-from pdsim.study.questions.catalog import NAMES, question
+from pdsim.study.questions.question import NAMES, question
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\
@@ -22,13 +22,17 @@ client: {use: closed_loop, concurrency: 8}
 """
 
 
+def poisson(rate):
+    return f"client={{use: open_loop, arrivals: {{use: poisson, rate: {rate}/s}}}}"
+
+
 @pytest.fixture
 def ask(tmp_path):
     path = tmp_path / "base.yaml"
     path.write_text(SCENARIO)
 
-    def asked(name, *changes, seeds=1, **flags):
-        return pdsim.ask(name, scenario=path, changes=changes, seeds=seeds, jobs=1, **flags)
+    def asked(name, *changes, seeds=1, **options):
+        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, **options)
 
     return asked
 
@@ -109,7 +113,7 @@ def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
     pool = "num_prefixes: 2, prefix_tokens: 800, input_tokens: 50, output_tokens: 40"
     changes = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "cost.prefill.prefill_per_token=1 us")
     small = ("decode.pool_tokens=4000", "decode.admission.reserved_tokens=40")
-    assert ask("decode-cache", *changes, *small, concurrency=24).winner == "on"
+    assert ask("decode-cache", *changes, *small, "client.concurrency=24").winner == "on"
     assert ask("decode-cache").winner == "off"
 
 
@@ -119,8 +123,8 @@ def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
         return f"workload={{use: prefix_pool, num_requests: 80, {pool}}}"
 
     caches = "prefill.radix_cache=true"
-    many = ask("routing", load(8), caches, "prefill.pool_tokens=4000", "prefill.instances=4", concurrency=4)
-    one = ask("routing", load(1), caches, "prefill.instances=4", concurrency=16)
+    many = ask("routing", load(8), caches, "prefill.pool_tokens=4000", "prefill.instances=4", "client.concurrency=4")
+    one = ask("routing", load(1), caches, "prefill.instances=4", "client.concurrency=16")
     assert many.winner == "cache_aware"
     assert one.winner != "cache_aware"
     assert value(one, "cache_aware", "ttft") > 1.5 * value(one, one.winner, "ttft")
@@ -141,7 +145,7 @@ def test_layers_hide_a_slow_link_and_nothing_else(ask):
 
 def test_capacity_lies_below_what_a_server_can_do(ask):
     """Two prefill servers of 20 ms a prompt: 100/s at most."""
-    made = ask("capacity", "workload.num_requests=150", "workload.output_tokens=2", ttft_ms=200, rate=250)
+    made = ask("capacity", "workload.num_requests=150", "workload.output_tokens=2", poisson(250), ttft_ms=200)
     highest = float(made.winner.removesuffix("/s"))
     assert 60 < highest < 100
     assert any("GPUs, 3 times these" in note or "GPUs, 4 times these" in note for note in made.notes)
@@ -155,7 +159,7 @@ def test_what_no_instance_can_help_is_said_apart_from_queueing(ask):
 
 
 def test_saturated_arms_have_no_latency(ask):
-    made = ask("pd-ratio", "workload.num_requests=200", "workload.output_tokens=2", rate=120)
+    made = ask("pd-ratio", "workload.num_requests=200", "workload.output_tokens=2", poisson(120))
     (row,) = [row for row in made.rows if row.arm == "1P3D"]
     assert row.remark == "saturated"
     assert row.estimates["tail_ttft"] is None

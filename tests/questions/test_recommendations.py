@@ -16,7 +16,7 @@ from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.show.answer_table import EXAMPLE, print_answer
 from pdsim.study.interval import Estimate
 from pdsim.study.questions import base
-from pdsim.study.questions.catalog import NAMES
+from pdsim.study.questions.question import NAMES
 from pdsim.study.questions.study import Study
 from tests.questions.test_questions import SCENARIO
 
@@ -31,8 +31,8 @@ def ask(tmp_path):
     path = tmp_path / "bursty.yaml"
     path.write_text(BURSTY)
 
-    def asked(name, *changes, seeds=1, attainment=0.99, **flags):
-        return pdsim.ask(name, scenario=path, changes=changes, seeds=seeds, jobs=1, attainment=attainment, **flags)
+    def asked(name, *changes, seeds=1, attainment=0.99, **options):
+        return pdsim.ask(name, path, changes=changes, seeds=seeds, jobs=1, attainment=attainment, **options)
 
     return asked
 
@@ -147,11 +147,12 @@ def trace(tmp_path):
 
 
 def test_a_trace_is_used_whole_or_the_first_line_says_what_was_used(trace, monkeypatch):
-    def load(**flags):
-        return pdsim.ask("pd-ratio", trace=trace, gpus=2, model="qwen3-0.6b", seeds=1, jobs=1, **flags).load
+    def load(*changes):
+        small = ("model=qwen3-0.6b", "prefill.instances=1", "decode.instances=1")
+        return pdsim.ask("pd-ratio", trace=trace, changes=(*small, *changes), seeds=1, jobs=1).load
 
     assert "; 60 requests of 500 tokens in" in load()
-    assert "; the first 20 requests of a trace of 60 lines, of 500 tokens in" in load(requests=20)
+    assert "; the first 20 requests of a trace of 60 lines, of 500 tokens in" in load("workload.num_requests=20")
     assert base._NUM_OF_TRACE >= 3000
     monkeypatch.setattr(base, "_NUM_OF_TRACE", 50)
     assert "; the first 50 requests of a trace of 60 lines, of" in load()
@@ -181,6 +182,6 @@ def test_ask_alone_lists_the_questions_and_an_example_that_can_be_asked(monkeypa
     assert max(map(len, out.splitlines())) <= 80
     assert f"For example: {EXAMPLE}\n" in out
     with pytest.raises(SystemExit) as stop:
-        main([*EXAMPLE.split()[1:], "--requests", "100", "--seeds", "1", "--jobs", "1", "--json"])
+        main([*EXAMPLE.split()[1:], "--set", "workload.num_requests=100", "--seeds", "1", "--jobs", "1", "--json"])
     assert not stop.value.code
     assert json.loads(capsys.readouterr().out)["recommendation"]

@@ -56,5 +56,11 @@ QUESTION = Question(
     columns=("attained", "tokens", "ttft", "tail_ttft", "tail_tpot", "admission", "running", "retractions"),
     arms=arms,
     verdict=verdict,
-    defaults={"gpu": "h100", "gpus": 2, "input_tokens": "2048", "output_tokens": "1024", "concurrency": 256},
+    starter={
+        "prefill": {"gpu": "h100"},
+        "decode": {"gpu": "h100"},
+        "workload.input_tokens": {"use": "uniform", "low": 1638, "high": 2458},
+        "workload.output_tokens": {"use": "uniform", "low": 819, "high": 1229},
+        "client.concurrency": 256,
+    },
 )

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
@@ -19,11 +18,9 @@ from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, RunResult, simulate
 from pdsim.study.design import Changes
 from pdsim.study.questions.answer import SATURATED, Answer, Row
-from pdsim.study.questions.asked import NUM_SEEDS, Asked, asked_of
-from pdsim.study.questions.base import base_of, trace_lines
-from pdsim.study.questions.catalog import question
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.columns import COLUMNS
-from pdsim.study.questions.question import Arm, Question, Verdict, place_of
+from pdsim.study.questions.question import Arm, Question, Verdict, place_of, question
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
 from pdsim.study.running import Progress
@@ -32,32 +29,44 @@ from pdsim.workload.clients import ClosedLoop
 
 def ask(
     name: str,
+    scenario: Path | str | None = None,
     /,
     *,
+    trace: Path | str | None = None,
     changes: Sequence[str] = (),
+    ttft_ms: float = AskOptions.ttft_ms,
+    tpot_ms: float = AskOptions.tpot_ms,
+    attainment: float = AskOptions.attainment,
     seeds: int = NUM_SEEDS,
     jobs: int | None = None,
     out: Path | str | None = None,
     progress: Progress | None = None,
-    **asked: Any,
 ) -> Answer:
-    """Answer a question.
+    """Answer a question about a scenario.
 
     Args:
-        name: Of the question; docs/ask.md has them.
-        changes: Of the scenario, as "dotted.path=value".
+        name: The question; docs/ask.md has them.
+        scenario: A scenario file; None: a starter of four H200.
+        trace: A trace that replaces the workload.
+        changes: Changes of the scenario, as "dotted.path=value".
+        ttft_ms: SLO: time to the first token.
+        tpot_ms: SLO: time per output token after the first.
+        attainment: SLO: share of the requests that must meet both.
         seeds: Runs of each arm; one of a trace with its own times.
         jobs: Processes; None: one for each CPU; 1: this one.
         out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
-        progress: Told after each run.
-        asked: Cluster, load and SLO: the flags of `pdsim ask`, with underscores.
+        progress: Called after each run.
 
     Raises ConfigError for wrong arguments and fields, and if no arm is possible.
 
     """
+    options = AskOptions(
+        trace=None if trace is None else Path(trace), ttft_ms=ttft_ms, tpot_ms=tpot_ms, attainment=attainment
+    )
     with _folder(out) as folder:
+        path = None if scenario is None else Path(scenario)
         found, study, arms = begin(
-            name, folder, changes=changes, seeds=seeds, jobs=jobs, progress=progress, asked=asked_of(asked)
+            name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs, progress=progress
         )
         while arms:
             study.run(arms)
@@ -74,21 +83,22 @@ def ask(
 
 def begin(
     name: str,
-    folder: Path,
-    *,
+    scenario: Path | None,
+    options: AskOptions,
     changes: Sequence[str],
+    *,
+    folder: Path,
     seeds: int,
     jobs: int | None,
-    asked: Asked,
     progress: Progress | None = None,
 ) -> tuple[Question, Study, list[Arm]]:
-    """With the arms to run first; nothing has run yet. Raises ConfigError for what cannot be asked."""
+    """The question, its study and the arms to run first; nothing has run yet. Raises ConfigError."""
     found = question(name)
     for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: at least 1")
-    base = base_of(asked, folder, tuple(changes), found.defaults)
-    return found, Study(base, asked, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
+    base = base_of(scenario, options, changes, folder=folder, starter=found.starter)
+    return found, Study(base, options, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
 
 
 @contextmanager
@@ -120,11 +130,11 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 def _missed(study: Study, label: str) -> str:
     """By how much, and of which latency."""
-    asked = study.asked
-    found = [f"{share(study.attained(label))} of the requests meet it, {share(asked.attainment)} should"]
+    options = study.options
+    found = [f"{share(study.attained(label))} of the requests meet it, {share(options.attainment)} should"]
     if study[label].is_saturated:
         return f"{found[0]}, and it cannot take the load"
-    for time, slo_ms in (("ttft", asked.ttft_ms), ("tpot", asked.tpot_ms)):
+    for time, slo_ms in (("ttft", options.ttft_ms), ("tpot", options.tpot_ms)):
         tail = study.tail_ms(label, time)
         if tail.mean > slo_ms:
             found.append(f"{time.upper()} {_percentile(study)} is {milliseconds(tail)} where {slo_ms:g} ms are asked")
@@ -136,7 +146,7 @@ def _missed(study: Study, label: str) -> str:
 
 
 def _percentile(study: Study) -> str:
-    return f"p{100 * study.asked.attainment:.4g}"
+    return f"p{100 * study.options.attainment:.4g}"
 
 
 def _answer(name: str, question: Question, study: Study, verdict: Verdict, progress: Progress | None) -> Answer:
@@ -163,17 +173,17 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
 
 def _limit(study: Study, label: str, scenario: Scenario, progress: Progress | None) -> Limit:
     """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
-    asked = study.asked
+    options = study.options
     is_served = study.meets(label) and isinstance(scenario.client, ClosedLoop)
-    ratios = {"TTFT": study.tail_ms(label, "ttft").mean / asked.ttft_ms}
-    ratios["TPOT"] = study.tail_ms(label, "tpot").mean / asked.tpot_ms
+    ratios = {"TTFT": study.tail_ms(label, "ttft").mean / options.ttft_ms}
+    ratios["TPOT"] = study.tail_ms(label, "tpot").mean / options.tpot_ms
     worst = max(ratios, key=lambda time: ratios[time])
 
     def measure(result: RunResult) -> Mapping[str, float]:
         if is_served or study[label].is_saturated:
             return {"request_throughput": result.summary()["request_throughput"]}
         times_ms = Samples(_latencies_ms(result)[worst])
-        return {f"{worst} {_percentile(study)}": times_ms.percentile(100 * asked.attainment)}
+        return {f"{worst} {_percentile(study)}": times_ms.percentile(100 * options.attainment)}
 
     total, done = num_runs(scenario), 0
 
@@ -219,20 +229,20 @@ def _alone(study: Study, changes: Changes) -> str:
     """Whether the SLO is missed without any queue: then no number of instances helps."""
     one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
     found = _latencies_ms(simulate(study.base.changed(one)))
-    for what, slo_ms in (("TTFT", study.asked.ttft_ms), ("TPOT", study.asked.tpot_ms)):
+    for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
         times_ms = found[what]
         met = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))
-        if times_ms and met < study.asked.attainment:
+        if times_ms and met < study.options.attainment:
             return (
                 f"Infeasible: even one at a time, {share(met)} of the requests have a {what} within {slo_ms:g} ms, "
                 f"and the median is {number(median(times_ms))} ms. That is no queue: more instances do not help."
             )
     medians = [f"{what} {number(median(ms))} ms" for what, ms in found.items() if ms]
-    return f"One request at a time: median {', '.join(medians)}. What is more is what requests do to each other."
+    return f"One request at a time: median {', '.join(medians)}. The rest is contention."
 
 
 def _load(study: Study) -> str:
-    scenario, asked = study.base.scenario, study.asked
+    scenario, options = study.base.scenario, study.options
     prefill, decode = scenario.pair
     gpus = " and ".join(dict.fromkeys((prefill.gpu, decode.gpu)))
     sizes = " and ".join(dict.fromkeys((f"TP{prefill.tp}", f"TP{decode.tp}")))
@@ -244,8 +254,8 @@ def _load(study: Study) -> str:
     inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
     runs = len(study[first].replications)
     cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
-    load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out in the mean, {sent}"
-    slo = f"TTFT {asked.ttft_ms:g} ms and TPOT {asked.tpot_ms:g} ms for {share(asked.attainment)} of them"
+    load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {sent}"
+    slo = f"TTFT {options.ttft_ms:g} ms and TPOT {options.tpot_ms:g} ms for {share(options.attainment)} of them"
     return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."
 
 

@@ -19,7 +19,8 @@ _RATES = "Poisson arrivals"
 
 def arms(base: Base) -> list[Arm]:
     if base.is_sample:
-        raise ConfigError("capacity varies the rate, and this trace has its own times: give --rate or --concurrency")
+        rate = "client={use: open_loop, arrivals: {use: poisson, rate: 8/s}}"
+        raise ConfigError(f"capacity varies the rate, and this trace has its own times: --set '{rate}'")
     return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
 
 
@@ -67,7 +68,7 @@ def verdict(study: Study) -> Verdict:
 
 
 def _needed(study: Study, highest: float) -> list[str]:
-    rate = study.asked.rate
+    rate = getattr(getattr(study.base.scenario.client, "arrivals", None), "rate_per_s", None)
     if rate is None:
         return []
     copies = ceil(rate / highest)
@@ -86,5 +87,5 @@ QUESTION = Question(
     then=rates,
     verdict=verdict,
     axis="requests/s",
-    defaults={"requests": 800},
+    starter={"workload.num_requests": 800},
 )

@@ -63,5 +63,10 @@ QUESTION = Question(
     columns=("attained", "rate", "median_ttft", "tail_ttft", "itl", "latency", "running", "decode_hits", "gigabytes"),
     arms=arms,
     verdict=verdict,
-    defaults={"gpus": 4, "prefixes": 10, "prefix_tokens": 32768, "input_tokens": "2048"},
+    starter={
+        "workload.use": "prefix_pool",
+        "workload.num_prefixes": 10,
+        "workload.prefix_tokens": 32768,
+        "workload.input_tokens": {"use": "uniform", "low": 1638, "high": 2458},
+    },
 )

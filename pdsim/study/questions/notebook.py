@@ -12,13 +12,13 @@ from typing import Any
 
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.answering import begin
-from pdsim.study.questions.asked import NUM_SEEDS, asked_of
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions
 
 _WIDTH = 116
 """Of prose, behind the sign of a comment."""
 
 
-def write_notebook(path: Path, name: str, /, **given: Any) -> None:
+def write_notebook(path: Path, name: str, scenario: Path | None = None, /, **given: Any) -> None:
     """A notebook that asks a question, .ipynb or .py (percent format). It is not run.
 
     What is given are arguments of ask, which the notebook calls with them. Files among them are written as seen from
@@ -30,7 +30,7 @@ def write_notebook(path: Path, name: str, /, **given: Any) -> None:
         raise ConfigError(f"--notebook {path}: expected a name that ends in .ipynb or .py")
     if path.exists():
         raise ConfigError(f"--notebook {path}: is there already, perhaps with changes; delete it, or name another")
-    source = _source(path.parent, name, **given)
+    source = _source(path.parent, name, scenario, **given)
     text = source if path.suffix == ".py" else _jupytext().writes(notebook_of(source), fmt="ipynb")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -48,18 +48,19 @@ def notebook_of(source: str) -> Any:
 def _source(
     folder: Path,
     name: str,
+    scenario: Path | None,
     /,
     *,
     changes: Sequence[str] = (),
     seeds: int = NUM_SEEDS,
     jobs: int | None = None,
     out: Path | str | None = None,
-    **asked: Any,
+    **options: Any,
 ) -> str:
     """The template with the question's words, and the arguments that are not their defaults."""
-    about = asked_of(asked)
+    about = AskOptions(**options)
     with TemporaryDirectory() as scratch:
-        found, _, _ = begin(name, Path(scratch), changes=changes, seeds=seeds, jobs=jobs, asked=about)
+        found, _, _ = begin(name, scenario, about, changes, folder=Path(scratch), seeds=seeds, jobs=jobs)
     given = about.given()
     given |= {key: relpath(value, folder) for key, value in given.items() if isinstance(value, Path)}
     given |= {"changes": list(changes)} if changes else {}
@@ -70,7 +71,8 @@ def _source(
         name=name,
         asks=found.asks,
         compared=fill(f"**Compared.** {found.varies}", _WIDTH).replace("\n", "\n# "),
-        asked=_literal(given),
+        scenario=None if scenario is None else json.dumps(relpath(scenario, folder)),
+        options=_literal(given),
         out="" if out is None else f", out={json.dumps(relpath(out, folder))}",
     )
 

@@ -1,15 +1,31 @@
 """How large should a page be, and what do descriptors cost?"""
 
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.wiring import link_bandwidth, transport, wire_of
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
-from pdsim.study.questions.torn import Torn, torn_transfer
 from pdsim.study.questions.words import milliseconds, number
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE = 0.05
 """Of the time of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
+
+
+class Torn(NamedTuple):
+    """A prompt's KV whose pages do not follow each other: the most descriptors that it can have."""
+
+    num_descriptors: int
+    """Of one pair of ranks, as are the bytes."""
+    num_bytes: int
+    ms: float
+    """Alone on its links."""
 
 
 def arms(_base: Base) -> list[Arm]:
@@ -19,7 +35,7 @@ def arms(_base: Base) -> list[Arm]:
 def verdict(study: Study) -> Verdict:
     """By pages that do not follow each other: the pools of a run of minutes are younger than those of a server."""
     prompt = study.mean_prompt_tokens
-    torn = {label: torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
+    torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
     first, last = next(iter(torn)), next(reversed(torn))
     little_ms = _LITTLE * study.metric(last, "mean_prefill_forward_ms").mean
     best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
@@ -42,6 +58,21 @@ def _line(study: Study, label: str, torn: Torn) -> str:
         f"Pages of {label}: {torn.num_descriptors:,} descriptors of {number(size)} KB a pair of ranks, "
         f"{number(torn.num_bytes / torn.ms / 1e6)} GB/s; in this run {seen:,.0f} of all ranks."
     )
+
+
+def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
+    """Moves the KV of one prompt in one batch between each pair of ranks, no page following another."""
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    wire = replace(wire_of(scenario, prefill, decode), page_size=page_size)
+    wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
+    apart = range(0, 2 * ceil(num_tokens / page_size), 2)
+    load = wire.load(apart, apart, with_state=False)
+    engine = transport(scenario)
+    bandwidth = link_bandwidth(scenario.network, engine, prefill) / max(wire.num_writers, wire.num_targets)
+    bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)
+    moving_ns = max(engine.least_moving_ns(load.num_descriptors), load.num_bytes / bandwidth * 1e9)
+    ns = engine.batch_ns + engine.posting_ns(load.num_descriptors) + moving_ns
+    return Torn(load.num_descriptors, load.num_bytes, ns / 1e6)
 
 
 QUESTION = Question(

@@ -32,7 +32,7 @@ def arms(base: Base) -> list[Arm]:
 
 def other_prompts(study: Study) -> list[Arm]:
     """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
-    if not study.base.is_generated or any(arm.series for arm in study.arms):
+    if not study.base.has_lengths or any(arm.series for arm in study.arms):
         return []
     mean = _own_tokens(study)
     return [

@@ -1,9 +1,12 @@
-"""What a question is."""
+"""A question: a sweep over a scenario, and a verdict. Each is the QUESTION of its own file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
+from pdsim.scenario.hint import did_you_mean
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 
@@ -51,7 +54,30 @@ class Question:
     """What to choose, and what to say."""
     then: Callable[["Study"], list[Arm]] = lambda _study: []
     """What to look at next, when the arms have their results."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of flags, where the question is about something that the common defaults do not have."""
+    starter: Changes = field(default_factory=dict)
+    """Changes of the starter scenario, where the question is about something that it does not have."""
     axis: str = ""
     """What x is, with its unit; empty: the figure has dots side by side."""
+
+
+NAMES = (
+    "pd-ratio",
+    "pd-or-not",
+    "explain-ttft",
+    "page-and-descriptors",
+    "staging-ring",
+    "transport",
+    "decode-cache",
+    "routing",
+    "admission",
+    "overlap",
+    "capacity",
+)
+
+
+def question(name: str) -> Question:
+    """Raises ConfigError for a name that there is not."""
+    if name not in NAMES:
+        raise ConfigError(f"no question {name!r}{did_you_mean(name, NAMES)}; there are {', '.join(NAMES)}")
+    found: Question = import_module(f"pdsim.study.questions.{name.replace('-', '_')}").QUESTION
+    return found

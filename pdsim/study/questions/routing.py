@@ -1,9 +1,8 @@
 """Which instance should a prompt go to?"""
 
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.compared import others_against
 from pdsim.study.questions.question import Arm, Question, Verdict
-from pdsim.study.questions.study import Study
+from pdsim.study.questions.study import Study, others_against
 from pdsim.study.questions.words import milliseconds, spread
 
 _POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
@@ -21,7 +20,7 @@ def verdict(study: Study) -> Verdict:
     instances = study.base.scenario.pair.prefill.instances
     notes = [_hits(study)]
     if instances == 1:
-        notes.insert(0, "There is one prefill instance: nothing to choose. Ask with more --gpus.")
+        notes.insert(0, "There is one prefill instance: nothing to choose. Ask with --set prefill.instances=4.")
     return Verdict(best, f"Route by {best}", "; ".join([text, *found]) + ".", notes)
 
 
@@ -36,5 +35,12 @@ QUESTION = Question(
     columns=("attained", "goodput", "ttft", "tail_ttft", "prefill_hits", "rate"),
     arms=arms,
     verdict=verdict,
-    defaults={"gpus": 8, "prefix_tokens": 4096, "input_tokens": "1024"},
+    starter={
+        "prefill.instances": 4,
+        "decode.instances": 4,
+        "workload.use": "prefix_pool",
+        "workload.num_prefixes": 20,
+        "workload.prefix_tokens": 4096,
+        "workload.input_tokens": {"use": "uniform", "low": 819, "high": 1229},
+    },
 )

@@ -1,16 +1,16 @@
 """Runs the arms of a question as a sweep: each with the same requests, as often as there are seeds."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.interval import Estimate, estimate
-from pdsim.study.questions.asked import Asked
-from pdsim.study.questions.base import Base
+from pdsim.study.questions.base import AskOptions, Base
 from pdsim.study.questions.question import Arm
+from pdsim.study.questions.words import is_told_apart, times
 from pdsim.study.result import PointResult
 from pdsim.study.running import Progress, sweep
 from pdsim.study.sweep_file import SloSettings
@@ -24,10 +24,17 @@ class Study:
     """Arms and their results, as far as they have been run."""
 
     def __init__(
-        self, base: Base, asked: Asked, folder: Path, *, num_seeds: int, jobs: int | None, progress: Progress | None
+        self,
+        base: Base,
+        options: AskOptions,
+        folder: Path,
+        *,
+        num_seeds: int,
+        jobs: int | None,
+        progress: Progress | None,
     ) -> None:
         self.base = base
-        self.asked = asked
+        self.options = options
         self.arms: list[Arm] = []
         self.warnings: list[str] = []
         """What of the arms lies outside what was measured."""
@@ -36,7 +43,7 @@ class Study:
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
         self._jobs = jobs
         self._progress = progress
-        self._slo = {"ttft": f"{asked.ttft_ms} ms", "tpot": f"{asked.tpot_ms} ms", "attainment": asked.attainment}
+        self._slo = {"ttft": f"{options.ttft_ms} ms", "tpot": f"{options.tpot_ms} ms", "attainment": options.attainment}
         self.slo = SloSettings.model_validate(self._slo)
 
     def run(self, arms: Iterable[Arm]) -> None:
@@ -142,6 +149,19 @@ class Study:
     def goodput_ratio(self, label: str, other: str) -> Estimate:
         pairs = zip(self[label].replications, self[other].replications, strict=True)
         return _ratio((a.slos[SLO].goodput_per_gpu, b.slos[SLO].goodput_per_gpu) for a, b in pairs)
+
+
+def others_against(study: Study, best: str, others: Sequence[str], field: str, what: str) -> list[str]:
+    """Which of the others cannot be told apart from the best, and how many times as much each other one has.
+
+    One that misses the SLO, which the best meets, is told apart by that.
+    """
+    steady = study.steady(others)
+    ratios = {label: study.ratio(label, best, field) for label in steady if best in study.steady([best])}
+    equal = [label for label in ratios if not is_told_apart(ratios[label]) and study.meets(label) == study.meets(best)]
+    found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
+    found += [f"with {label} {what} is {times(ratios[label])} that" for label in ratios if label not in equal]
+    return found + [f"{label} is saturated" for label in others if label not in steady]
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:

@@ -1,9 +1,8 @@
 """Which transport should carry KV, and how fast must its link be?"""
 
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.compared import others_against
 from pdsim.study.questions.question import Arm, Question, Verdict
-from pdsim.study.questions.study import Study
+from pdsim.study.questions.study import Study, others_against
 from pdsim.study.questions.words import milliseconds, number, percent
 
 _ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cuda-ipc")

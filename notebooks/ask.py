@@ -1,20 +1,21 @@
 # %% [markdown]
-# # How much load does the cluster take within the SLO?
+# # How many of the GPUs should prefill?
 #
-# **Compared.** All requests at once, then Poisson arrivals at half up to 95 % of what was served then; two more rates
-# between the last that meets the SLO and the first that does not.
+# **Compared.** Every split of the GPUs.
 #
-# `asked` has the flags of `pdsim ask capacity`, with underscores, such as
-# `{"gpus": 8, "input_tokens": "2000-8000", "changes": ["page_size=16"]}`. What is not in it has its default; the first
-# line of the answer says what it is about.
+# `name`, `scenario` and `options` are those of `pdsim ask`: another question, a scenario file of yours, and its flags,
+# with underscores, such as `{"trace": "mine.csv", "changes": ["page_size=16"], "ttft_ms": 500}`. The first line of the
+# answer says what it is about.
 
 # %%
 # %matplotlib inline
 from pdsim import ask
 from pdsim.metrics.plots import overview
 
-asked = {}
-answer = ask("capacity", **asked)
+name = "pd-ratio"
+scenario = None
+options = {}
+answer = ask(name, scenario, **options)
 answer
 
 # %% [markdown]
@@ -48,8 +49,9 @@ overview(answer.run.records)
 # %% [markdown]
 # ## Ask again
 #
-# Any flag may be another one. Does the answer hold with 16 requests at a time, and users who expect a TTFT of 500 ms?
+# Does the answer hold with 16 requests at a time, and users who expect a TTFT of 500 ms?
 
 # %%
-again = ask("capacity", **asked | {"rate": None, "concurrency": 16, "ttft_ms": 500})
+changes = [*options.get("changes", []), "client={use: closed_loop, concurrency: 16}"]
+again = ask(name, scenario, **options | {"changes": changes, "ttft_ms": 500})
 again
