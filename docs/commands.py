@@ -3,6 +3,7 @@
 # ruff: noqa: INP001  a script
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from cyclopts import App
@@ -14,22 +15,32 @@ PAGE = Path(__file__).parent / "cli.md"
 HEAD = """\
 # Commands
 
-What `--help` says, of every command; `python docs/commands.py` writes this page. What commands print as JSON:
-[metrics](metrics.md#json-of-commands). Exit codes: [scenario files](scenario.md#errors), [sweeps](sweeps.md).
+The text of `--help`; `python docs/commands.py` writes this page. [Metrics](metrics.md#json-of-commands) has the JSON
+that commands print, [scenario files](scenario.md#errors) the exit codes.
 
 """
+SHARED_BY = 4
+"""Flags with the same text in this many commands are listed once."""
 
 
 def page() -> str:
-    return HEAD + "\n".join(_reference(app) for app in (pdsim, pdreal))
+    texts = [_reference(app) for app in (pdsim, pdreal)]
+    counts = Counter(re.findall(r"^\* `--.*\n", "".join(texts), re.MULTILINE))
+    shared = [line for line, count in counts.items() if count >= SHARED_BY]
+    for line in shared:
+        texts = [text.replace(line, "") for text in texts]
+    texts = [re.sub(r"\*\*Parameters\*\*:\n\n(?!\*)", "", text).strip() + "\n" for text in texts]
+    parts = [HEAD, "Flags of several commands:\n\n", *shared, "\n", "\n".join(texts)]
+    return "".join(parts).replace(" *[default: False]*", "")
 
 
 def _reference(app: App) -> str:
-    """Without the table of contents, which repeats the list of commands, and usage, which names who runs this."""
-    text = app.generate_docs(output_format="markdown", heading_level=2)
+    """Descriptions and flags. The list of commands repeats their descriptions, and usage repeats their names."""
+    text = app.generate_docs(output_format="markdown", heading_level=2) + "\n"
     text = re.sub(r"^#+ Table of Contents\n.*?(?=^\*\*Commands)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\*.*\n)+\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^```console\n.*?^```\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE).strip() + "\n"
+    return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def field_default(field) -> str:
 
 @pytest.mark.parametrize("heading", BY_FIELD)
 def test_every_field_of_a_section_is_documented_with_its_default(heading):
-    documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[heading])}
+    shared = table(SCENARIO["Instances"]) if heading in {"prefill", "decode", "aggregated"} else []
+    documented = {plain(row[0]): plain(row[2]) for row in [*shared, *table(SCENARIO[heading])]}
     assert documented == {name: field_default(field) for name, field in BY_FIELD[heading].model_fields.items()}
 
 
@@ -103,6 +104,9 @@ def test_every_component_of_a_table_is_documented_with_its_defaults(heading):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_other_component_is_documented_with_its_defaults(name):
     documented = {plain(row[0]): plain(row[2]) for row in table(SCENARIO[name])}
+    if "path" in settings(BY_NAME[name]):
+        shared = {plain(row[0]): plain(row[2]) for row in table(SCENARIO["Workloads"])}
+        documented |= {key: default for key, default in shared.items() if key in settings(BY_NAME[name])}
     of_base = settings(BY_NAME[GOES_ON_FROM[name]]) if name in GOES_ON_FROM else {}
     assert documented | of_base == settings(BY_NAME[name])
 
@@ -124,7 +128,7 @@ def test_every_transport_is_documented_with_its_constants():
     def duration(ns):
         return f"{ns / 1e6:g} ms" if ns >= 1e6 else f"{ns / 1e3:g} us"
 
-    documented = [tuple(map(plain, row[:-1])) for row in table(SCENARIO["Transports"])]
+    documented = [tuple(map(plain, row)) for row in table(SCENARIO["Transports"])]
     assert documented == [
         (
             name,

@@ -1,8 +1,9 @@
 """How a copy is cut into programs.
 
-Measured on an H200 over tile sizes, warps, planes per program, orders of programs and cache hints (docs/kernels.md): a
-program of one plane with 16 or 32 bytes per thread, everything marked to leave L2 first, is the best or within 1 % of
-it at every length, row and page size. Many small programs hide latency better than few large ones.
+Measured on an H200 over tile sizes, warps, planes per program, orders of programs and cache hints
+(kernels/measured.md): a program of one plane with 16 or 32 bytes per thread, everything marked to leave L2 first, is
+the best or within 1 % of it at every length, row and page size. Many small programs hide latency better than few large
+ones.
 """
 
 from dataclasses import dataclass
