@@ -228,9 +228,9 @@ def asked():
 @pytest.mark.parametrize("line", list(asked()))
 def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
     """Cut short: answers and their numbers are other ones."""
-    words = shlex.split(re.sub(r"(--requests|--seeds) \d+", "", line), comments=True)[1:]
+    words = shlex.split(re.sub(r"--seeds \d+", "", line), comments=True)[1:]
     if len(words) > 1:
-        words += ["--requests", "16", "--seeds", "1", "--jobs", "1"]
+        words += ["--set", "workload.num_requests=16", "--seeds", "1", "--jobs", "1"]
     with suppress(SystemExit):
         main(words)
     captured = capsys.readouterr()

@@ -14,7 +14,7 @@ def ask(
     scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter of four H200].")] = None,
     /,
     *,
-    options: Annotated[AskOptions, Parameter(name="*")] = AskOptions(),  # noqa: B008  it is frozen
+    options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
