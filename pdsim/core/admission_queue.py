@@ -9,9 +9,9 @@ retracted     ran, and gave its pages back                             resume_ne
 from collections import deque
 from dataclasses import dataclass
 
+from pdsim.core.deadlines import LateRequests
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.late import LateRequests
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send
 from pdsim.core.running_batch import RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted

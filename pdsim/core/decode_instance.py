@@ -51,11 +51,10 @@ from pdsim.core.messages import (
     Tell,
     Wait,
     Woken,
+    receiver_of,
 )
-from pdsim.core.names import receiver_of
 from pdsim.core.releases import Releases, Releasing
-from pdsim.core.running_batch import RunningBatch
-from pdsim.core.speculative_batch import Speculation, running_batch
+from pdsim.core.running_batch import RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = Wait()

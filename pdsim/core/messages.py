@@ -397,3 +397,11 @@ class Wait(NamedTuple):
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 
     until_ns: int | None = None
+
+
+def sender_of(prefill_id: str) -> str:
+    return f"{prefill_id}.sender"
+
+
+def receiver_of(decode_id: str) -> str:
+    return f"{decode_id}.receiver"

@@ -8,7 +8,7 @@ parked         computed before decode has granted pages               -> PromptC
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
 
-Grants that are late, early, or not to come: grants.py.
+Grants that are late, early, or not to come: bootstrap_queue.py.
 
 A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
 nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.agreement import RankAgreement
+from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
-from pdsim.core.grants import Grants
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
@@ -47,9 +47,8 @@ from pdsim.core.messages import (
     Tell,
     Wait,
     Woken,
+    sender_of,
 )
-from pdsim.core.names import sender_of
-from pdsim.core.prefill_request import PrefillRequest
 from pdsim.core.send_planner import SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
@@ -102,7 +101,7 @@ class PrefillInstance:
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
         )
-        self._grants = Grants(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
+        self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
         """Optimistic ones that have given way: they wait for their grant with nothing in hand."""
         self._down: set[str] = set()
@@ -120,14 +119,14 @@ class PrefillInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        self._grants.refused.at(now_ns)
+        self._bootstrap.refused.at(now_ns)
         match message:
             case NewRequest():
                 return self._on_new_request(message, now_ns)
             case KvGranted():
-                if request := self._grants.ungranted.pop(message.request_id, None):
+                if request := self._bootstrap.ungranted.pop(message.request_id, None):
                     return self._grant(request, message, now_ns)
-                return self._grants.keep(message, now_ns)
+                return self._bootstrap.keep(message, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
             case RankSaw():
@@ -207,9 +206,9 @@ class PrefillInstance:
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        queued = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
+        queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
-        return [*(request.request_id for request in queued), *self._grants.early, *held, *self._agreement.held]
+        return [*(request.request_id for request in queued), *self._bootstrap.early, *held, *self._agreement.held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
@@ -229,8 +228,8 @@ class PrefillInstance:
 
     def waiting_for(self) -> list[str]:
         where = self.instance_id
-        bootstrapping = [request.request_id for request in self._grants.bootstrapping]
-        parked = [i for i in self.sending if i in self._grants.ungranted]
+        bootstrapping = [request.request_id for request in self._bootstrap.bootstrapping]
+        parked = [i for i in self.sending if i in self._bootstrap.ungranted]
         ungranted = [*bootstrapping, *self._set_aside, *parked]
         lines = [f"{where}: request {i} waits for decode to grant pages" for i in ungranted]
         lines += [f"{where}: request {r.request_id} waits for a first-token slot" for r in self.granted]
@@ -243,21 +242,21 @@ class PrefillInstance:
     # Arriving and leaving.
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        if message.request_id in self._grants.refused or message.decode_id in self._down:
+        if message.request_id in self._bootstrap.refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:
             capacity = self.cache.pool.num_pages * self.page_size
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            self._grants.refuse(message.request_id)
+            self._bootstrap.refuse(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         request = PrefillRequest(message.request_id, message.arrival_ns, message.prompt, num_tokens, message.decode_id)
-        if early := self._grants.early.pop(request.request_id, None):
+        if early := self._bootstrap.early.pop(request.request_id, None):
             return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:
             request.num_attempts = 1
             self.granted.append(request)
-        return self._grants.expect(request, now_ns)
+        return self._bootstrap.expect(request, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: KvGranted, now_ns: int) -> list[Command]:
         """An optimistic one may be begun already, or computed."""
@@ -311,7 +310,7 @@ class PrefillInstance:
 
     def _in_the_way(self) -> int | None:
         """The youngest of the parked, if nothing moves before one of them goes: SGLang would wait for a timeout."""
-        ungranted = self._grants.ungranted.keys()
+        ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
 
@@ -333,7 +332,7 @@ class PrefillInstance:
 
     def _give_up(self, request_id: int) -> list[Command]:
         """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
-        ungranted = self._grants.refuse(request_id)
+        ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
             self._builder.stop(request)
@@ -370,7 +369,7 @@ class PrefillInstance:
     def _on_decode_down(self, down: PeerDown) -> list[Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
-        waiting = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
+        waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         here = [*waiting, *self.holding(), *self._set_aside.values()]
         lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
@@ -378,14 +377,14 @@ class PrefillInstance:
     def _on_abort(self, request_id: int) -> list[Command]:
         if request_id in self._builder.begun or request_id in self.sending:
             return self._give_up(request_id)
-        if request := self._grants.ungranted.pop(request_id, None):
+        if request := self._bootstrap.ungranted.pop(request_id, None):
             return self._give_up_ungranted(request)
-        self._grants.refuse(request_id)
+        self._bootstrap.refuse(request_id)
         return []
 
     def _expire(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
-        for request in self._grants.expired(now_ns, commands):
+        for request in self._bootstrap.expired(now_ns, commands):
             reason = f"{request.decode_id} granted no pages in time"
             commands.append(Send(request.decode_id, Abort(request.request_id, reason, retryable=True)))
             commands += self._give_up_ungranted(request)

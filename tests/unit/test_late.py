@@ -1,6 +1,6 @@
 """Requests that have ended are remembered for as long as messages of them may come, and no longer."""
 
-from pdsim.core.late import KEPT_NS, LateRequests
+from pdsim.core.deadlines import KEPT_NS, LateRequests
 
 
 def test_a_request_is_forgotten_when_no_message_of_it_can_come_any_more():

@@ -34,9 +34,8 @@ from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.policy.eviction import LeastRecentlyUsed
-from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick
-from pdsim.policy.transfer import EveryChunk, WholePrompt
 
 
 def instance(num_pages=100, page=4, policy=None, transfer=None, layer_groups=0, **limits) -> PrefillInstance:
