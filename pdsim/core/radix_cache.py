@@ -3,7 +3,7 @@
 A node is
   protected   locked by requests that use it, itself or below it
   evictable   locked by nobody
-and its pages go back to the pool when it is evicted, leaves first.
+and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
 from collections.abc import Hashable, Sequence

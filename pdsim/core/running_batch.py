@@ -3,6 +3,7 @@
 All run the same number of steps, so nothing is kept per request and step: a request remembers what it had when it
 joined, and its phase, which says in which steps it opens a new page:
   it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
+Law: tests/laws/test_decode_steps.py.
 """
 
 from collections.abc import Iterator, Sequence
