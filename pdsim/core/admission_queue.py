@@ -27,18 +27,18 @@ class DecodeRequest(RunningRequest):
 
 
 class AdmissionQueue:
-    """Of one decode instance."""
+    """Requests of one decode instance that wait for pages."""
 
     def __init__(self, decode_id: str, cache: KvCache, policy: AdmissionPolicy, *, grants_computed_only: bool) -> None:
         self.queued: deque[DecodeRequest] = deque()
         self.uncomputed: dict[int, DecodeRequest] = {}
         self.retracted: dict[int, DecodeRequest] = {}
         self.blocked_by = ""
-        """What the head of the queue lacked when last asked for: "slots", "pages", or nothing."""
+        """Lacking to the head of the queue when last asked: "slots", "pages", or nothing."""
         self.ask_again_steps = FOREVER
         """After how many steps, if nothing else happens, the answer may be another."""
         self._computed_early = LateRequests()
-        """Before their NewRequest came."""
+        """PromptComputed came before NewRequest."""
         self._refused = LateRequests()
         """Requests that one side will not serve, and why."""
         self._down: set[str] = set()

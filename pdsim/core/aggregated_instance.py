@@ -39,7 +39,7 @@ from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
 MAX_ESTIMATED_TOKENS = 4096
-"""Of the output that a request may still produce: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
+"""Limit of the output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
 INITIAL = 0.7
 """SGLANG_INIT_NEW_TOKEN_RATIO"""
@@ -55,7 +55,7 @@ _FOREVER = 1 << 62
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedLimits:
-    """What bounds one forward and the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the instance as a whole, by SGLang's names."""
 
     max_running_requests: int
     chunked_prefill_tokens: int | None
@@ -70,7 +70,7 @@ class AggregatedLimits:
     speculation: Speculation | None = None
     """None: each decode step gives each request one token."""
     waiting_timeout_ns: int | None = None
-    """From a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
+    """Time from a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class NewTokenRatio:
         self._start, self._start_step = self._initial, num_steps
 
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
-        """What those that still run have of their longest outputs; the step that follows does not lower it."""
+        """Set it to the produced part of longest outputs of those that still run; the next step does not lower it."""
         outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
         self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))
         self._start_step = num_steps + 1
@@ -145,13 +145,13 @@ class AggregatedInstance:
             max_prefill_tokens=limits.max_prefill_tokens,
         )
         self._retracted: dict[int, AggregatedRequest] = {}
-        """Until their KV is there again."""
+        """Requests whose KV is not there again yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns)
         self._num_prefill_steps = 0
         self._blocked_by = ""
-        """What the first prompt lacked that could not be begun: none is tried again before a request leaves the batch
+        """Lacking to the first prompt that could not be begun: none is tried again before a request leaves the batch
         (SGLang's batch_is_full)."""
 
     # What a preemption policy sees.
@@ -327,7 +327,7 @@ class AggregatedInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """What was computed of it stays in the prefix cache. Unknown if it was lost with an earlier life."""
+        """Drop a request; its computed pages stay cached. It is unknown if it was lost with an earlier life."""
         if request := self._builder.begun.pop(request_id, None):
             self._builder.stop(request)
             self.cache.drop(request.lease)

@@ -28,9 +28,9 @@ class PrefillRequest:
     num_computed_tokens: int = 0
     given_up: bool = False
     gives_way: bool = False
-    """As soon as no forward computes it."""
+    """It will, as soon as no forward computes it."""
     num_attempts: int = 0
-    """To compute it before its grant, this one included."""
+    """Attempts to compute it before its grant, this one included."""
     ends_with_first_token: bool = False
     """Known of a parked one."""
 
@@ -71,7 +71,7 @@ class BootstrapQueue:
     def __init__(self, prefill_id: str, *, timeout_ns: int | None) -> None:
         """timeout_ns: how long a request may wait for its grant, and a grant for its request."""
         self.ungranted: dict[int, PrefillRequest] = {}
-        """In whatever state: optimistic ones may be computed."""
+        """Requests in any state: optimistic ones may be computed."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
         self._deadlines = Deadlines(prefill_id, timeout_ns)

@@ -18,7 +18,7 @@ class Deadlines:
         self._timeout_ns = timeout_ns
         self._due: deque[tuple[int, int]] = deque()
         self._woken_ns = -1
-        """For when the last alarm was set."""
+        """Time of the last alarm that was set."""
 
     def add(self, request_id: int, now_ns: int) -> list[Command]:
         if self._timeout_ns is None:
@@ -51,7 +51,7 @@ class LateRequests:
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[int, str]] = {}
-        """Until when, and why; those that go first are first."""
+        """Time until which it is kept, and why; ordered by time."""
         self._now_ns = 0
 
     def at(self, now_ns: int) -> None:

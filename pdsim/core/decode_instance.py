@@ -62,15 +62,15 @@ _WAIT = Wait()
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeLimits:
-    """What bounds a decode instance, by SGLang's names."""
+    """Limits of a decode instance, by SGLang's names."""
 
     max_running_requests: int
     extra_slots: int = 0
     """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
     waiting_timeout_ns: int | None = None
-    """From the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    """Time from the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
-    """How long pages are kept for a writer that does not say that it is done."""
+    """Time for which pages are kept for a writer that does not say that it is done."""
     polling_interval_steps: int = 1
     """Between two looks at queue and transfers, while anything runs (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
@@ -107,7 +107,7 @@ class DecodeInstance:
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
         self._arrived: set[int] = set()
-        """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
+        """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
         self._agreement = RankAgreement()
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
@@ -181,7 +181,7 @@ class DecodeInstance:
         return []
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
-        """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
+        """Act in SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
         if self._times_out:
@@ -261,7 +261,7 @@ class DecodeInstance:
         return self.queue.ask_again_steps
 
     def _steps_to_poll(self) -> int:
-        """Until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
+        """Steps until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
         return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
     def _resume(self, commands: list[Command]) -> None:
@@ -323,7 +323,7 @@ class DecodeInstance:
         return []
 
     def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
-        """What it has not sent will not come. If it is back, it may be sending for requests of its new life."""
+        """Fail what it has not sent. If it is back, it may be sending for requests of its new life."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
@@ -357,7 +357,7 @@ class DecodeInstance:
         return []
 
     def _collect_arrived(self, commands: list[Command]) -> None:
-        """In order of admission. Spans of the staging ring come back only now."""
+        """Make arrived requests ready, in order of admission. Spans of the staging ring come back only now."""
         if self._scattered:
             commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
             self._scattered = []

@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 62
 
 
 class Prompt(Protocol):
-    """What a builder needs to know of a request."""
+    """A request as a builder sees it."""
 
     request_id: int
     arrival_ns: int
@@ -28,12 +28,12 @@ class Prompt(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """To be computed or found in the cache: the prompt, and outputs that were lost if there are such."""
+        """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
         ...
 
     @property
     def num_growth_tokens(self) -> int:
-        """How many more it may come to hold."""
+        """Tokens that it may come to hold beyond these."""
         ...
 
 
@@ -41,7 +41,7 @@ PromptT = TypeVar("PromptT", bound=Prompt)
 
 
 class Room(NamedTuple):
-    """What prompts that are begun now may take."""
+    """Slots and tokens for prompts that are begun now."""
 
     num_slots: int
     reserved_tokens: int
@@ -53,12 +53,12 @@ class Forward(NamedTuple):
     hold_until_ns: int | None = None
     """The policy begins nothing before."""
     blocked_by: str = ""
-    """What the first prompt lacked that was not begun: "slots", "pages", or nothing."""
+    """Lacking to the first prompt that was not begun: "slots", "pages", or nothing."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of one forward while it is being filled."""
+    """Room left in one forward while it is being filled."""
 
     chunk_tokens: int
     prefill_tokens: int
@@ -111,7 +111,7 @@ class ForwardBuilder(Generic[PromptT]):
 
     @property
     def partial(self) -> PromptT | None:
-        """Of those begun, the one with tokens that no forward has yet."""
+        """The begun prompt with tokens that no forward has yet."""
         return self._partial
 
     def enqueue(self, request: PromptT, *, first: bool = False) -> None:

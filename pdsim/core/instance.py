@@ -12,7 +12,7 @@ class PolicyError(ValueError):
 
 
 class Levels(NamedTuple):
-    """How full an instance is and what waits in it."""
+    """Occupancy of an instance and what waits in it."""
 
     num_used_pages: int
     """Held by requests, alone or through the prefix cache."""
@@ -27,7 +27,7 @@ class Levels(NamedTuple):
     """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
     num_retracted: int
     blocked_by: str
-    """What keeps the head of the queue out: "slots", "pages", or nothing."""
+    """Lacking to the head of the queue: "slots", "pages", or nothing."""
 
 
 class Instance(Protocol):

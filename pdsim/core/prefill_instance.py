@@ -57,7 +57,7 @@ _WAIT = Wait()
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillLimits:
-    """What bounds one forward and the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the instance as a whole, by SGLang's names."""
 
     max_running_requests: int
     """Requests between their first chunk and the end of their transfer."""
@@ -68,9 +68,9 @@ class PrefillLimits:
     overlap: bool = True
     """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
     bootstrap_timeout_ns: int | None = None
-    """From a request's arrival here until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Time from a request's arrival until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     optimistic_attempts: int = 0
-    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
+    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
 
     @property
     def max_first_tokens(self) -> int:
@@ -275,7 +275,7 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """In order of arrival, optimistic ones too, as many as there are slots for their first tokens."""
+        """Enqueue by arrival, optimistic ones too, as many as there are slots for their first tokens."""
         held = len(self._builder.waiting) + len(self._builder.begun) + len(self.sending)
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
@@ -331,7 +331,7 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[Command]:
-        """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
+        """Give a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
         ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
@@ -341,7 +341,7 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[Command]:
-        """Of one that waits for its grant, nothing is to be stopped."""
+        """Give up a request without a grant: only an optimistic one has anything to stop."""
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
@@ -356,7 +356,7 @@ class PrefillInstance:
         return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[Command]:
-        """As soon as no forward computes it."""
+        """Stop sending as soon as no forward computes it."""
         if request.is_in_forward:
             return []
         self._builder.begun.pop(request.request_id, None)

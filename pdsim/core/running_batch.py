@@ -20,7 +20,7 @@ from pdsim.policy.views import DecodeView, TokenSequence
 
 @dataclass(slots=True)
 class RunningRequest:
-    """What a batch knows of a request."""
+    """A request as a batch sees it."""
 
     request_id: int
     arrival_ns: int
@@ -46,11 +46,11 @@ class RunningBatch(Generic[Request]):
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
-        """Of all requests together."""
+        """Sum over all requests."""
         self.num_written_tokens = 1
-        """By each request in one step."""
+        """Tokens of KV that each request writes in one step."""
         self.num_ahead_tokens = 1
-        """For which a request needs pages before a step, beyond its KV."""
+        """Tokens beyond its KV for which a request needs pages before a step."""
         self._cache = cache
         self._page_size = cache.page_size
         self._num_shared_pages = 0
@@ -59,11 +59,11 @@ class RunningBatch(Generic[Request]):
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
         """Leases by request, in the order in which they joined."""
         self._joined: list[int] = []
-        """Since the last step, as are those that left without an end."""
+        """Requests that joined since the last step; _left: those that left without an end."""
         self._left: list[int] = []
 
     def requests(self) -> list[Request]:
-        """In the order in which they joined, their lengths up to date."""
+        """Requests in the order in which they joined, their lengths up to date."""
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
@@ -137,7 +137,7 @@ class RunningBatch(Generic[Request]):
         self.num_kv_tokens += num_steps * self.num_requests
 
     def _max_steps(self) -> int:
-        """In page_size steps each request opens one page: that says how long the pages last."""
+        """Steps for which the free pages last: in page_size steps each request opens one."""
         return 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
 
     def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
@@ -208,10 +208,10 @@ class RunningBatch(Generic[Request]):
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
     draft_tokens: int
-    """That a step verifies of each request, its last token among them (--speculative-num-draft-tokens)."""
+    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens)."""
     reserved_steps: int = 2
-    """For whose draft tokens a request has pages. SGLang's overlap schedule needs 2: it begins a step before it knows
-    what the last one accepted."""
+    """Steps for whose draft tokens a request has pages. SGLang's overlap schedule needs 2: it begins a step before it
+    knows what the last one accepted."""
 
     @property
     def num_ahead_tokens(self) -> int:
@@ -238,7 +238,7 @@ class SpeculativeBatch(RunningBatch[Request]):
         self.num_kv_tokens += sum(result.num_tokens)
 
     def _lacking_pages(self) -> list[int]:
-        """Of each request, in order: pages that the next step needs beyond those it has."""
+        """Pages that each request, in order, needs for the next step beyond those it has."""
         return [
             max(0, -(-(request.num_kv_tokens + self.num_ahead_tokens) // self._page_size) - len(request.lease.table))
             for request in self._requests.values()

@@ -9,7 +9,7 @@ from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 @dataclass
 class FirstComeFirstServed:
-    """In the order in which decode granted them (SGLang's fcfs)."""
+    """Keeps the order in which decode granted them (SGLang's fcfs)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)

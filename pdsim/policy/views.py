@@ -1,6 +1,6 @@
-"""What a policy may see.
+"""Read-only views: all that a policy may see.
 
-Views are read-only Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
+They are Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
 Ground truth that a real system cannot know (the output length, the exact duration of a step) is in no view.
 """
 
@@ -19,11 +19,7 @@ class TokenSequence(Protocol):
         ...
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """How many tokens from `start` equal those of `other` from `other_start`."""
-        ...
-
-    def head(self, num_tokens: int) -> "TokenSequence":
-        """The first num_tokens tokens."""
+        """Count the tokens from `start` that equal those of `other` from `other_start`."""
         ...
 
     def then(self, other: Any) -> "TokenSequence":
@@ -53,7 +49,7 @@ class PrefillView(Protocol):
     def page_size(self) -> int: ...
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """In the order in which decode granted them; aggregated, in which they came or were retracted."""
+        """Ordered as decode granted them; aggregated: as they came or were retracted."""
         ...
 
     @property
@@ -62,7 +58,7 @@ class PrefillView(Protocol):
         ...
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        """How much of the prompt the prefix cache holds now. Costs a tree walk."""
+        """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
         ...
 
 
@@ -118,7 +114,7 @@ class DecodeView(Protocol):
 
     @property
     def num_ahead_tokens(self) -> int:
-        """For which a running request needs pages beyond its KV: 1, or more with speculative decoding."""
+        """Tokens beyond its KV for which a running request needs pages: 1, or more with speculative decoding."""
         ...
 
     @property
@@ -128,12 +124,12 @@ class DecodeView(Protocol):
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
-        """What runs, in batch order. Costs time in proportion to the batch."""
+        """Running requests in batch order. Costs time in proportion to the batch."""
         ...
 
     @property
     def active(self) -> Collection[QueuedDecode]:
-        """What runs, is ready to run, or waits for its KV. Costs time in proportion to their number."""
+        """Requests that run, are ready to run, or wait for their KV. Costs time in proportion to their number."""
         ...
 
     @property
@@ -148,11 +144,11 @@ class Candidate:
     num_tokens: int
     """Tokens whose KV the decode instance must hold before the request can run."""
     num_cached_tokens: int
-    """Of these, what the decode prefix cache holds."""
+    """Those of them that the decode prefix cache holds."""
     num_new_pages: int
     """Pages to allocate for the rest."""
     resumes: bool = False
-    """Whether it was retracted earlier and comes back."""
+    """True for a retracted request that comes back."""
 
 
 class CachedLeaf(Protocol):
@@ -206,5 +202,5 @@ class RoutingView(Protocol):
         ...
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """How much of the prompt was routed to this instance before, as far as the router remembers."""
+        """Prompt tokens that were routed to this instance before, as far as the router remembers."""
         ...

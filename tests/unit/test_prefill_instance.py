@@ -208,7 +208,7 @@ def test_prompts_of_one_batch_do_not_share():
     for i in (1, 2):
         arrive(p, i, Spans([(7, 0, 16), (i, 0, 4)]))
     assert forward(p)[0] == [(1, 0, 20), (2, 0, 20)]
-    assert p.cache.prefix_cache.num_protected_pages == 6
+    assert p.cache.levels()[0] == 6
 
 
 def test_overlap_chooses_the_next_forward_before_it_sees_the_last():
