@@ -64,7 +64,7 @@ class AdmissionQueue:
         if message.prefill_id in self._down:
             return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
         num_tokens = len(message.prompt)
-        if num_tokens > (capacity := self._cache.pool.num_pages * self._cache.page_size):
+        if num_tokens > (capacity := self._cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self._decode_id}"
             self._refused.add(message.request_id, reason)
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]

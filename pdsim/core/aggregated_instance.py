@@ -34,7 +34,7 @@ from pdsim.core.messages import (
     Wait,
     Woken,
 )
-from pdsim.core.running_batch import RunningBatch, RunningRequest, Speculation, running_batch
+from pdsim.core.running_batch import DecodingInstance, RunningBatch, RunningRequest, Speculation, running_batch
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -118,7 +118,7 @@ class NewTokenRatio:
         self._start_step = num_steps + 1
 
 
-class AggregatedInstance:
+class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     max_steps_in_flight = 1
 
     def __init__(
@@ -157,24 +157,8 @@ class AggregatedInstance:
     # What a preemption policy sees.
 
     @property
-    def num_available_pages(self) -> int:
-        return self.cache.num_available_pages
-
-    @property
     def num_active(self) -> int:
         return self.batch.num_requests
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        return self.batch.num_ahead_tokens
-
-    @property
-    def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + self.batch.num_requests
-
-    @property
-    def running(self) -> list[AggregatedRequest]:
-        return self.batch.requests()
 
     @property
     def active(self) -> list[AggregatedRequest]:
@@ -201,8 +185,8 @@ class AggregatedInstance:
         return []
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        num_tokens, capacity = len(message.prompt), self.cache.pool.num_pages * self.page_size
-        room = capacity - self._whole_pages(num_tokens) - self.page_size - 1
+        num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
+        room = capacity - -(-num_tokens // self.page_size) * self.page_size - self.page_size - 1
         if room < 1:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             return [Failed(message.request_id, reason)]
@@ -317,9 +301,8 @@ class AggregatedInstance:
                 self._builder.enqueue(request)
                 commands.append(Retracted(request.request_id))
             else:
-                capacity = self.cache.pool.num_pages * self.page_size
                 tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                reason = f"{tokens} tokens do not fit the {self.cache.capacity_tokens} tokens of {self.instance_id}"
                 commands.append(Failed(request.request_id, reason))
         if lacked:
             self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
@@ -374,6 +357,3 @@ class AggregatedInstance:
             self._blocked_by = ""  # it was of the batch before
         self.batch.join(request)
         return commands
-
-    def _whole_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) * self.page_size

@@ -54,7 +54,7 @@ from pdsim.core.messages import (
     receiver_of,
 )
 from pdsim.core.releases import Releases, Releasing
-from pdsim.core.running_batch import RunningBatch, Speculation, running_batch
+from pdsim.core.running_batch import DecodingInstance, RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = Wait()
@@ -81,7 +81,7 @@ class DecodeLimits:
     """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
 
-class DecodeInstance:
+class DecodeInstance(DecodingInstance[DecodeRequest]):
     max_steps_in_flight = 1
 
     def __init__(
@@ -118,24 +118,8 @@ class DecodeInstance:
     # What admission and preemption policies see.
 
     @property
-    def num_available_pages(self) -> int:
-        return self.cache.num_available_pages
-
-    @property
     def num_active(self) -> int:
         return self.batch.num_requests + len(self.transferring) + len(self.ready)
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        return self.batch.num_ahead_tokens
-
-    @property
-    def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + self.batch.num_requests
-
-    @property
-    def running(self) -> list[DecodeRequest]:
-        return self.batch.requests()
 
     @property
     def active(self) -> list[DecodeRequest]:
@@ -400,11 +384,8 @@ class DecodeInstance:
     def _outgrown(self, request: DecodeRequest) -> str:
         """Why the last request of the batch does not fit alone."""
         num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-        num_pages = self.cache.pool.num_pages
-        if num_tokens > (capacity := num_pages * self.page_size):
+        if num_tokens > (capacity := self.cache.capacity_tokens):
             return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
         num_held = len({page for other in self.holding() for page in other.lease.table})
-        return (
-            f"{num_tokens} tokens do not fit: requests that do not run hold {num_held} of {num_pages} pages of "
-            f"{self.instance_id}"
-        )
+        held = f"{num_held} of {self.cache.pool.num_pages} pages of {self.instance_id}"
+        return f"{num_tokens} tokens do not fit: requests that do not run hold {held}"

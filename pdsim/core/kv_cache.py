@@ -43,6 +43,10 @@ class KvCache:
         self._keeps_replaced = keeps_replaced
 
     @property
+    def capacity_tokens(self) -> int:
+        return self.pool.num_pages * self.page_size
+
+    @property
     def num_available_pages(self) -> int:
         if self.prefix_cache is None:
             return self.pool.num_free

@@ -257,3 +257,26 @@ class SpeculativeBatch(RunningBatch[Request]):
 
 def running_batch(cache: KvCache, speculation: Speculation | None) -> RunningBatch[Request]:
     return RunningBatch(cache) if speculation is None else SpeculativeBatch(cache, speculation)
+
+
+class DecodingInstance(Generic[Request]):
+    """A decode or an aggregated instance, as far as both show their policies the same."""
+
+    cache: KvCache
+    batch: RunningBatch[Request]
+
+    @property
+    def num_available_pages(self) -> int:
+        return self.cache.num_available_pages
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        return self.batch.num_ahead_tokens
+
+    @property
+    def num_running_tokens(self) -> int:
+        return self.batch.num_kv_tokens + self.batch.num_requests
+
+    @property
+    def running(self) -> list[Request]:
+        return self.batch.requests()

@@ -27,34 +27,43 @@ class TokenSequence(Protocol):
         ...
 
 
-class QueuedPrefill(Protocol):
-    """A prompt that waits for its first prefill chunk."""
+class QueuedRequest(Protocol):
+    """A request in an instance."""
 
     @property
     def request_id(self) -> int: ...
     @property
     def arrival_ns(self) -> int: ...
     @property
-    def prompt(self) -> TokenSequence: ...
-    @property
     def num_prompt_tokens(self) -> int: ...
 
 
-class PrefillView(Protocol):
-    """A prefill or an aggregated instance as a prefill policy sees it."""
+class QueuedPrefill(QueuedRequest, Protocol):
+    """A prompt that waits for its first prefill chunk."""
+
+    @property
+    def prompt(self) -> TokenSequence: ...
+
+
+class InstanceView(Protocol):
+    """An instance as every policy of it sees it."""
 
     @property
     def now_ns(self) -> int: ...
     @property
     def page_size(self) -> int: ...
     @property
-    def waiting(self) -> Collection[QueuedPrefill]:
-        """Ordered as decode granted them; aggregated: as they came or were retracted."""
-        ...
-
-    @property
     def num_available_pages(self) -> int:
         """Free pages, and cached ones that nobody uses."""
+        ...
+
+
+class PrefillView(InstanceView, Protocol):
+    """A prefill or an aggregated instance as a prefill policy sees it."""
+
+    @property
+    def waiting(self) -> Collection[QueuedPrefill]:
+        """Ordered as decode granted them; aggregated: as they came or were retracted."""
         ...
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
@@ -80,32 +89,17 @@ class SendingPrefill(Protocol):
     def num_sent_tokens(self) -> int: ...
 
 
-class QueuedDecode(Protocol):
-    """A request in a decode or an aggregated instance, in whatever state."""
+class QueuedDecode(QueuedRequest, Protocol):
+    """A request in a decode or an aggregated instance, in any state."""
 
-    @property
-    def request_id(self) -> int: ...
-    @property
-    def arrival_ns(self) -> int: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
     @property
     def num_output_tokens(self) -> int: ...
     @property
     def max_output_tokens(self) -> int: ...
 
 
-class DecodeView(Protocol):
+class DecodeView(InstanceView, Protocol):
     """A decode instance as its policies see it, or an aggregated one as its preemption policy does."""
-
-    @property
-    def now_ns(self) -> int: ...
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def num_available_pages(self) -> int:
-        """Free pages, and cached ones that nobody uses."""
-        ...
 
     @property
     def num_active(self) -> int:
