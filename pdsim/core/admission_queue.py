@@ -13,11 +13,9 @@ from pdsim.core.deadlines import LateRequests
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send
-from pdsim.core.running_batch import RunningRequest
+from pdsim.core.running_batch import FOREVER, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
 from pdsim.policy.views import Candidate, DecodeView
-
-FOREVER = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True)

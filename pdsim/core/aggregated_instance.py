@@ -34,7 +34,7 @@ from pdsim.core.messages import (
     Wait,
     Woken,
 )
-from pdsim.core.running_batch import DecodingInstance, RunningBatch, RunningRequest, Speculation, running_batch
+from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, RunningRequest, Speculation, running_batch
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -49,8 +49,6 @@ DECAY_STEPS = 600
 """SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS: from the initial one to the least."""
 RETRACT_STEPS = 20
 """SGLANG_RETRACT_DECODE_STEPS: after a retraction, those that still run are to last so long."""
-
-_FOREVER = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +239,6 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return Levels(
             *self.cache.levels(),
             num_queued=num_queued,
-            num_transferring=0,
-            num_ready=0,
             num_running=len(self._builder.begun) + self.batch.num_requests,
             num_retracted=len(self._retracted),
             blocked_by=self._blocked_by if num_queued else "",
@@ -271,7 +267,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 return Wait(forward.hold_until_ns)
             self._make_room(commands)
             if self.batch.num_requests:
-                return self.batch.step(_FOREVER)
+                return self.batch.step(FOREVER)
 
     def _fill_forward(self) -> Forward:
         forward = self._builder.fill(self.now_ns, self._room())

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pdsim.core.admission_queue import FOREVER, AdmissionQueue, DecodeRequest
+from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
 from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels
@@ -54,7 +54,7 @@ from pdsim.core.messages import (
     receiver_of,
 )
 from pdsim.core.releases import Releases, Releasing
-from pdsim.core.running_batch import DecodingInstance, RunningBatch, Speculation, running_batch
+from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = Wait()

@@ -18,15 +18,15 @@ class Levels(NamedTuple):
     """Held by requests, alone or through the prefix cache."""
     num_evictable_pages: int
     num_free_pages: int
-    num_queued: int
+    num_queued: int = 0
     """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
-    num_transferring: int
-    num_ready: int
+    num_transferring: int = 0
+    num_ready: int = 0
     """Decode: KV complete, no place in the batch."""
-    num_running: int
+    num_running: int = 0
     """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
-    num_retracted: int
-    blocked_by: str
+    num_retracted: int = 0
+    blocked_by: str = ""
     """Lacking to the head of the queue: "slots", "pages", or nothing."""
 
 

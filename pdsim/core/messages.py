@@ -254,37 +254,11 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-Message = (
-    Arrival
-    | NewRequest
-    | KvGranted
-    | PromptComputed
-    | KvArrived
-    | KvSent
-    | RankSaw
-    | TransferUnit
-    | UnitSent
-    | LayersComputed
-    | AskStaging
-    | StagingLent
-    | StagingWatermark
-    | CellWritten
-    | CellScattered
-    | FreeCells
-    | Abort
-    | Cancel
-    | StopSending
-    | TransferFailed
-    | TransferLost
-    | KvLost
-    | Heartbeat
-    | PeerDown
-    | PeerUp
-    | Woken
-    | FlushCache
-    | FirstToken
-    | Outcome
-)
+RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | RankSaw | FirstToken | Outcome
+TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
+StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
+FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
+Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | Woken | FlushCache
 
 
 class Send(NamedTuple):

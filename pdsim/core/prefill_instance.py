@@ -220,9 +220,7 @@ class PrefillInstance:
             *self.cache.levels(),
             num_queued=num_queued,
             num_transferring=len(self.sending),
-            num_ready=0,
             num_running=len(self._builder.begun),
-            num_retracted=0,
             blocked_by=self._blocked_by if num_queued else "",
         )
 

@@ -17,6 +17,9 @@ from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
+FOREVER = 1 << 62
+"""More steps than any run has."""
+
 
 @dataclass(slots=True)
 class RunningRequest:
