@@ -25,4 +25,5 @@ class PromptMemory:
             prefixes = self._prefixes
             end, _ = prefixes.insert(prompt, num_pages * _PAGE_SIZE, range(num_pages), prefixes.root)
             prefixes.touch(end)
-            prefixes.evict(prefixes.num_evictable_pages - self._num_pages)
+            if (num_excess := prefixes.num_evictable_pages - self._num_pages) > 0:
+                prefixes.evict(num_excess)
