@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
-    """While much is made that stays, and the rest is freed at once: searching through it would find nothing."""
+def garbage_collector_off() -> Iterator[None]:
+    """Switch the collector off while much is made that stays: reference counts free the rest at once."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -9,15 +9,13 @@ retracted     ran, and gave its pages back                             resume_ne
 from collections import deque
 from dataclasses import dataclass
 
+from pdsim.core.deadlines import LateRequests
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.late import LateRequests
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send
-from pdsim.core.running_batch import RunningRequest
+from pdsim.core.running_batch import FOREVER, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
 from pdsim.policy.views import Candidate, DecodeView
-
-FOREVER = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,18 +25,18 @@ class DecodeRequest(RunningRequest):
 
 
 class AdmissionQueue:
-    """Of one decode instance."""
+    """Requests of one decode instance that wait for pages."""
 
     def __init__(self, decode_id: str, cache: KvCache, policy: AdmissionPolicy, *, grants_computed_only: bool) -> None:
         self.queued: deque[DecodeRequest] = deque()
         self.uncomputed: dict[int, DecodeRequest] = {}
         self.retracted: dict[int, DecodeRequest] = {}
         self.blocked_by = ""
-        """What the head of the queue lacked when last asked for: "slots", "pages", or nothing."""
+        """Lacking to the head of the queue when last asked: "slots", "pages", or nothing."""
         self.ask_again_steps = FOREVER
         """After how many steps, if nothing else happens, the answer may be another."""
         self._computed_early = LateRequests()
-        """Before their NewRequest came."""
+        """PromptComputed came before NewRequest."""
         self._refused = LateRequests()
         """Requests that one side will not serve, and why."""
         self._down: set[str] = set()
@@ -64,7 +62,7 @@ class AdmissionQueue:
         if message.prefill_id in self._down:
             return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
         num_tokens = len(message.prompt)
-        if num_tokens > (capacity := self._cache.pool.num_pages * self._cache.page_size):
+        if num_tokens > (capacity := self._cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self._decode_id}"
             self._refused.add(message.request_id, reason)
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]

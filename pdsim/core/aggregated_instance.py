@@ -34,21 +34,26 @@ from pdsim.core.messages import (
     Wait,
     Woken,
 )
-from pdsim.core.new_token_ratio import NewTokenRatio
-from pdsim.core.running_batch import RunningBatch, RunningRequest
-from pdsim.core.speculative_batch import Speculation, running_batch
+from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, RunningRequest, Speculation, running_batch
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
 MAX_ESTIMATED_TOKENS = 4096
-"""Of the output that a request may still produce: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
+"""Limit of the output that a request is expected to still produce (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
-_FOREVER = 1 << 62
+INITIAL = 0.7
+"""SGLANG_INIT_NEW_TOKEN_RATIO"""
+LEAST_FACTOR = 0.14
+"""SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR: of the initial one."""
+DECAY_STEPS = 600
+"""SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS: from the initial one to the least."""
+RETRACT_STEPS = 20
+"""SGLANG_RETRACT_DECODE_STEPS: after a retraction, those that still run are to last so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedLimits:
-    """What bounds one forward and the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the instance as a whole, by SGLang's names."""
 
     max_running_requests: int
     chunked_prefill_tokens: int | None
@@ -63,7 +68,7 @@ class AggregatedLimits:
     speculation: Speculation | None = None
     """None: each decode step gives each request one token."""
     waiting_timeout_ns: int | None = None
-    """From a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
+    """Time from a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
 
 
 @dataclass(slots=True)
@@ -82,7 +87,36 @@ class AggregatedRequest(RunningRequest):
         return min(max(self.max_output_tokens - self.num_output_tokens, 0), MAX_ESTIMATED_TOKENS)
 
 
-class AggregatedInstance:
+class NewTokenRatio:
+    """Part of its longest output that a running request is expected to still produce (SGLang's new_token_ratio).
+
+    It falls by an equal amount with every decode step, in closed form: many steps at once are as many single ones.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        """conservativeness: --schedule-conservativeness, a factor of the initial ratio."""
+        self._initial = min(INITIAL * conservativeness, 1.0)
+        self._least = min(self._initial * LEAST_FACTOR, 1.0)
+        self._decay = (self._initial - self._least) / DECAY_STEPS
+        self._start = self._initial
+        self._start_step = 0
+
+    def at(self, num_steps: int) -> float:
+        """After so many decode steps of the instance."""
+        elapsed = num_steps - self._start_step
+        return self._start if elapsed <= 0 else max(self._start - elapsed * self._decay, self._least)
+
+    def on_idle(self, num_steps: int) -> None:
+        self._start, self._start_step = self._initial, num_steps
+
+    def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
+        """Set it to the produced part of longest outputs of those that still run; the next step does not lower it."""
+        outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
+        self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))
+        self._start_step = num_steps + 1
+
+
+class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     max_steps_in_flight = 1
 
     def __init__(
@@ -109,36 +143,20 @@ class AggregatedInstance:
             max_prefill_tokens=limits.max_prefill_tokens,
         )
         self._retracted: dict[int, AggregatedRequest] = {}
-        """Until their KV is there again."""
+        """Requests whose KV is not there again yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns)
         self._num_prefill_steps = 0
         self._blocked_by = ""
-        """What the first prompt lacked that could not be begun: none is tried again before a request leaves the batch
+        """Lacking to the first prompt that could not be begun: none is tried again before a request leaves the batch
         (SGLang's batch_is_full)."""
 
     # What a preemption policy sees.
 
     @property
-    def num_available_pages(self) -> int:
-        return self.cache.num_available_pages
-
-    @property
     def num_active(self) -> int:
         return self.batch.num_requests
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        return self.batch.num_ahead_tokens
-
-    @property
-    def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + self.batch.num_requests
-
-    @property
-    def running(self) -> list[AggregatedRequest]:
-        return self.batch.requests()
 
     @property
     def active(self) -> list[AggregatedRequest]:
@@ -165,8 +183,8 @@ class AggregatedInstance:
         return []
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        num_tokens, capacity = len(message.prompt), self.cache.pool.num_pages * self.page_size
-        room = capacity - self._whole_pages(num_tokens) - self.page_size - 1
+        num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
+        room = capacity - -(-num_tokens // self.page_size) * self.page_size - self.page_size - 1
         if room < 1:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             return [Failed(message.request_id, reason)]
@@ -221,8 +239,6 @@ class AggregatedInstance:
         return Levels(
             *self.cache.levels(),
             num_queued=num_queued,
-            num_transferring=0,
-            num_ready=0,
             num_running=len(self._builder.begun) + self.batch.num_requests,
             num_retracted=len(self._retracted),
             blocked_by=self._blocked_by if num_queued else "",
@@ -251,7 +267,7 @@ class AggregatedInstance:
                 return Wait(forward.hold_until_ns)
             self._make_room(commands)
             if self.batch.num_requests:
-                return self.batch.step(_FOREVER)
+                return self.batch.step(FOREVER)
 
     def _fill_forward(self) -> Forward:
         forward = self._builder.fill(self.now_ns, self._room())
@@ -281,9 +297,8 @@ class AggregatedInstance:
                 self._builder.enqueue(request)
                 commands.append(Retracted(request.request_id))
             else:
-                capacity = self.cache.pool.num_pages * self.page_size
                 tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-                reason = f"{tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
+                reason = f"{tokens} tokens do not fit the {self.cache.capacity_tokens} tokens of {self.instance_id}"
                 commands.append(Failed(request.request_id, reason))
         if lacked:
             self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
@@ -291,7 +306,7 @@ class AggregatedInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """What was computed of it stays in the prefix cache. Unknown if it was lost with an earlier life."""
+        """Drop a request; its computed pages stay cached. It is unknown if it was lost with an earlier life."""
         if request := self._builder.begun.pop(request_id, None):
             self._builder.stop(request)
             self.cache.drop(request.lease)
@@ -338,6 +353,3 @@ class AggregatedInstance:
             self._blocked_by = ""  # it was of the batch before
         self.batch.join(request)
         return commands
-
-    def _whole_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size) * self.page_size

@@ -1,13 +1,16 @@
-"""Requests that something must have come of within a time. All may take equally long: the first in is the first due."""
+"""Requests that are remembered for a time: until something must have come, or until nothing can come any more."""
 
 from collections import deque
 from collections.abc import Callable
 
 from pdsim.core.messages import Command, WakeAt
 
+KEPT_NS = 120_000_000_000
+"""Longer than any message is on its way. SGLang's bootstrap server forgets rooms after this time, too."""
+
 
 class Deadlines:
-    """Asks to be woken for the first that is due; `expired` names those that are."""
+    """Requests with equal timeouts: the first in is the first due. Asks to be woken for it; `expired` names the due."""
 
     def __init__(self, owner: str, timeout_ns: int | None) -> None:
         """Without a timeout nothing is ever due."""
@@ -15,7 +18,7 @@ class Deadlines:
         self._timeout_ns = timeout_ns
         self._due: deque[tuple[int, int]] = deque()
         self._woken_ns = -1
-        """For when the last alarm was set."""
+        """Time of the last alarm that was set."""
 
     def add(self, request_id: int, now_ns: int) -> list[Command]:
         if self._timeout_ns is None:
@@ -41,3 +44,31 @@ class Deadlines:
             return []
         self._woken_ns = self._due[0][0]
         return [WakeAt(self._owner, self._woken_ns)]
+
+
+class LateRequests:
+    """Requests of which messages may still be on their way, though they have ended here or not come yet, and why."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[int, str]] = {}
+        """Time until which it is kept, and why; ordered by time."""
+        self._now_ns = 0
+
+    def at(self, now_ns: int) -> None:
+        """It is now_ns: forget what is older than KEPT_NS."""
+        self._now_ns = now_ns
+        while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
+            del self._kept[next(iter(self._kept))]
+
+    def add(self, request_id: int, why: str = "") -> None:
+        """If it is not remembered already."""
+        self._kept.setdefault(request_id, (self._now_ns + KEPT_NS, why))
+
+    def discard(self, request_id: int) -> None:
+        self._kept.pop(request_id, None)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._kept
+
+    def why(self, request_id: int) -> str:
+        return self._kept[request_id][1]

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pdsim.core.admission_queue import FOREVER, AdmissionQueue, DecodeRequest
+from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
 from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels
@@ -51,11 +51,10 @@ from pdsim.core.messages import (
     Tell,
     Wait,
     Woken,
+    receiver_of,
 )
-from pdsim.core.names import receiver_of
 from pdsim.core.releases import Releases, Releasing
-from pdsim.core.running_batch import RunningBatch
-from pdsim.core.speculative_batch import Speculation, running_batch
+from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 _WAIT = Wait()
@@ -63,15 +62,15 @@ _WAIT = Wait()
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeLimits:
-    """What bounds a decode instance, by SGLang's names."""
+    """Limits of a decode instance, by SGLang's names."""
 
     max_running_requests: int
     extra_slots: int = 0
     """Requests that may wait for their KV beyond those that may run (--disaggregation-decode-extra-slots)."""
     waiting_timeout_ns: int | None = None
-    """From the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
+    """Time from the grant until all KV must have come (SGLANG_DISAGGREGATION_WAITING_TIMEOUT)."""
     release_timeout_ns: int | None = None
-    """How long pages are kept for a writer that does not say that it is done."""
+    """Time for which pages are kept for a writer that does not say that it is done."""
     polling_interval_steps: int = 1
     """Between two looks at queue and transfers, while anything runs (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
@@ -82,7 +81,7 @@ class DecodeLimits:
     """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
 
-class DecodeInstance:
+class DecodeInstance(DecodingInstance[DecodeRequest]):
     max_steps_in_flight = 1
 
     def __init__(
@@ -108,7 +107,7 @@ class DecodeInstance:
         self.transferring: dict[int, DecodeRequest] = {}
         self.ready: deque[DecodeRequest] = deque()
         self._arrived: set[int] = set()
-        """Of those transferring; seen by the next next_step, as are the cells of the staging ring."""
+        """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
         self._agreement = RankAgreement()
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
@@ -119,24 +118,8 @@ class DecodeInstance:
     # What admission and preemption policies see.
 
     @property
-    def num_available_pages(self) -> int:
-        return self.cache.num_available_pages
-
-    @property
     def num_active(self) -> int:
         return self.batch.num_requests + len(self.transferring) + len(self.ready)
-
-    @property
-    def num_ahead_tokens(self) -> int:
-        return self.batch.num_ahead_tokens
-
-    @property
-    def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + self.batch.num_requests
-
-    @property
-    def running(self) -> list[DecodeRequest]:
-        return self.batch.requests()
 
     @property
     def active(self) -> list[DecodeRequest]:
@@ -182,7 +165,7 @@ class DecodeInstance:
         return []
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
-        """In SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
+        """Act in SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
         commands: list[Command] = []
         if self._times_out:
@@ -262,7 +245,7 @@ class DecodeInstance:
         return self.queue.ask_again_steps
 
     def _steps_to_poll(self) -> int:
-        """Until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
+        """Steps until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
         return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
     def _resume(self, commands: list[Command]) -> None:
@@ -324,7 +307,7 @@ class DecodeInstance:
         return []
 
     def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
-        """What it has not sent will not come. If it is back, it may be sending for requests of its new life."""
+        """Fail what it has not sent. If it is back, it may be sending for requests of its new life."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
@@ -358,7 +341,7 @@ class DecodeInstance:
         return []
 
     def _collect_arrived(self, commands: list[Command]) -> None:
-        """In order of admission. Spans of the staging ring come back only now."""
+        """Make arrived requests ready, in order of admission. Spans of the staging ring come back only now."""
         if self._scattered:
             commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
             self._scattered = []
@@ -401,11 +384,8 @@ class DecodeInstance:
     def _outgrown(self, request: DecodeRequest) -> str:
         """Why the last request of the batch does not fit alone."""
         num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
-        num_pages = self.cache.pool.num_pages
-        if num_tokens > (capacity := num_pages * self.page_size):
+        if num_tokens > (capacity := self.cache.capacity_tokens):
             return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"
         num_held = len({page for other in self.holding() for page in other.lease.table})
-        return (
-            f"{num_tokens} tokens do not fit: requests that do not run hold {num_held} of {num_pages} pages of "
-            f"{self.instance_id}"
-        )
+        held = f"{num_held} of {self.cache.pool.num_pages} pages of {self.instance_id}"
+        return f"{num_tokens} tokens do not fit: requests that do not run hold {held}"

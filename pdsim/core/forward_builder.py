@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 62
 
 
 class Prompt(Protocol):
-    """What a builder needs to know of a request."""
+    """A request as a builder sees it."""
 
     request_id: int
     arrival_ns: int
@@ -28,12 +28,12 @@ class Prompt(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """To be computed or found in the cache: the prompt, and outputs that were lost if there are such."""
+        """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
         ...
 
     @property
     def num_growth_tokens(self) -> int:
-        """How many more it may come to hold."""
+        """Tokens that it may come to hold beyond these."""
         ...
 
 
@@ -41,7 +41,7 @@ PromptT = TypeVar("PromptT", bound=Prompt)
 
 
 class Room(NamedTuple):
-    """What prompts that are begun now may take."""
+    """Slots and tokens for prompts that are begun now."""
 
     num_slots: int
     reserved_tokens: int
@@ -53,12 +53,12 @@ class Forward(NamedTuple):
     hold_until_ns: int | None = None
     """The policy begins nothing before."""
     blocked_by: str = ""
-    """What the first prompt lacked that was not begun: "slots", "pages", or nothing."""
+    """Lacking to the first prompt that was not begun: "slots", "pages", or nothing."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of one forward while it is being filled."""
+    """Room left in one forward while it is being filled."""
 
     chunk_tokens: int
     prefill_tokens: int
@@ -81,7 +81,8 @@ class ForwardBuilder(Generic[PromptT]):
         self.page_size = cache.page_size
         self.begun: dict[int, PromptT] = {}
         self._waiting: OrderedDict[int, PromptT] = OrderedDict()
-        self._partial: PromptT | None = None
+        self.partial: PromptT | None = None
+        """The begun prompt with tokens that no forward has yet."""
         self._cache = cache
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
@@ -104,15 +105,10 @@ class ForwardBuilder(Generic[PromptT]):
 
     @property
     def has_work(self) -> bool:
-        return self._partial is not None or bool(self._waiting)
+        return self.partial is not None or bool(self._waiting)
 
     def waits(self, request_id: int) -> bool:
         return request_id in self._waiting
-
-    @property
-    def partial(self) -> PromptT | None:
-        """Of those begun, the one with tokens that no forward has yet."""
-        return self._partial
 
     def enqueue(self, request: PromptT, *, first: bool = False) -> None:
         self._waiting[request.request_id] = request
@@ -126,9 +122,9 @@ class ForwardBuilder(Generic[PromptT]):
         num_slots = 0 if room is None else room.num_slots
         budget = _Budget(self._chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
         chunks: list[PrefillChunk] = []
-        if self._partial is not None:
-            self._go_on(self._partial, budget, chunks)
-        if self._partial is not None or budget.is_spent or not self._waiting or room is None:
+        if self.partial is not None:
+            self._go_on(self.partial, budget, chunks)
+        if self.partial is not None or budget.is_spent or not self._waiting or room is None:
             return Forward(chunks)
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil):
@@ -139,7 +135,7 @@ class ForwardBuilder(Generic[PromptT]):
             if lacking is not None:
                 blocked_by = lacking
                 break
-            if self._partial is not None or budget.is_spent:
+            if self.partial is not None or budget.is_spent:
                 break
         for chunk in chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)
@@ -151,8 +147,8 @@ class ForwardBuilder(Generic[PromptT]):
 
     def stop(self, request: PromptT) -> None:
         """Compute no more of a prompt than forwards have already."""
-        if self._partial is request:
-            self._partial = None
+        if self.partial is request:
+            self.partial = None
 
     def complete(self, chunk: PrefillChunk) -> PromptT:
         """A chunk was computed; the whole pages of the prompt are shared from now on."""
@@ -204,7 +200,7 @@ class ForwardBuilder(Generic[PromptT]):
             num_tokens = limit - limit % self.page_size
             if num_tokens <= 0:
                 return False
-        self._partial = None if is_last else request
+        self.partial = None if is_last else request
         chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         num_pages = -(-request.num_scheduled_tokens // self.page_size)

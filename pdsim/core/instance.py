@@ -1,8 +1,10 @@
-"""The contract between an instance (a pure state machine) and whatever drives it."""
+"""The contract between an instance, a pure state machine, and its driver; the control loop that both modes share."""
 
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
-from pdsim.core.messages import Command, Message, Result, Step, Wait
+from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
 
 
 class PolicyError(ValueError):
@@ -10,22 +12,22 @@ class PolicyError(ValueError):
 
 
 class Levels(NamedTuple):
-    """How full an instance is and what waits in it."""
+    """Occupancy of an instance and what waits in it."""
 
     num_used_pages: int
     """Held by requests, alone or through the prefix cache."""
     num_evictable_pages: int
     num_free_pages: int
-    num_queued: int
+    num_queued: int = 0
     """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
-    num_transferring: int
-    num_ready: int
+    num_transferring: int = 0
+    num_ready: int = 0
     """Decode: KV complete, no place in the batch."""
-    num_running: int
+    num_running: int = 0
     """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
-    num_retracted: int
-    blocked_by: str
-    """What keeps the head of the queue out: "slots", "pages", or nothing."""
+    num_retracted: int = 0
+    blocked_by: str = ""
+    """Lacking to the head of the queue: "slots", "pages", or nothing."""
 
 
 class Instance(Protocol):
@@ -53,3 +55,43 @@ class Instance(Protocol):
     def waiting_for(self) -> list[str]:
         """One line for every request that is held up here and what it waits for: the stall report."""
         ...
+
+
+_PAUSE = Pause()
+
+
+def instance_loop(
+    instance: Instance,
+    *,
+    drain: Callable[[], list[Message]],
+    carry_out: Callable[[list[Command]], None],
+    now_ns: Callable[[], int],
+    pauses: bool = False,
+) -> Generator[Step | Wait | Pause, Result | None, None]:
+    """Take in messages and choose a step from all that is known, then see the result of the oldest step begun.
+
+    The driver begins each step it is given behind those under way. It answers with the result of the oldest one as soon
+    as it is done, if as many are in flight as the instance allows or it wants to wait. It answers None when there is
+    room for another step, or when a wait is over: a message came, or it was time.
+
+    An instance with two steps in flight has the second begun before it sees the result of the first, so that its
+    executor never idles. The driver goes on only when all that is due at that instant has been delivered.
+
+    With `pauses` the loop also stops after it has handed on what a result led to, for a driver whose host takes time.
+    """
+    begun: deque[Step] = deque()
+    while True:
+        now = now_ns()
+        for message in drain():
+            if commands := instance.on_message(message, now):
+                carry_out(commands)
+        step, commands = instance.next_step(now)
+        if commands:
+            carry_out(commands)
+        result = yield step
+        if not isinstance(step, Wait):
+            begun.append(step)
+        if result is not None and (commands := instance.on_step_done(begun.popleft(), result, now_ns())):
+            carry_out(commands)
+            if pauses:
+                yield _PAUSE

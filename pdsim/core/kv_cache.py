@@ -15,7 +15,7 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(slots=True)
 class Lease:
-    """What one request holds: its page table, and its lock in the prefix cache."""
+    """A request's page table, and its lock in the prefix cache."""
 
     node: Node | None = None
     table: list[int] = field(default_factory=list)
@@ -27,11 +27,11 @@ class Lease:
 
 
 NO_LEASE = Lease()
-"""Of a request that has not been admitted. Never changed."""
+"""The lease of a request that has not been admitted. Never changed."""
 
 
 class KvCache:
-    """What can happen to a lease: open, grow, checkpoint, and close or drop."""
+    """Leases of one instance: open, grow, checkpoint, and close or drop."""
 
     def __init__(
         self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None, *, keeps_replaced: bool = False
@@ -41,6 +41,10 @@ class KvCache:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self._keeps_replaced = keeps_replaced
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.pool.num_pages * self.page_size
 
     @property
     def num_available_pages(self) -> int:
@@ -131,7 +135,7 @@ class KvCache:
 
     @property
     def num_read_tokens(self) -> int:
-        """Of the prefix cache: tokens that a decode step reads, each counted once."""
+        """Cached tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:

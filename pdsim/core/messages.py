@@ -89,7 +89,7 @@ class AskStaging(NamedTuple):
     request_id: int
     prefill_id: str
     cell_bytes: tuple[int, ...]
-    """Of all ranks that write into one decode rank."""
+    """Bytes of all ranks that write into one decode rank."""
 
 
 class StagingLent(NamedTuple):
@@ -254,37 +254,11 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-Message = (
-    Arrival
-    | NewRequest
-    | KvGranted
-    | PromptComputed
-    | KvArrived
-    | KvSent
-    | RankSaw
-    | TransferUnit
-    | UnitSent
-    | LayersComputed
-    | AskStaging
-    | StagingLent
-    | StagingWatermark
-    | CellWritten
-    | CellScattered
-    | FreeCells
-    | Abort
-    | Cancel
-    | StopSending
-    | TransferFailed
-    | TransferLost
-    | KvLost
-    | Heartbeat
-    | PeerDown
-    | PeerUp
-    | Woken
-    | FlushCache
-    | FirstToken
-    | Outcome
-)
+RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | RankSaw | FirstToken | Outcome
+TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
+StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
+FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
+Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | Woken | FlushCache
 
 
 class Send(NamedTuple):
@@ -293,7 +267,7 @@ class Send(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """As Send, to another state machine of the same instance: nothing lies between."""
+    """Send without latency, to another state machine of the same instance."""
 
     to: str
     message: Message
@@ -364,7 +338,7 @@ Step = PrefillStep | DecodeStep
 
 
 class StepResult(NamedTuple):
-    """What the executor reports.
+    """Report of the executor.
 
     `ended` has (request_id, output) for each sequence that stopped; the output is the whole of it. A prefill step
     reports sequences that stop with their first token.
@@ -375,10 +349,10 @@ class StepResult(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What the executor reports of a decode step that verified drafts; `ended` as in StepResult."""
+    """Report of a decode step that verified drafts; `ended` as in StepResult."""
 
     num_tokens: tuple[int, ...]
-    """That each request gained, at least 1, in the order of the batch."""
+    """Tokens that each request gained, at least 1, in the order of the batch."""
     ended: tuple[tuple[int, Any], ...] = ()
 
     @property
@@ -390,10 +364,18 @@ Result = StepResult | Verified
 
 
 class Pause(NamedTuple):
-    """What a result led to is being handed on: go on when the host is done with it."""
+    """The host hands on the consequences of a result: go on when it is done."""
 
 
 class Wait(NamedTuple):
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 
     until_ns: int | None = None
+
+
+def sender_of(prefill_id: str) -> str:
+    return f"{prefill_id}.sender"
+
+
+def receiver_of(decode_id: str) -> str:
+    return f"{decode_id}.receiver"

@@ -1,4 +1,4 @@
-"""The KV pages of one instance and which of them are free."""
+"""The KV pages of one instance and which of them are free. Law: tests/laws/test_page_pool.py."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@ parked         computed before decode has granted pages               -> PromptC
 sending        computed; pages and slot stay held                     on_message(KvSent), seen by the next next_step
 gone           its whole pages stay in the prefix cache               -> PrefillDone
 
-Grants that are late, early, or not to come: grants.py.
+Grants that are late, early, or not to come: bootstrap_queue.py.
 
 A request that is given up (Cancel, Abort, PeerDown of its decode instance, a grant that never comes) goes at once if
 nothing of it was begun. Otherwise no more of it is computed or sent, and what is under way ends first.
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.agreement import RankAgreement
+from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
-from pdsim.core.grants import Grants
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import (
@@ -47,9 +47,8 @@ from pdsim.core.messages import (
     Tell,
     Wait,
     Woken,
+    sender_of,
 )
-from pdsim.core.names import sender_of
-from pdsim.core.prefill_request import PrefillRequest
 from pdsim.core.send_planner import SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
@@ -58,7 +57,7 @@ _WAIT = Wait()
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillLimits:
-    """What bounds one forward and the instance as a whole, by SGLang's names."""
+    """Limits of one forward and of the instance as a whole, by SGLang's names."""
 
     max_running_requests: int
     """Requests between their first chunk and the end of their transfer."""
@@ -69,9 +68,9 @@ class PrefillLimits:
     overlap: bool = True
     """Choose the next forward while one runs, and see results one forward late (SGLang's overlap schedule)."""
     bootstrap_timeout_ns: int | None = None
-    """From a request's arrival here until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Time from a request's arrival until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     optimistic_attempts: int = 0
-    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
+    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
 
     @property
     def max_first_tokens(self) -> int:
@@ -102,7 +101,7 @@ class PrefillInstance:
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
         )
-        self._grants = Grants(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
+        self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}
         """Optimistic ones that have given way: they wait for their grant with nothing in hand."""
         self._down: set[str] = set()
@@ -120,14 +119,14 @@ class PrefillInstance:
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        self._grants.refused.at(now_ns)
+        self._bootstrap.refused.at(now_ns)
         match message:
             case NewRequest():
                 return self._on_new_request(message, now_ns)
             case KvGranted():
-                if request := self._grants.ungranted.pop(message.request_id, None):
+                if request := self._bootstrap.ungranted.pop(message.request_id, None):
                     return self._grant(request, message, now_ns)
-                return self._grants.keep(message, now_ns)
+                return self._bootstrap.keep(message, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
             case RankSaw():
@@ -207,9 +206,9 @@ class PrefillInstance:
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
-        queued = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
+        queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
-        return [*(request.request_id for request in queued), *self._grants.early, *held, *self._agreement.held]
+        return [*(request.request_id for request in queued), *self._bootstrap.early, *held, *self._agreement.held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""
@@ -221,16 +220,14 @@ class PrefillInstance:
             *self.cache.levels(),
             num_queued=num_queued,
             num_transferring=len(self.sending),
-            num_ready=0,
             num_running=len(self._builder.begun),
-            num_retracted=0,
             blocked_by=self._blocked_by if num_queued else "",
         )
 
     def waiting_for(self) -> list[str]:
         where = self.instance_id
-        bootstrapping = [request.request_id for request in self._grants.bootstrapping]
-        parked = [i for i in self.sending if i in self._grants.ungranted]
+        bootstrapping = [request.request_id for request in self._bootstrap.bootstrapping]
+        parked = [i for i in self.sending if i in self._bootstrap.ungranted]
         ungranted = [*bootstrapping, *self._set_aside, *parked]
         lines = [f"{where}: request {i} waits for decode to grant pages" for i in ungranted]
         lines += [f"{where}: request {r.request_id} waits for a first-token slot" for r in self.granted]
@@ -243,21 +240,20 @@ class PrefillInstance:
     # Arriving and leaving.
 
     def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
-        if message.request_id in self._grants.refused or message.decode_id in self._down:
+        if message.request_id in self._bootstrap.refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
-        if num_tokens + 1 + self.page_size > self.cache.pool.num_pages * self.page_size:
-            capacity = self.cache.pool.num_pages * self.page_size
+        if num_tokens + 1 + self.page_size > (capacity := self.cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            self._grants.refuse(message.request_id)
+            self._bootstrap.refuse(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
         request = PrefillRequest(message.request_id, message.arrival_ns, message.prompt, num_tokens, message.decode_id)
-        if early := self._grants.early.pop(request.request_id, None):
+        if early := self._bootstrap.early.pop(request.request_id, None):
             return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:
             request.num_attempts = 1
             self.granted.append(request)
-        return self._grants.expect(request, now_ns)
+        return self._bootstrap.expect(request, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: KvGranted, now_ns: int) -> list[Command]:
         """An optimistic one may be begun already, or computed."""
@@ -276,7 +272,7 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """In order of arrival, optimistic ones too, as many as there are slots for their first tokens."""
+        """Enqueue by arrival, optimistic ones too, as many as there are slots for their first tokens."""
         held = len(self._builder.waiting) + len(self._builder.begun) + len(self.sending)
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
@@ -311,7 +307,7 @@ class PrefillInstance:
 
     def _in_the_way(self) -> int | None:
         """The youngest of the parked, if nothing moves before one of them goes: SGLang would wait for a timeout."""
-        ungranted = self._grants.ungranted.keys()
+        ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
 
@@ -332,8 +328,8 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[Command]:
-        """What was computed stays in the prefix cache. Slot and pages are held while anything reads them."""
-        ungranted = self._grants.refuse(request_id)
+        """Give a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
+        ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
             self._builder.stop(request)
@@ -342,7 +338,7 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[Command]:
-        """Of one that waits for its grant, nothing is to be stopped."""
+        """Give up a request without a grant: only an optimistic one has anything to stop."""
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
@@ -357,7 +353,7 @@ class PrefillInstance:
         return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[Command]:
-        """As soon as no forward computes it."""
+        """Stop sending as soon as no forward computes it."""
         if request.is_in_forward:
             return []
         self._builder.begun.pop(request.request_id, None)
@@ -370,7 +366,7 @@ class PrefillInstance:
     def _on_decode_down(self, down: PeerDown) -> list[Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
-        waiting = [*self._grants.bootstrapping, *self.granted, *self._builder.waiting]
+        waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         here = [*waiting, *self.holding(), *self._set_aside.values()]
         lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
@@ -378,14 +374,14 @@ class PrefillInstance:
     def _on_abort(self, request_id: int) -> list[Command]:
         if request_id in self._builder.begun or request_id in self.sending:
             return self._give_up(request_id)
-        if request := self._grants.ungranted.pop(request_id, None):
+        if request := self._bootstrap.ungranted.pop(request_id, None):
             return self._give_up_ungranted(request)
-        self._grants.refuse(request_id)
+        self._bootstrap.refuse(request_id)
         return []
 
     def _expire(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
-        for request in self._grants.expired(now_ns, commands):
+        for request in self._bootstrap.expired(now_ns, commands):
             reason = f"{request.decode_id} granted no pages in time"
             commands.append(Send(request.decode_id, Abort(request.request_id, reason, retryable=True)))
             commands += self._give_up_ungranted(request)

@@ -3,21 +3,16 @@
 A node is
   protected   locked by requests that use it, itself or below it
   evictable   locked by nobody
-and its pages go back to the pool when it is evicted, leaves first.
+and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
+from pdsim.core.page_pool import PagePool
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
-
-
-class Pool(Protocol):
-    """Whose pages they are."""
-
-    def free(self, pages: Sequence[int]) -> None: ...
 
 
 class Node:
@@ -73,13 +68,11 @@ Match = tuple[Node, list[int]]
 
 
 class RadixCache:
-    """Owns the pages of what it caches and frees them to the pool when they are evicted."""
+    """Owns the pages of what it caches and frees them to the pool when they are evicted. No pool: nobody owns them."""
 
-    def __init__(self, pool: Pool, page_size: int, eviction: EvictionPolicy) -> None:
+    def __init__(self, pool: PagePool | None, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
         self.num_evictable_pages = 0
-        self.num_protected_pages = 0
-        self.num_evicted_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""
         self.root = Node(None, None, None, 0, 0, [], 0)
@@ -133,7 +126,6 @@ class RadixCache:
         while step is not below and step is not None:
             if step.locks == 0:
                 self.num_evictable_pages -= len(step.pages)
-                self.num_protected_pages += len(step.pages)
                 step.heap_serial = 0
             step.locks += 1
             step = step.parent
@@ -145,7 +137,6 @@ class RadixCache:
             step.locks -= 1
             if step.locks == 0:
                 self.num_evictable_pages += len(step.pages)
-                self.num_protected_pages -= len(step.pages)
                 self._offer(step)
             step = step.parent
 
@@ -177,11 +168,11 @@ class RadixCache:
             assert parent is not None
             del parent.children[node.key]
             node.parent, node.heap_serial = None, 0
-            self._pool.free(node.pages)
+            if self._pool is not None:
+                self._pool.free(node.pages)
             freed += len(node.pages)
             self._offer(parent)
         self.num_evictable_pages -= freed
-        self.num_evicted_pages += freed
         return freed
 
     def _whole(self, num_tokens: int) -> int:
@@ -189,7 +180,7 @@ class RadixCache:
         return num_tokens - num_tokens % self.page_size
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
-        """From node as far as sequence goes on in the tree, and the pages on the way. stop: whole pages of it."""
+        """Walk down from node as far as the sequence goes on, up to stop (whole pages), and collect the pages."""
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:

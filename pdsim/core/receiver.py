@@ -14,8 +14,7 @@ receiver at once, beside the instance's loop.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdsim.core.deadlines import Deadlines
-from pdsim.core.late import LateRequests
+from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.messages import (
     Abort,
     AskStaging,
@@ -34,8 +33,9 @@ from pdsim.core.messages import (
     StagingWatermark,
     Tell,
     Woken,
+    receiver_of,
+    sender_of,
 )
-from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.staging_ring import StagingRing
 
 

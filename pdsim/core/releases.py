@@ -11,8 +11,7 @@ from typing import Protocol
 
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.kv_cache import KvCache, Lease
-from pdsim.core.messages import Abort, Command, Tell
-from pdsim.core.names import receiver_of
+from pdsim.core.messages import Abort, Command, Tell, receiver_of
 
 
 class Releasing(Protocol):

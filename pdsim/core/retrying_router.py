@@ -33,7 +33,7 @@ from pdsim.core.messages import (
     Woken,
 )
 from pdsim.core.router import RoleRouter, Router
-from pdsim.policy.draws import Draws
+from pdsim.policy.routing import Draws
 
 _FINE = 1 << 30
 

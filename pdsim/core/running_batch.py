@@ -3,6 +3,7 @@
 All run the same number of steps, so nothing is kept per request and step: a request remembers what it had when it
 joined, and its phase, which says in which steps it opens a new page:
   it needs one before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase
+Law: tests/laws/test_decode_steps.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,14 +13,17 @@ from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
-from pdsim.core.messages import DecodeStep, Result, StepResult
+from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
+
+FOREVER = 1 << 62
+"""More steps than any run has."""
 
 
 @dataclass(slots=True)
 class RunningRequest:
-    """What a batch knows of a request."""
+    """A request as a batch sees it."""
 
     request_id: int
     arrival_ns: int
@@ -45,11 +49,11 @@ class RunningBatch(Generic[Request]):
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
-        """Of all requests together."""
+        """Sum over all requests."""
         self.num_written_tokens = 1
-        """By each request in one step."""
+        """Tokens of KV that each request writes in one step."""
         self.num_ahead_tokens = 1
-        """For which a request needs pages before a step, beyond its KV."""
+        """Tokens beyond its KV for which a request needs pages before a step."""
         self._cache = cache
         self._page_size = cache.page_size
         self._num_shared_pages = 0
@@ -58,11 +62,11 @@ class RunningBatch(Generic[Request]):
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
         """Leases by request, in the order in which they joined."""
         self._joined: list[int] = []
-        """Since the last step, as are those that left without an end."""
+        """Requests that joined since the last step; _left: those that left without an end."""
         self._left: list[int] = []
 
     def requests(self) -> list[Request]:
-        """In the order in which they joined, their lengths up to date."""
+        """Requests in the order in which they joined, their lengths up to date."""
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
@@ -136,7 +140,7 @@ class RunningBatch(Generic[Request]):
         self.num_kv_tokens += num_steps * self.num_requests
 
     def _max_steps(self) -> int:
-        """In page_size steps each request opens one page: that says how long the pages last."""
+        """Steps for which the free pages last: in page_size steps each request opens one."""
         return 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
 
     def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
@@ -202,3 +206,80 @@ class RunningBatch(Generic[Request]):
     def _update(self, request: Request) -> None:
         request.num_output_tokens += self.num_steps - request.joined_at_step
         request.joined_at_step = self.num_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    draft_tokens: int
+    """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens)."""
+    reserved_steps: int = 2
+    """Steps for whose draft tokens a request has pages. SGLang's overlap schedule needs 2: it begins a step before it
+    knows what the last one accepted."""
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        return self.draft_tokens * self.reserved_steps
+
+
+class SpeculativeBatch(RunningBatch[Request]):
+    def __init__(self, cache: KvCache, speculation: Speculation) -> None:
+        super().__init__(cache)
+        self.num_written_tokens = speculation.draft_tokens
+        self.num_ahead_tokens = speculation.num_ahead_tokens
+
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+        while sum(self._lacking_pages()) > self._cache.num_available_pages:
+            yield from self._give_way(policy, view)
+        for request, num_pages in zip(self._requests.values(), self._lacking_pages(), strict=True):
+            self._cache.grow(request.lease, num_pages)
+
+    def advance(self, result: Result) -> None:
+        assert isinstance(result, Verified)
+        for request, num_tokens in zip(self._requests.values(), result.num_tokens, strict=True):
+            request.num_output_tokens += num_tokens
+        self.num_steps += 1
+        self.num_kv_tokens += sum(result.num_tokens)
+
+    def _lacking_pages(self) -> list[int]:
+        """Pages that each request, in order, needs for the next step beyond those it has."""
+        return [
+            max(0, -(-(request.num_kv_tokens + self.num_ahead_tokens) // self._page_size) - len(request.lease.table))
+            for request in self._requests.values()
+        ]
+
+    def _max_steps(self) -> int:
+        return 1
+
+    def _phase(self, request: Request) -> int:
+        """None opens its pages in a fixed rhythm."""
+        return 0
+
+    def _update(self, request: Request) -> None:
+        """Lengths are always up to date."""
+
+
+def running_batch(cache: KvCache, speculation: Speculation | None) -> RunningBatch[Request]:
+    return RunningBatch(cache) if speculation is None else SpeculativeBatch(cache, speculation)
+
+
+class DecodingInstance(Generic[Request]):
+    """A decode or an aggregated instance, as far as both show their policies the same."""
+
+    cache: KvCache
+    batch: RunningBatch[Request]
+
+    @property
+    def num_available_pages(self) -> int:
+        return self.cache.num_available_pages
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        return self.batch.num_ahead_tokens
+
+    @property
+    def num_running_tokens(self) -> int:
+        return self.batch.num_kv_tokens + self.batch.num_requests
+
+    @property
+    def running(self) -> list[Request]:
+        return self.batch.requests()

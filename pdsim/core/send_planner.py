@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdsim.core.instance import PolicyError
-from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send
-from pdsim.core.names import receiver_of
+from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
 from pdsim.core.transfer_plan import Piece, SendCursor, TransferUnit
 from pdsim.core.wire import Load, Wire
 from pdsim.policy.protocols import TransferPolicy

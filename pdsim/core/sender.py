@@ -15,7 +15,7 @@ those of its own request (SGLang puts such a chunk back at the tail of its queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdsim.core.late import LateRequests
+from pdsim.core.deadlines import LateRequests
 from pdsim.core.messages import (
     Abort,
     CellWritten,
@@ -34,8 +34,9 @@ from pdsim.core.messages import (
     TransferFailed,
     TransferLost,
     UnitSent,
+    receiver_of,
+    sender_of,
 )
-from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.staging_ring import Span, Watermark, may_write
 from pdsim.core.transfer_plan import TransferUnit
 

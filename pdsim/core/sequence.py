@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class StreamSpan(NamedTuple):
     """Tokens [offset, offset + length) of a stream. Equal tokens are the same offsets of the same stream."""
 
     stream: int
@@ -23,7 +23,7 @@ class Spans:
     __slots__ = ("_ends", "_length", "_places", "spans")
 
     def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
-        joined: list[Span] = []
+        joined: list[StreamSpan] = []
         ends: list[int] = []
         length = 0
         for stream, offset, n in spans:
@@ -31,15 +31,15 @@ class Spans:
                 continue
             length += n
             if joined and joined[-1].stream == stream and joined[-1].offset + joined[-1].length == offset:
-                joined[-1] = Span(stream, joined[-1].offset, joined[-1].length + n)
+                joined[-1] = StreamSpan(stream, joined[-1].offset, joined[-1].length + n)
                 ends[-1] = length
             else:
-                joined.append(Span(stream, offset, n))
+                joined.append(StreamSpan(stream, offset, n))
                 ends.append(length)
         self.spans = tuple(joined)
         self._ends = ends
         self._places = [(stream, offset + n - end) for (stream, offset, n), end in zip(joined, ends, strict=True)]
-        """Of each span: token i of the sequence is token i + place[1] of stream place[0]."""
+        """(stream, shift) of each span: token i of the sequence is token i + shift of the stream."""
         self._length = length
 
     @classmethod
@@ -82,19 +82,16 @@ class Spans:
             j += n == theirs
         return limit
 
-    def head(self, num_tokens: int) -> "Spans":
-        return self if num_tokens >= self._length else Spans(self._slice(0, num_tokens))
-
     def then(self, other: "Spans") -> "Spans":
         return Spans((*self.spans, *other.spans))
 
-    def _slice(self, start: int, stop: int) -> list[Span]:
+    def _slice(self, start: int, stop: int) -> list[StreamSpan]:
         pieces = []
         i = bisect_right(self._ends, start)
         while start < stop:
             span, end = self.spans[i], self._ends[i]
             n = min(stop, end) - start
-            pieces.append(Span(span.stream, span.offset + span.length - end + start, n))
+            pieces.append(StreamSpan(span.stream, span.offset + span.length - end + start, n))
             start += n
             i += 1
         return pieces
@@ -140,9 +137,6 @@ class TokenIds:
             else:
                 high = middle
         return low
-
-    def head(self, num_tokens: int) -> "TokenIds":
-        return TokenIds(data=self._bytes[: 4 * num_tokens])
 
     def then(self, other: "TokenIds") -> "TokenIds":
         return TokenIds(data=self._bytes + other._bytes)

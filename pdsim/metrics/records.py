@@ -65,7 +65,7 @@ class StepRecord(NamedTuple):
     """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
     growth_ns: float
     num_resumed: int = 0
-    """Requests for which the first of the steps ends another gap than itself, in RunRecords.pauses."""
+    """Requests for which the first of the steps ends another gap than itself, in RunRecords.token_gaps."""
     copying_ns: int = 0
     """Before it, the KV of retracted requests went to host memory or came back."""
 
@@ -100,7 +100,7 @@ class TransferRecord(NamedTuple):
     """Of its source."""
 
 
-class Pause(NamedTuple):
+class TokenGap(NamedTuple):
     """Between two tokens of so many requests, and not one step: they were retracted, prompts came first, or several
     tokens came together.
     """
@@ -126,4 +126,4 @@ class RunRecords:
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
     """Empty unless asked for."""
-    pauses: list[Pause] = field(default_factory=list)
+    token_gaps: list[TokenGap] = field(default_factory=list)

@@ -73,7 +73,7 @@ def tpot_ms(request: RequestRecord) -> float:
 def itl_samples(records: RunRecords) -> RunSamples:
     """Gaps between tokens: each decode step is one for every request of its batch, except those with a pause."""
     runs: list[Run] = [
-        (p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.pauses
+        (p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.token_gaps
     ]
     for step in records.steps:
         if step.kind == "decode":

@@ -1,15 +1,15 @@
-"""Built-in prefill policies: the order in which waiting prompts are computed."""
+"""Built-in prefill policies: the order in which prompts are computed, and how much KV is sent after each chunk."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pdsim.policy.protocols import Pick
-from pdsim.policy.views import PrefillView, QueuedPrefill
+from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
 
 @dataclass
 class FirstComeFirstServed:
-    """In the order in which decode granted them (SGLang's fcfs)."""
+    """Keeps the order in which decode granted them (SGLang's fcfs)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)
@@ -42,3 +42,24 @@ class LongestPrefixFirst:
 
         few = len(view.waiting) <= self.max_ranked
         return (Pick(request.request_id) for request in (sorted(view.waiting, key=rank) if few else view.waiting))
+
+
+@dataclass
+class EveryChunk:
+    """Send each chunk as soon as it is computed, so that only the last one is exposed (SGLang's default)."""
+
+    cached_prefix_first: bool = True
+    """Send what the prefix cache holds before the first forward (SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX)."""
+
+    def send_until(self, request: SendingPrefill) -> int:
+        if request.num_computed_tokens == request.num_cached_tokens and not self.cached_prefix_first:
+            return request.num_sent_tokens
+        return request.num_computed_tokens
+
+
+@dataclass
+class WholePrompt:
+    """Send everything after the last chunk: one transfer, wholly exposed."""
+
+    def send_until(self, request: SendingPrefill) -> int:
+        return request.num_sent_tokens

@@ -32,7 +32,7 @@ class HoldUntil(NamedTuple):
 
 
 class PrefillPolicy(Protocol):
-    """Which prompts the next forward computes."""
+    """Decides which prompts the next forward computes."""
 
     def select(self, view: PrefillView) -> Iterable[Pick] | HoldUntil:
         """Waiting prompts in the order in which to take them; the core stops at the first that does not fit.
@@ -58,13 +58,13 @@ class Deferred(NamedTuple):
 
 
 class AdmissionPolicy(Protocol):
-    """Whether the request at the head of a decode instance's queue may have its pages now."""
+    """Decides whether the head of a decode instance's queue gets its pages now."""
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred: ...
 
 
 class PreemptionPolicy(Protocol):
-    """Who gives its pages back when the next decode step does not fit."""
+    """Decides who gives its pages back when the next decode step does not fit."""
 
     def victim(self, view: DecodeView) -> int:
         """The request_id of one of view.running."""
@@ -72,7 +72,7 @@ class PreemptionPolicy(Protocol):
 
 
 class EvictionPolicy(Protocol):
-    """Which unused leaf of the prefix cache goes first."""
+    """Decides which unused leaf of the prefix cache goes first."""
 
     def key(self, leaf: CachedLeaf) -> Any:
         """Smaller goes first. May depend only on the leaf."""
@@ -80,7 +80,7 @@ class EvictionPolicy(Protocol):
 
 
 class TransferPolicy(Protocol):
-    """How much of a prompt's KV to hand to the transfer engine as it begins, and after each chunk that was computed."""
+    """Decides how much of a prompt's KV to send as it begins, and after each computed chunk."""
 
     def send_until(self, request: SendingPrefill) -> int:
         """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""

@@ -1,6 +1,6 @@
-"""What a policy may see.
+"""Read-only views: all that a policy may see.
 
-Views are read-only Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
+They are Protocols, not copies: the core passes its own objects, and the type checker rejects a write.
 Ground truth that a real system cannot know (the output length, the exact duration of a step) is in no view.
 """
 
@@ -19,11 +19,7 @@ class TokenSequence(Protocol):
         ...
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """How many tokens from `start` equal those of `other` from `other_start`."""
-        ...
-
-    def head(self, num_tokens: int) -> "TokenSequence":
-        """The first num_tokens tokens."""
+        """Count the tokens from `start` that equal those of `other` from `other_start`."""
         ...
 
     def then(self, other: Any) -> "TokenSequence":
@@ -31,38 +27,47 @@ class TokenSequence(Protocol):
         ...
 
 
-class QueuedPrefill(Protocol):
-    """A prompt that waits for its first prefill chunk."""
+class QueuedRequest(Protocol):
+    """A request in an instance."""
 
     @property
     def request_id(self) -> int: ...
     @property
     def arrival_ns(self) -> int: ...
     @property
-    def prompt(self) -> TokenSequence: ...
-    @property
     def num_prompt_tokens(self) -> int: ...
 
 
-class PrefillView(Protocol):
-    """A prefill or an aggregated instance as a prefill policy sees it."""
+class QueuedPrefill(QueuedRequest, Protocol):
+    """A prompt that waits for its first prefill chunk."""
+
+    @property
+    def prompt(self) -> TokenSequence: ...
+
+
+class InstanceView(Protocol):
+    """An instance as every policy of it sees it."""
 
     @property
     def now_ns(self) -> int: ...
     @property
     def page_size(self) -> int: ...
     @property
-    def waiting(self) -> Collection[QueuedPrefill]:
-        """In the order in which decode granted them; aggregated, in which they came or were retracted."""
-        ...
-
-    @property
     def num_available_pages(self) -> int:
         """Free pages, and cached ones that nobody uses."""
         ...
 
+
+class PrefillView(InstanceView, Protocol):
+    """A prefill or an aggregated instance as a prefill policy sees it."""
+
+    @property
+    def waiting(self) -> Collection[QueuedPrefill]:
+        """Ordered as decode granted them; aggregated: as they came or were retracted."""
+        ...
+
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        """How much of the prompt the prefix cache holds now. Costs a tree walk."""
+        """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
         ...
 
 
@@ -84,32 +89,17 @@ class SendingPrefill(Protocol):
     def num_sent_tokens(self) -> int: ...
 
 
-class QueuedDecode(Protocol):
-    """A request in a decode or an aggregated instance, in whatever state."""
+class QueuedDecode(QueuedRequest, Protocol):
+    """A request in a decode or an aggregated instance, in any state."""
 
-    @property
-    def request_id(self) -> int: ...
-    @property
-    def arrival_ns(self) -> int: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
     @property
     def num_output_tokens(self) -> int: ...
     @property
     def max_output_tokens(self) -> int: ...
 
 
-class DecodeView(Protocol):
+class DecodeView(InstanceView, Protocol):
     """A decode instance as its policies see it, or an aggregated one as its preemption policy does."""
-
-    @property
-    def now_ns(self) -> int: ...
-    @property
-    def page_size(self) -> int: ...
-    @property
-    def num_available_pages(self) -> int:
-        """Free pages, and cached ones that nobody uses."""
-        ...
 
     @property
     def num_active(self) -> int:
@@ -118,7 +108,7 @@ class DecodeView(Protocol):
 
     @property
     def num_ahead_tokens(self) -> int:
-        """For which a running request needs pages beyond its KV: 1, or more with speculative decoding."""
+        """Tokens beyond its KV for which a running request needs pages: 1, or more with speculative decoding."""
         ...
 
     @property
@@ -128,12 +118,12 @@ class DecodeView(Protocol):
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
-        """What runs, in batch order. Costs time in proportion to the batch."""
+        """Running requests in batch order. Costs time in proportion to the batch."""
         ...
 
     @property
     def active(self) -> Collection[QueuedDecode]:
-        """What runs, is ready to run, or waits for its KV. Costs time in proportion to their number."""
+        """Requests that run, are ready to run, or wait for their KV. Costs time in proportion to their number."""
         ...
 
     @property
@@ -148,11 +138,11 @@ class Candidate:
     num_tokens: int
     """Tokens whose KV the decode instance must hold before the request can run."""
     num_cached_tokens: int
-    """Of these, what the decode prefix cache holds."""
+    """Those of them that the decode prefix cache holds."""
     num_new_pages: int
     """Pages to allocate for the rest."""
     resumes: bool = False
-    """Whether it was retracted earlier and comes back."""
+    """True for a retracted request that comes back."""
 
 
 class CachedLeaf(Protocol):
@@ -206,5 +196,5 @@ class RoutingView(Protocol):
         ...
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """How much of the prompt was routed to this instance before, as far as the router remembers."""
+        """Prompt tokens that were routed to this instance before, as far as the router remembers."""
         ...

@@ -11,7 +11,7 @@ from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
 from pdsim.core.journal import TakesMessages
-from pdsim.core.names import receiver_of
+from pdsim.core.messages import receiver_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
 from pdsim.core.retrying_router import RetryingRouter

@@ -40,12 +40,12 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
     },
     AdmissionPolicy: {
-        "reserve_decode_tokens": "pdsim.policy.admission:ReserveDecodeTokens",
-        "reserve_max_output": "pdsim.policy.admission:ReserveMaxOutput",
+        "reserve_decode_tokens": "pdsim.policy.decode:ReserveDecodeTokens",
+        "reserve_max_output": "pdsim.policy.decode:ReserveMaxOutput",
     },
     PreemptionPolicy: {
-        "fewest_outputs_first": "pdsim.policy.preemption:FewestOutputsFirst",
-        "last_arrived_first": "pdsim.policy.preemption:LastArrivedFirst",
+        "fewest_outputs_first": "pdsim.policy.decode:FewestOutputsFirst",
+        "last_arrived_first": "pdsim.policy.decode:LastArrivedFirst",
     },
     EvictionPolicy: {
         "lru": "pdsim.policy.eviction:LeastRecentlyUsed",
@@ -53,8 +53,8 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "fifo": "pdsim.policy.eviction:FirstInFirstOut",
     },
     TransferPolicy: {
-        "every_chunk": "pdsim.policy.transfer:EveryChunk",
-        "whole_prompt": "pdsim.policy.transfer:WholePrompt",
+        "every_chunk": "pdsim.policy.prefill:EveryChunk",
+        "whole_prompt": "pdsim.policy.prefill:WholePrompt",
     },
     RoutingPolicy: {
         "cache_aware": "pdsim.policy.routing:CacheAware",

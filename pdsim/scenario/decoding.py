@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pdsim.core.speculative_batch import Speculation
+from pdsim.core.running_batch import Speculation
 from pdsim.cost.host_memory import HostCopies
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration
 from pdsim.scenario.section import Section

@@ -7,10 +7,9 @@ from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
 from pdsim.cost.roofline import Roofline
-from pdsim.policy.admission import ReserveDecodeTokens
+from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
-from pdsim.policy.preemption import FewestOutputsFirst
-from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
 from pdsim.policy.protocols import (
     AdmissionPolicy,
     EvictionPolicy,
@@ -20,7 +19,6 @@ from pdsim.policy.protocols import (
     TransferPolicy,
 )
 from pdsim.policy.routing import CacheAware
-from pdsim.policy.transfer import EveryChunk
 from pdsim.scenario.component import Component
 from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings

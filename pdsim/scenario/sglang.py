@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdsim.policy.admission import ReserveDecodeTokens
+from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.scenario.build import resolve
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings

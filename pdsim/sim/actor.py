@@ -6,8 +6,7 @@ from operator import attrgetter
 
 from simpy.events import EventPriority
 
-from pdsim.core.instance import Instance
-from pdsim.core.loop import instance_loop
+from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.messages import (
     Cancel,
     Command,

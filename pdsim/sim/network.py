@@ -2,6 +2,7 @@
 
 A transfer takes the engine's time per batch and per descriptor, and the gather's if it is staged; then its bytes cross
 links that all transfers under way share max-min fairly: none can be faster without slowing one that is no faster.
+Law: tests/laws/test_fair_links.py.
 """
 
 from collections import deque

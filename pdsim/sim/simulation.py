@@ -11,10 +11,10 @@ from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
-from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
-from pdsim.garbage import garbage_kept
+from pdsim.garbage import garbage_collector_off
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_tables import RunTables
@@ -202,7 +202,7 @@ class Simulation:
         self._client.start()
         if self._faults is not None:
             self._faults.start()
-        with garbage_kept():
+        with garbage_collector_off():
             self._timeline.run_all()
         return self.result()
 

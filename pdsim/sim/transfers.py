@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pdsim.core import messages as m
-from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import Recorder, transfer_record

@@ -28,7 +28,7 @@ from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
-from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.sequence import TokenIds
 from pdsim.scenario.build import build_monitor, build_router
 from pdsim.scenario.schema import Scenario

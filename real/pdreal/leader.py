@@ -18,11 +18,10 @@ from pdreal.rank_spec import RankSpec
 from pdreal.sampling import Sampling
 from pdreal.tasks import Compute, ScatterCell, SendUnit
 from pdsim.core import messages as m
-from pdsim.core.instance import Levels
+from pdsim.core.instance import Levels, instance_loop
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.journal import Recorded
-from pdsim.core.loop import instance_loop
-from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.sender import Sender
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import TransferUnit

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.core.sequence import Span, Spans, TokenIds
+from pdsim.core.sequence import Spans, StreamSpan, TokenIds
 
 _MASK = (1 << 64) - 1
 _STEP = 0xD1B54A32D192ED03
 
 
-def tokens_at(span: Span, vocab_size: int) -> NDArray[np.int32]:
+def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
     """SplitMix64's finalizer over stream and offset: fixed, and spread over the vocabulary."""
     begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
     z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
@@ -39,7 +39,7 @@ class Tokens:
             self._said.setdefault(stream, []).append((offset, said))
             begin += length
 
-    def _tokens(self, span: Span) -> NDArray[np.int32]:
+    def _tokens(self, span: StreamSpan) -> NDArray[np.int32]:
         tokens = tokens_at(span, self._vocab_size)
         for offset, said in self._said.get(span.stream, ()):
             first, stop = max(offset, span.offset), min(offset + len(said), span.offset + span.length)

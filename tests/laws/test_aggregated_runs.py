@@ -104,7 +104,7 @@ def test_many_aggregated_steps_at_once_are_single_steps(scenario: Scenario):
     many, single = run(scenario), run(scenario, single_steps=True)
     assert decisions(many.journal) == decisions(single.journal)
     assert many.records.requests == single.records.requests
-    assert sorted(many.records.pauses) == sorted(single.records.pauses)
+    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
     a, b = many.result.summary(), single.result.summary()
     for field in ("mean_itl_ms", "median_itl_ms", "p99_itl_ms", "std_itl_ms", "max_output_tokens_per_s"):
         assert a[field] == pytest.approx(b[field], abs=2e-6)

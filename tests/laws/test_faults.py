@@ -38,7 +38,7 @@ def test_many_steps_at_once_are_single_steps_with_faults(scenario: Scenario):
     assert decisions(many.journal) == decisions(single.journal)
     assert many.records.requests == single.records.requests
     assert many.records.transfers == single.records.transfers
-    assert sorted(many.records.pauses) == sorted(single.records.pauses)
+    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
     tokens = [sum(step.num_tokens for step in traced.records.steps) for traced in (many, single)]
     assert tokens[0] == tokens[1]
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.late import KEPT_NS
+from pdsim.core.deadlines import KEPT_NS
 from pdsim.core.messages import LayersComputed, Woken
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache

@@ -1,8 +1,4 @@
-"""Prefix cache and leases as a state machine, against a model that knows every page's tokens.
-
-Each page the pool hands out is written by its holder; the model remembers what. Then a cached prefix is right if every
-page of it holds the tokens that it should, whatever was split, shared, replaced or evicted on the way.
-"""
+"""Prefix cache and leases as a state machine, beside a naive twin that keeps cached sequences in a list."""
 
 import pytest
 from hypothesis import settings
@@ -12,115 +8,157 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pdsim.core.invariants import check_cache
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.page_pool import PagePool
-from pdsim.core.radix_cache import RadixCache
+from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.eviction import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from tests.twins.page_pool import NaivePagePool
+from tests.twins.radix_cache import NaivePrefixCache
 
+NUM_PAGES = 14
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 class Holder:
-    def __init__(self, lease: Lease, ids: list[int]) -> None:
-        self.lease, self.ids, self.num_written, self.reads = lease, ids, 0, False
+    """A request with its lease, and what the twin says of it: its page table, and how many pages are shared."""
+
+    def __init__(self, lease: Lease, ids: list[int], table: list[int]) -> None:
+        self.lease, self.ids, self.table, self.num_shared = lease, ids, table, len(table)
+        self.replaced: list[int] = []
+        self.read_pages: list[int] | None = None
 
     @property
     def sequence(self) -> TokenIds:
         return TokenIds(self.ids)
 
 
+def below(node: Node) -> list[Node]:
+    return [found for child in node.children.values() for found in (child, *below(child))]
+
+
 class Cache(RuleBasedStateMachine):
     @initialize(
         page=st.sampled_from([1, 2, 3]),
         policy=st.sampled_from([LeastRecentlyUsed(), LeastFrequentlyUsed(), FirstInFirstOut()]),
-        cached=st.booleans(),
+        keeps=st.booleans(),
     )
-    def start(self, page, policy, cached) -> None:
-        self.page = page
-        pool = PagePool(24)
-        self.cache = KvCache(pool, page, RadixCache(pool, page, policy) if cached else None)
+    def start(self, page, policy, keeps) -> None:
+        self.page, self.keeps = page, keeps
+        pool = PagePool(NUM_PAGES)
+        self.tree = RadixCache(pool, page, policy)
+        self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps)
+        self.pool, self.prefixes = NaivePagePool(NUM_PAGES), NaivePrefixCache(page, policy)
         self.holders: list[Holder] = []
-        self.content: dict[int, list[int]] = {}
 
-    def write(self, holder: Holder) -> None:
-        """Fill the holder's own pages with its tokens."""
-        for i in range(holder.lease.num_shared, len(holder.lease.table)):
-            self.content[holder.lease.table[i]] = holder.ids[i * self.page : (i + 1) * self.page]
-        holder.num_written = len(holder.ids)
+    def allocate(self, num_pages: int) -> list[int]:
+        locked = [holder.ids[: holder.num_shared * self.page] for holder in self.holders]
+        while num_pages > len(self.pool.listed | self.pool.freed):
+            self.pool.free(self.prefixes.evict(locked))
+        return self.pool.allocate(num_pages)
+
+    def grow(self, holder: Holder) -> None:
+        num_pages = -(-len(holder.ids) // self.page) - len(holder.table)
+        self.cache.grow(holder.lease, num_pages)
+        holder.table += self.allocate(num_pages)
+
+    def share(self, holder: Holder) -> None:
+        num_pages = len(holder.ids) // self.page
+        pages = self.prefixes.insert(holder.ids[: num_pages * self.page], holder.table[:num_pages])
+        replaced = [page for page in holder.table[:num_pages] if page not in pages]
+        if self.keeps:
+            holder.replaced += replaced
+        else:
+            self.pool.free(replaced)
+        holder.table[:num_pages] = pages
+        holder.num_shared = num_pages
+
+    def drop(self, holder: Holder) -> None:
+        self.pool.free([*holder.table[holder.num_shared :], *holder.replaced])
 
     @rule(ids=tokens, cap=st.integers(0, 14))
     def admit(self, ids, cap) -> None:
-        lease = self.cache.open(TokenIds(ids), min(cap, len(ids)))
-        for i, page in enumerate(lease.table):
-            assert self.content[page] == ids[i * self.page : (i + 1) * self.page]
-        need = -(-len(ids) // self.page) - len(lease.table)
-        if need > self.cache.num_available_pages:
+        holder = Holder(self.cache.open(TokenIds(ids), cap), ids, self.prefixes.match(ids[:cap]))
+        self.prefixes.touch(ids[: len(holder.table) * self.page])
+        self.holders.append(holder)
+        if len(ids) > (len(holder.table) + self.cache.num_available_pages) * self.page:
             with pytest.raises(RuntimeError, match="asked for"):
-                self.cache.allocate(need + self.cache.pool.num_pages)
-            self.cache.drop(lease)
-            return
-        self.cache.grow(lease, need)
-        self.holders.append(Holder(lease, ids))
-        self.write(self.holders[-1])
+                self.cache.grow(holder.lease, self.cache.num_available_pages + 1)
+            self.cache.drop(holder.lease)
+            self.drop(self.holders.pop())
+        else:
+            self.grow(holder)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def checkpoint(self, data) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        holder.lease and self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
-        for i in range(holder.lease.num_shared):
-            assert self.content[holder.lease.table[i]] == holder.ids[i * self.page : (i + 1) * self.page]
+        self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
+        if len(holder.ids) // self.page > holder.num_shared:
+            self.share(holder)
+            self.prefixes.touch(holder.ids)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=5))
     def generate(self, data, more) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        need = -(-(len(holder.ids) + len(more)) // self.page) - len(holder.lease.table)
-        if need <= self.cache.num_available_pages:
-            self.cache.grow(holder.lease, need)
+        if len(holder.ids + more) <= (len(holder.table) + self.cache.num_available_pages) * self.page:
             holder.ids = holder.ids + more
-            self.write(holder)
+            self.grow(holder)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def read(self, data) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        if not holder.reads:
-            self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
+        if holder.read_pages is None:
             self.cache.add_reader(holder.lease)
-            holder.reads = True
+            holder.read_pages = holder.table[: holder.num_shared]
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), share=st.booleans())
     def leave(self, data, share) -> None:
-        holder = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
-        if holder.reads:
+        holder = data.draw(st.sampled_from(self.holders))
+        if holder.read_pages is not None:
             self.cache.remove_reader(holder.lease)
         if share:
             self.cache.close(holder.lease, holder.sequence, len(holder.ids))
+            self.share(holder)
+            self.prefixes.touch(holder.ids, num_hits=1)
         else:
             self.cache.drop(holder.lease)
+        self.holders.remove(holder)
+        self.drop(holder)
 
-    @rule(n=st.integers(1, 6))
+    @rule(n=st.integers(1, NUM_PAGES))
     def press(self, n) -> None:
         """Others need pages: take and return them, which evicts."""
         if n <= self.cache.num_available_pages:
             self.cache.pool.free(self.cache.allocate(n))
+            self.pool.free(self.allocate(n))
+
+    @invariant()
+    def it_does_what_its_twin_does(self) -> None:
+        held = {page for holder in self.holders for page in (*holder.table, *holder.replaced)}
+        read = {page for holder in self.holders for page in holder.read_pages or ()}
+        assert [holder.lease.table for holder in self.holders] == [holder.table for holder in self.holders]
+        assert set(self.cache.pool.free_pages()) == self.pool.listed | self.pool.freed
+        assert self.cache.num_available_pages == NUM_PAGES - len(held)
+        assert self.cache.num_read_tokens == len(read) * self.page
+        for holder in self.holders[:2]:
+            num_cached_tokens = len(self.prefixes.find(holder.ids)) * self.page
+            assert self.cache.num_cached_tokens(holder.sequence) == num_cached_tokens
+
+    @invariant()
+    def its_nodes_are_what_policies_choose_from(self) -> None:
+        nodes = [(n.sequence.ids()[: n.stop], n.last_access, n.num_hits, n.born) for n in below(self.tree.root)]
+        twins = [(p.tokens, p.last_access, p.num_hits, p.born) for p in self.prefixes.prefixes]
+        assert sorted(nodes) == sorted(twins)
 
     @invariant()
     def laws(self) -> None:
         check_cache(self.cache, [holder.lease for holder in self.holders])
 
-    @invariant()
-    def a_peek_finds_what_a_match_finds(self) -> None:
-        for holder in self.holders[:2]:
-            num_cached = self.cache.num_cached_tokens(holder.sequence)
-            lease = self.cache.open(holder.sequence, len(holder.ids))
-            assert lease.num_shared * self.page == num_cached
-            self.cache.drop(lease)
-
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=150, stateful_step_count=30)
+TestCache.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def cache_of(num_pages: int, policy: object, page: int = 1) -> KvCache:

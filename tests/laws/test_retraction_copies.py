@@ -45,7 +45,7 @@ def test_many_steps_at_once_are_single_steps_with_copies_and_rare_looks(scenario
     many, single = run(scenario), run(scenario, single_steps=True)
     assert decisions(many.journal) == decisions(single.journal)
     assert many.records.requests == single.records.requests
-    assert sorted(many.records.pauses) == sorted(single.records.pauses)
+    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
 
 
 @given(crowded())

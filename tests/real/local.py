@@ -9,8 +9,8 @@ from pdreal.runner import ModelRunner
 from pdreal.sampling import Sampling
 
 from pdsim.core import messages as m
+from pdsim.core.instance import instance_loop
 from pdsim.core.invariants import check, check_idle
-from pdsim.core.loop import instance_loop
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.scenario.build import build

@@ -166,7 +166,7 @@ def test_rows_become_records(tmp_path):
 def test_equal_spans_are_equal_tokens():
     tokens = Tokens(512)
     prompt, longer = Spans.of(7, 50), Spans(((7, 0, 50), (9, 3, 10)))
-    assert tokens.ids(longer).head(50) == tokens.ids(prompt)
+    assert tokens.ids(longer).ids()[:50] == tokens.ids(prompt).ids()
     assert tokens.ids(Spans(((7, 20, 5),))).ids() == tokens.ids(prompt).ids()[20:25]
     assert len(set(tokens.ids(Spans.of(1, 2000)).ids())) > 450
     assert all(0 <= token < 512 for token in tokens.ids(longer).ids())

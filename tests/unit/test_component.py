@@ -6,7 +6,7 @@ import pytest
 
 from pdsim.cost.affine import Affine
 from pdsim.cost.model import CostSettings
-from pdsim.policy.admission import ReserveDecodeTokens
+from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy
 from pdsim.scenario.component import BUILT_IN, build_component, describe_component

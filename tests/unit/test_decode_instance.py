@@ -33,9 +33,8 @@ from pdsim.core.messages import (
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
-from pdsim.policy.admission import ReserveDecodeTokens, ReserveMaxOutput
+from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens, ReserveMaxOutput
 from pdsim.policy.eviction import LeastRecentlyUsed
-from pdsim.policy.preemption import FewestOutputsFirst
 from pdsim.policy.protocols import Admitted
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from pdsim.core.deadlines import Deadlines
 from pdsim.core.health import HealthMonitor
-from pdsim.core.messages import Heartbeat, PeerDown, PeerUp, Send, WakeAt, Woken
+from pdsim.core.messages import Heartbeat, PeerDown, PeerUp, Send, Woken
 
 
 def told(monitor, *lives):
@@ -42,28 +41,3 @@ def test_everybody_concerned_is_told(monitor):
 def test_it_takes_nothing_else(monitor):
     with pytest.raises(TypeError, match="does not take"):
         monitor.on_message(Woken(), 0)
-
-
-def test_deadlines_ask_to_be_woken_for_the_first_alone():
-    d = Deadlines("me", 100)
-    assert d.add(1, 0) == [WakeAt("me", 100)]
-    assert d.add(2, 30) == []
-    commands = []
-    assert d.expired(99, commands, lambda _: True) == []
-    assert d.expired(100, commands, lambda _: True) == [1]
-    assert commands == [WakeAt("me", 130)]
-
-
-def test_what_is_done_is_not_due():
-    d = Deadlines("me", 100)
-    for request_id in range(3):
-        d.add(request_id, request_id)
-    commands = []
-    assert d.expired(100, commands, {2}.__contains__) == []
-    assert commands == [WakeAt("me", 102)]
-
-
-def test_without_a_timeout_nothing_is_due():
-    d = Deadlines("me", None)
-    assert d.add(1, 0) == []
-    assert d.expired(1 << 60, [], lambda _: True) == []

@@ -34,9 +34,8 @@ from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.policy.eviction import LeastRecentlyUsed
-from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick
-from pdsim.policy.transfer import EveryChunk, WholePrompt
 
 
 def instance(num_pages=100, page=4, policy=None, transfer=None, layer_groups=0, **limits) -> PrefillInstance:
@@ -209,7 +208,7 @@ def test_prompts_of_one_batch_do_not_share():
     for i in (1, 2):
         arrive(p, i, Spans([(7, 0, 16), (i, 0, 4)]))
     assert forward(p)[0] == [(1, 0, 20), (2, 0, 20)]
-    assert p.cache.prefix_cache.num_protected_pages == 6
+    assert p.cache.levels()[0] == 6
 
 
 def test_overlap_chooses_the_next_forward_before_it_sees_the_last():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.core.late import KEPT_NS
+from pdsim.core.deadlines import KEPT_NS
 from pdsim.core.messages import (
     Abort,
     AskStaging,

@@ -31,7 +31,6 @@ def test_as_plain_lists(kind, data):
     i, j = data.draw(st.integers(0, len(a))), data.draw(st.integers(0, len(b)))
     assert len(a) == len(tokens(a))
     assert a.common_prefix(i, b, j) == common(tokens(a)[i:], tokens(b)[j:])
-    assert tokens(a.head(i)) == tokens(a)[:i]
     assert tokens(a.then(b)) == tokens(a) + tokens(b)
     assert (a == b) == (tokens(a) == tokens(b))
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pdreal.serve.refusal import RefusedError
-from pdsim.policy.admission import ReserveDecodeTokens
+from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.scenario.schema import DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 

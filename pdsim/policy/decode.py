@@ -1,4 +1,4 @@
-"""Built-in decode admission policies: when a request may have its pages."""
+"""Built-in decode policies: admission, when a request gets its pages; preemption, who gives them back for a step."""
 
 from dataclasses import dataclass
 
@@ -66,3 +66,19 @@ class ReserveMaxOutput:
     def _pages_to_grow(request: QueuedDecode, view: DecodeView) -> int:
         longest = request.num_prompt_tokens + request.max_output_tokens - 2 + view.num_ahead_tokens
         return num_pages(longest, view.page_size) - num_pages(num_kv_tokens(request), view.page_size)
+
+
+@dataclass
+class FewestOutputsFirst:
+    """The request with fewest output tokens, of these the one with the longest prompt (SGLang's order)."""
+
+    def victim(self, view: DecodeView) -> int:
+        return min(view.running, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens, r.request_id)).request_id
+
+
+@dataclass
+class LastArrivedFirst:
+    """The youngest request, so that the oldest keep their progress."""
+
+    def victim(self, view: DecodeView) -> int:
+        return max(view.running, key=lambda r: (r.arrival_ns, r.request_id)).request_id

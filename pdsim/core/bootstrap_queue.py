@@ -1,23 +1,77 @@
-"""What decode has granted the requests of a prefill instance, or is still to grant them.
+"""Prefill requests, and the queue in which they wait until decode has granted them pages.
 
 ungranted   NewRequest came                      until its grant comes, in time, or it is given up
 early       KvGranted came first                 until NewRequest comes, in time
 refused     one side will not serve it           what still comes of it is ignored; then it is forgotten
 """
 
-from pdsim.core.deadlines import Deadlines
-from pdsim.core.late import LateRequests
+from dataclasses import dataclass, field
+
+from pdsim.core.deadlines import Deadlines, LateRequests
+from pdsim.core.kv_cache import NO_LEASE, Lease
 from pdsim.core.messages import Command, KvGranted
-from pdsim.core.prefill_request import PrefillRequest
+from pdsim.core.transfer_plan import UNGRANTED, SendCursor
+from pdsim.policy.views import TokenSequence
 
 
-class Grants:
-    """Of one prefill instance."""
+@dataclass(slots=True)
+class PrefillRequest:
+    request_id: int
+    arrival_ns: int
+    prompt: TokenSequence
+    num_prompt_tokens: int
+    decode_id: str
+    cursor: SendCursor = UNGRANTED
+    lease: Lease = field(default_factory=lambda: NO_LEASE)
+    num_cached_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_computed_tokens: int = 0
+    given_up: bool = False
+    gives_way: bool = False
+    """It will, as soon as no forward computes it."""
+    num_attempts: int = 0
+    """Attempts to compute it before its grant, this one included."""
+    ends_with_first_token: bool = False
+    """Known of a parked one."""
+
+    @property
+    def is_optimistic(self) -> bool:
+        """It may be begun, or was, before its grant."""
+        return self.num_attempts > 0
+
+    @property
+    def is_granted(self) -> bool:
+        return self.cursor is not UNGRANTED
+
+    @property
+    def is_in_forward(self) -> bool:
+        return self.num_computed_tokens < self.num_scheduled_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens
+
+    @property
+    def num_growth_tokens(self) -> int:
+        """The first token: here max_new_tokens is 1."""
+        return 1
+
+    @property
+    def num_sent_tokens(self) -> int:
+        return self.cursor.num_sent_tokens
+
+    @property
+    def page_table(self) -> list[int]:
+        return self.lease.table
+
+
+class BootstrapQueue:
+    """The requests of one prefill instance that wait for grants, and grants that wait for their request."""
 
     def __init__(self, prefill_id: str, *, timeout_ns: int | None) -> None:
         """timeout_ns: how long a request may wait for its grant, and a grant for its request."""
         self.ungranted: dict[int, PrefillRequest] = {}
-        """In whatever state: optimistic ones may be computed."""
+        """Requests in any state: optimistic ones may be computed."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
         self._deadlines = Deadlines(prefill_id, timeout_ns)

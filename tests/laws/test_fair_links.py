@@ -1,0 +1,62 @@
+"""Links that transfers share, beside naive twins that share them out anew at every event."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.sim.network import fair_rates
+from tests.support import MILLISECOND, examples, request, run, small
+from tests.twins.fair_links import NaiveFlow, ends_ns, share
+
+LINKS = "abcd"
+paths = st.lists(st.sampled_from(LINKS), min_size=1, max_size=3, unique=True).flatmap(
+    lambda links: st.tuples(*(st.tuples(st.just(link), st.sampled_from([1, 2, 0.5])) for link in links))
+)
+limits = st.sampled_from([float("inf"), float("inf"), 20, 150])
+
+
+@given(
+    st.lists(st.tuples(paths, limits), max_size=8),
+    st.fixed_dictionaries({link: st.sampled_from([100, 150, 400]) for link in LINKS}),
+)
+@examples(300)
+def test_rates_rise_together_until_a_link_is_full(flows, capacity):
+    clever = [SimpleNamespace(path=path, limit=limit, rate=0.0) for path, limit in flows]
+    naive = [NaiveFlow(path, limit=None if limit == float("inf") else limit) for path, limit in flows]
+    fair_rates(clever, capacity)
+    share(naive, capacity)
+    assert [flow.rate for flow in clever] == pytest.approx([float(flow.rate) for flow in naive])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.integers(0, 60)), min_size=1, max_size=10),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([None, "150 MB/s", "1 GB/s"]),
+)
+@examples(40)
+def test_transfers_arrive_when_fair_links_bring_them(loads, gpus_per_nic, shared_bandwidth):
+    """Three prefill and three decode instances of two ranks each; each rank sends half of the bytes."""
+    traced = run(
+        small(
+            *(request(i, prompt, 2, arrival_ns=at * MILLISECOND) for i, (prompt, at) in enumerate(loads)),
+            router="random",
+            prefill__instances=3,
+            prefill__tp=2,
+            decode__instances=3,
+            decode__tp=2,
+            network__bandwidth="100 MB/s",
+            network__gpus_per_nic=gpus_per_nic,
+            network__shared_bandwidth=shared_bandwidth,
+        )
+    )
+    topology = traced.cluster.interconnect.topology
+    flows = {
+        t: NaiveFlow(topology.path(t.source, t.target), t.num_bytes / 2, t.start_ns + t.setup_ns + t.posting_ns)
+        for t in traced.records.transfers
+        if t.num_bytes
+    }
+    ends = ends_ns(list(flows.values()), topology.capacity)
+    for transfer, flow in flows.items():
+        assert transfer.end_ns == pytest.approx(ends[flow], abs=100)

@@ -1,0 +1,51 @@
+"""Fair links, shared out anew at every event. Oracle of tests/laws/test_fair_links.py."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+Path = tuple[tuple[str, float], ...]
+"""Links, and how many bytes cross each for a byte of the flow."""
+
+
+@dataclass(eq=False)
+class NaiveFlow:
+    path: Path
+    num_bytes: float = 0
+    begin_ns: int = 0
+    limit: float | None = None
+    """Bytes per second that it takes at most."""
+    rate: Fraction = Fraction(0)
+
+
+def share(flows: Iterable[NaiveFlow], capacity: Mapping[str, float]) -> None:
+    """Raise all rates together. A flow stops at its limit, or when one of its links is full."""
+    room = {link: Fraction(rate) for link, rate in capacity.items()}
+    rate, growing = Fraction(0), list(flows)
+    while growing:
+        users = {link: sum(Fraction(dict(flow.path).get(link, 0)) for flow in growing) for link in room}
+        limits = [Fraction(flow.limit) - rate for flow in growing if flow.limit is not None]
+        step = min([room[link] / users[link] for link in room if users[link]] + limits)
+        rate += step
+        room = {link: free - step * users[link] for link, free in room.items()}
+        for flow in growing:
+            flow.rate = rate
+        growing = [flow for flow in growing if flow.limit != rate and all(room[link] for link, _ in flow.path)]
+
+
+def ends_ns(flows: list[NaiveFlow], capacity: Mapping[str, float]) -> dict[NaiveFlow, float]:
+    """When the last byte of each flow arrives."""
+    now, ends = Fraction(0), {}
+    left = {flow: Fraction(flow.num_bytes) for flow in flows}
+    while left:
+        moving = [flow for flow in left if flow.begin_ns <= now]
+        share(moving, capacity)
+        due = {flow: now + left[flow] / flow.rate * 10**9 for flow in moving}
+        event = min([*due.values(), *(Fraction(flow.begin_ns) for flow in left if flow not in due)])
+        for flow in moving:
+            left[flow] -= flow.rate * (event - now) / 10**9
+            if due[flow] == event:
+                ends[flow] = float(event)
+                del left[flow]
+        now = event
+    return ends

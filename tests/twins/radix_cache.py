@@ -1,0 +1,75 @@
+"""A prefix cache that is a list of cached sequences, found by scanning it. Oracle of tests/laws/test_radix_cache.py."""
+
+from dataclasses import dataclass, replace
+
+from pdsim.policy.protocols import EvictionPolicy
+
+
+@dataclass
+class Prefix:
+    """A cached sequence from its first token on, in whole pages, with all pages that hold it."""
+
+    tokens: list[int]
+    pages: list[int]
+    last_access: int
+    born: int
+    num_hits: int = 0
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+
+def begins(short: list[int], long: list[int]) -> bool:
+    return long[: len(short)] == short
+
+
+class NaivePrefixCache:
+    """Evicts a sequence down to the longest other one that begins it: where nodes of a tree would end."""
+
+    def __init__(self, page_size: int, eviction: EvictionPolicy) -> None:
+        self.page_size = page_size
+        self.eviction = eviction
+        self.prefixes: list[Prefix] = []
+        self.num_accesses = 0
+
+    def find(self, tokens: list[int]) -> list[int]:
+        """The pages of the longest cached prefix."""
+        for length in reversed(range(0, len(tokens) + 1, self.page_size)):
+            for prefix in self.prefixes:
+                if prefix.tokens[:length] == tokens[:length]:
+                    return prefix.pages[: length // self.page_size]
+        return []
+
+    def match(self, tokens: list[int]) -> list[int]:
+        """The same; from now on the prefix is a sequence of its own."""
+        pages = self.find(tokens)
+        known = tokens[: len(pages) * self.page_size]
+        longer = [prefix for prefix in self.prefixes if begins(known, prefix.tokens)]
+        if known and all(prefix.tokens != known for prefix in longer):
+            nearest = min(longer, key=lambda prefix: len(prefix.tokens))
+            self.prefixes.append(replace(nearest, tokens=known, pages=[*pages]))
+        return pages
+
+    def insert(self, tokens: list[int], pages: list[int]) -> list[int]:
+        """Cache whole pages. Returns those that hold the tokens now: the ones cached before, then the caller's."""
+        known = self.match(tokens)
+        pages = known + pages[len(known) :]
+        if len(pages) > len(known):
+            self.prefixes.append(Prefix(tokens, pages, self.num_accesses + 1, self.num_accesses + 1))
+        return pages
+
+    def touch(self, tokens: list[int], num_hits: int = 0) -> None:
+        self.num_accesses += 1
+        for prefix in self.prefixes:
+            if begins(prefix.tokens, tokens):
+                prefix.last_access = self.num_accesses
+                prefix.num_hits += num_hits
+
+    def evict(self, locked: list[list[int]]) -> list[int]:
+        """Forget what the policy names of the sequences that begin no other and no locked one. Returns its pages."""
+        others = [*locked, *(prefix.tokens for prefix in self.prefixes)]
+        leaves = [prefix for prefix in self.prefixes if sum(begins(prefix.tokens, other) for other in others) == 1]
+        leaf = min(leaves, key=self.eviction.key)
+        self.prefixes.remove(leaf)
+        return leaf.pages[max((p.num_pages for p in self.prefixes if begins(p.tokens, leaf.tokens)), default=0) :]
