@@ -11,8 +11,9 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from pdsim import __version__
-from pdsim.metrics.summary_rows import counted, significant
+from pdsim.metrics.summary_rows import counted
 from pdsim.show.style import to_svg
+from pdsim.show.table import Cell, Table
 from pdsim.study.plan import shown
 
 
@@ -43,24 +44,6 @@ class FigureBlock:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`order` is what its column is sorted by; None: the text."""
-
-    text: str
-    order: float | None = None
-    tone: str = ""
-    """good, bad, or nothing."""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     title: str
     subtitle: str
@@ -83,11 +66,6 @@ def render(page: Page) -> str:
         page=page, version=__version__, style=assets["report.css"], script=assets["report.js"]
     )
     return html
-
-
-def cell(value: float | None, shown: str = "") -> Cell:
-    """A number, sorted by its value; empty, and sorted below all others, if there is none."""
-    return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
 @cache
