@@ -1,7 +1,8 @@
 """Size of the house: python bench/house.py [REVISION ...]
 
-Prints files, lines, settings, flags, words, import depth, and the files that one plain request visits, for this working
-tree, and for each revision given beside it: `python bench/house.py 3f8fab7` shows before and after.
+Prints files, lines, settings, flags, repeated class names, docstrings that begin with a preposition, import depth, the
+files that one plain request visits, and words, for this working tree and for each revision given beside it:
+`python bench/house.py 3f8fab7` shows before and after.
 """
 
 import ast
@@ -9,9 +10,11 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"pdsim": "pdsim", "pdreal": "real/pdreal", "pdkernels": "kernels/pdkernels"}
@@ -57,6 +60,49 @@ many, more = visits(30)
 print(json.dumps({"moves": (many - few) / 20, "files": sum(more[name] - some[name] >= 20 for name in more)}))
 """
 """Differences of two runs leave out what is done once; a file counts that every request comes to."""
+
+
+FLAGS = """
+from pdsim.cli.app import app
+
+commands = [name for name in app if not name.startswith("-")]
+print(sum(len(app[name].assemble_argument_collection(parse_docstring=False)) for name in commands))
+"""
+"""Arguments and flags of all commands."""
+
+PREPOSITIONS = {
+    "of",
+    "what",
+    "how",
+    "by",
+    "as",
+    "in",
+    "from",
+    "with",
+    "without",
+    "for",
+    "where",
+    "when",
+    "which",
+    "who",
+    "whose",
+    "that",
+    "to",
+    "at",
+    "on",
+    "over",
+    "under",
+    "between",
+    "beside",
+    "until",
+    "since",
+    "if",
+    "whether",
+    "why",
+    "one",
+    "those",
+    "such",
+}
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -113,14 +159,35 @@ def num_words(root: Path, tracked: list[str]) -> int:
     return sum(len((root / name).read_text().split()) for name in pages)
 
 
-def num_flags(root: Path) -> int:
-    """Parameters of commands: of functions that a cyclopts app is given."""
-    count = 0
-    for path in python_files(root / "pdsim" / "cli"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(d) for d in node.decorator_list):
-                count += len(node.args.args) + len(node.args.kwonlyargs)
-    return count
+def parsed(root: Path) -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in python_files(root / "pdsim")]
+
+
+def num_repeated_names(trees: list[ast.Module]) -> int:
+    """Class names that two or more classes of pdsim have."""
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return sum(count > 1 for count in names.values())
+
+
+def percent_prepositions(trees: list[ast.Module]) -> float:
+    """Docstrings, of fields too, that begin with a preposition or a relative word."""
+    texts = [
+        node.value.value.split()
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    first = [words[0].strip(",.:;").lower() for words in texts if words]
+    return 100 * sum(word in PREPOSITIONS for word in first) / len(first)
+
+
+def output(script: str, root: Path) -> Any:
+    """JSON that a script prints, run with the packages of that tree."""
+    paths = ":".join(str(root / folder) for folder in (".", "real", "kernels"))
+    command = [sys.executable, "-c", script]
+    environment = {"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout)
 
 
 def measure(root: Path) -> dict[str, float]:
@@ -134,18 +201,12 @@ def measure(root: Path) -> dict[str, float]:
         found[f"{package}: files"] = len(files)
         found[f"{package}: lines"] = num_lines(files)
     found["scenario: fields"], found["scenario: sections"] = settings(root / "pdsim.schema.json")
-    found["pdsim: command flags"] = num_flags(root)
+    found["pdsim: command flags"] = output(FLAGS, root)
+    trees = parsed(root)
+    found["pdsim: class names that stand twice"] = num_repeated_names(trees)
+    found["pdsim: % docstrings with preposition"] = percent_prepositions(trees)
     found["pdsim: import depth"] = depth(imports(root))
-    request = json.loads(
-        subprocess.run(
-            [sys.executable, "-c", REQUEST],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
-        ).stdout
-    )
+    request = output(REQUEST, root)
     found["a request: files visited"] = request["files"]
     found["a request: moves between files"] = request["moves"]
     found["docs: words"] = num_words(root, tracked)
@@ -163,9 +224,9 @@ def main() -> None:
                 columns[revision] = measure(tree)
             finally:
                 subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
-    print(f"{'':34}" + "".join(f"{name:>12}" for name in columns))
+    print(f"{'':38}" + "".join(f"{name:>12}" for name in columns))
     for row in columns["now"]:
-        print(f"{row:34}" + "".join(f"{column[row]:>12,.0f}" for column in columns.values()))
+        print(f"{row:38}" + "".join(f"{column[row]:>12,.0f}" for column in columns.values()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from pdsim.calibration.validate.case import load_case
 from pdsim.calibration.validate.matrix import is_matrix
 from pdsim.cli import main as pdsim
+from pdsim.show import table as show
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md")))
@@ -75,8 +76,7 @@ def render(table: Table, report: Mapping[str, Report]) -> str:
         "matrix": variants if table.options else spreads,
     }
     head, *rows = makers[table.kind](table.options, report)
-    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+    return show.Table("", head, [[show.Cell(text) for text in row] for row in rows]).markdown()
 
 
 def metrics(_: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:

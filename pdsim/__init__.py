@@ -8,8 +8,7 @@ print(result.summary()["request_throughput"])
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pdsim.metrics.run_folder import RunFolderError
-from pdsim.metrics.run_tables import StoredRun
+from pdsim.metrics.run_folder import RunFolderError, StoredRun
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError

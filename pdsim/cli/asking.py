@@ -29,7 +29,7 @@ def ask(
 ) -> None:
     """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
     from pdsim.scenario.yaml_file import ConfigError
-    from pdsim.show.answer_table import print_answer, print_questions
+    from pdsim.show.study_tables import print_answer, print_questions
     from pdsim.study.questions.question import NAMES, question
 
     given = {**options.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
@@ -50,7 +50,7 @@ def ask(
         else:
             print(f"notebook: {notebook}")
     else:
-        from pdsim.cli.progress import progress_over
+        from pdsim.cli.finished import progress_over
         from pdsim.study.questions.answering import ask as answer
 
         with progress_over(name, None, quiet=json_) as advance:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pdsim.calibration.validate.matrix import Matrix, Variant, load_matrix
 from pdsim.calibration.validate.validation import Comparison, Side, Validation, compare_sides
 from pdsim.cli.command import print_json
-from pdsim.cli.progress import progress_over
+from pdsim.cli.finished import progress_over
 from pdsim.cli.real_runs import missing, run_missing
 from pdsim.garbage import garbage_collector_off
 from pdsim.metrics.run_folder import SCENARIO, read_records, read_summary

@@ -39,7 +39,7 @@ def calibrate(
     from pdsim.calibration.fit.profile import profile_of
     from pdsim.calibration.fit.rows import read_rows
     from pdsim.calibration.validate.case import percent
-    from pdsim.cli.progress import saying
+    from pdsim.cli.finished import saying
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.show.tables import print_calibration
 
@@ -158,7 +158,7 @@ def validate(
         raise ConfigError("--profile, --runs and --real-only are of a matrix, and none is named")
     from pdsim.calibration.validate.case import find_cases
     from pdsim.calibration.validate.compare import compare_case
-    from pdsim.cli.progress import progress_over
+    from pdsim.cli.finished import progress_over
     from pdsim.show.tables import print_errors
     from pdsim.sim.simulation import simulate
 

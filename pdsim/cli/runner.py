@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.interop.imported import read_results
-from pdsim.cli.finished import FinishedRun, write_run
-from pdsim.cli.progress import progress_over, saying
+from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
 from pdsim.garbage import garbage_collector_off
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import (

@@ -112,8 +112,7 @@ def explain(
     from dataclasses import asdict
 
     from pdsim.cli.runner import obtain_runs, obtain_sensitivities
-    from pdsim.metrics.critical_path import CriticalPaths, mean_parts_ms
-    from pdsim.metrics.explain import stage_ms, stage_times
+    from pdsim.metrics.explain import CriticalPaths, mean_parts_ms, stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
     from pdsim.show.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
     from pdsim.sim.sensitivity import limits

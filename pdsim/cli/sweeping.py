@@ -28,7 +28,7 @@ def sweep(
         A sweep file (YAML).
 
     """
-    from pdsim.cli.progress import progress_over
+    from pdsim.cli.finished import progress_over
     from pdsim.study.running import sweep as run_sweep
 
     try:
@@ -40,7 +40,7 @@ def sweep(
     if json_:
         print_json(result.to_json())
     else:
-        from pdsim.show.sweep_table import print_sweep
+        from pdsim.show.study_tables import print_sweep
 
         print_sweep(result)
     if all(point.error for point in result.points):

@@ -1,10 +1,13 @@
-"""Where the time of requests went."""
+"""Stages of requests and their times, and critical paths, which are finer: what each request waited for."""
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from pdsim.metrics.distribution import Samples
-from pdsim.metrics.records import RequestRecord
+from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import ttft_ms
 
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -102,3 +105,143 @@ def _between(request: RequestRecord, first: str, last: str) -> float:
     begin: int = getattr(request, first)
     end: int = getattr(request, last)
     return (end - begin) / 1e6
+
+
+PARTS = {
+    "front end": "passes the front end; attempts that failed",
+    "handshake": "messages between router, decode and prefill, with nothing missing",
+    "admission wait": "the head of decode's queue lacks a slot or pages",
+    "prefill queue": "prefill computes or is full, and it is not its turn",
+    "prefill compute": "a forward runs on prefill while it is computed",
+    "transfer queue": "its KV waits for a transfer worker",
+    "ring wait": "its KV waits for room in the staging ring",
+    "transfer set-up": "the engine's time for a batch, and the gather of what is staged",
+    "transfer line": "behind other transfers of an engine that serves one at a time",
+    "descriptors": "descriptors are posted",
+    "transfer": "bytes move that nothing holds up but links",
+    "merge wait": "decode has not noticed, scattered and merged it",
+    "response": "the first token passes the gateway",
+    "decode compute": "a step runs on decode",
+    "decode wait": "between decode steps: retracted, prompts of others, host work",
+}
+"""In their order, and what they mean."""
+
+
+class CriticalPaths:
+    """Critical paths of one run's finished requests. Without levels, waiting for admission counts as handshake."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._computing = _busy(records, "prefill")
+        self._decoding = _busy(records, "decode")
+        self._blocked = _blocked(records)
+        self._last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
+
+    def of(self, request: RequestRecord) -> dict[str, int]:
+        """Nanoseconds by part, of a finished request; what takes no time is left out."""
+        parts = dict.fromkeys(PARTS, 0)
+        for stage, (first, last, _) in stages_of(request).items():
+            begin_ns, end_ns = getattr(request, first), getattr(request, last)
+            for part, duration_ns in self._split(stage, request, begin_ns, end_ns).items():
+                parts[part] += duration_ns
+        return {part: duration_ns for part, duration_ns in parts.items() if duration_ns}
+
+    def _split(self, stage: str, request: RequestRecord, begin_ns: int, end_ns: int) -> dict[str, int]:
+        whole = end_ns - begin_ns
+        prefill, decode = request.prefill_id, request.decode_id
+        match stage:
+            case "decode_bootstrap":
+                blocked = self._blocked[decode].within(begin_ns, end_ns)
+                return {"admission wait": blocked, "handshake": whole - blocked}
+            case "prefill_waiting":
+                queued = self._computing[prefill].or_within(self._blocked[prefill], begin_ns, end_ns)
+                return {"prefill queue": queued, "handshake": whole - queued}
+            case "prefill_forward":
+                computed = self._computing[prefill].within(begin_ns, end_ns)
+                return {"prefill compute": computed, "prefill queue": whole - computed}
+            case "prefill_transfer_kv_cache":
+                return _transfer(self._last_units.get(request.request_id), begin_ns, end_ns)
+            case "decode_forward":
+                decoded = self._decoding[decode].within(begin_ns, end_ns)
+                return {"decode compute": decoded, "decode wait": whole - decoded}
+        return {{"front_end": "front end", "decode_transferred": "merge wait"}.get(stage, stage): whole}
+
+
+def mean_parts_ms(records: RunRecords) -> dict[str, float]:
+    """Over finished requests, in the order of PARTS; those that no request has are left out."""
+    paths = CriticalPaths(records)
+    done = [request for request in records.requests if request.outcome == "finished"]
+    sums: dict[str, int] = defaultdict(int)
+    for request in done:
+        for part, duration_ns in paths.of(request).items():
+            sums[part] += duration_ns
+    return {part: sums[part] / 1e6 / len(done) for part in PARTS if sums[part]}
+
+
+def _transfer(unit: TransferRecord | None, begin_ns: int, end_ns: int) -> dict[str, int]:
+    """The last unit's way, as far as it lies in between; before it was planned it waited for a worker as well."""
+    if unit is None:
+        return {"transfer": end_ns - begin_ns}
+    moments = [unit.start_ns]
+    for duration_ns in (unit.setup_ns, unit.line_ns, unit.posting_ns):
+        moments.append(moments[-1] + duration_ns)
+    parts = ("transfer set-up", "transfer line", "descriptors", "transfer")
+    waits = "ring wait" if unit.needs == "ring" else "transfer queue"
+    cuts = [begin_ns, *(min(max(moment, begin_ns), end_ns) for moment in (unit.queued_ns, *moments)), end_ns]
+    split: dict[str, int] = defaultdict(int)
+    for part, (start, end) in zip(("transfer queue", waits, *parts), pairwise(cuts), strict=True):
+        split[part] += end - start
+    return split
+
+
+class _Covered:
+    """Spans of time that do not overlap, and how much of them lies between two moments."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self.spans: list[tuple[int, int]] = []
+        for start, end in sorted(spans):
+            if self.spans and start <= self.spans[-1][1]:
+                self.spans[-1] = (self.spans[-1][0], max(end, self.spans[-1][1]))
+            else:
+                self.spans.append((start, end))
+        self._starts = [start for start, _ in self.spans]
+        self._before = [0, *accumulate(end - start for start, end in self.spans)]
+
+    def within(self, begin_ns: int, end_ns: int) -> int:
+        return self._until(end_ns) - self._until(begin_ns)
+
+    def or_within(self, other: "_Covered", begin_ns: int, end_ns: int) -> int:
+        """Covered by one of the two."""
+        near = [*self._near(begin_ns, end_ns), *other._near(begin_ns, end_ns)]  # noqa: SLF001
+        return _Covered(near).within(begin_ns, end_ns)
+
+    def _near(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        first = max(0, bisect_right(self._starts, begin_ns) - 1)
+        return self.spans[first : bisect_right(self._starts, end_ns)]
+
+    def _until(self, moment_ns: int) -> int:
+        index = bisect_right(self._starts, moment_ns) - 1
+        if index < 0:
+            return 0
+        start, end = self.spans[index]
+        return self._before[index] + min(moment_ns, end) - start
+
+
+def _busy(records: RunRecords, kind: str) -> Mapping[str, _Covered]:
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for step in records.steps:
+        if step.kind == kind:
+            spans[step.instance_id].append((step.start_ns, step.start_ns + step.duration_ns))
+    return defaultdict(_Covered, {name: _Covered(found) for name, found in spans.items()})
+
+
+def _blocked(records: RunRecords) -> Mapping[str, _Covered]:
+    """When the head of an instance's queue lacked something."""
+    spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    since: dict[str, int] = {}
+    for level in records.levels:
+        began_ns = since.pop(level.instance_id, None)
+        if began_ns is not None:
+            spans[level.instance_id].append((began_ns, level.time_ns))
+        if level.levels.blocked_by:
+            since[level.instance_id] = level.time_ns
+    return defaultdict(_Covered, {name: _Covered(found) for name, found in spans.items()})

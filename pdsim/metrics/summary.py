@@ -3,8 +3,9 @@
 docs/metrics.md has the formulas. Times are those of the client: TTFT includes the hand-over from prefill to decode.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Any, Literal
 
 from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
@@ -173,3 +174,38 @@ def _peak_requests(done: Iterable[RequestRecord], start_ns: int) -> int:
         level += changes[second]
         peak = max(peak, level)
     return peak
+
+
+Client = Literal["sglang", "aiperf"]
+
+STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
+
+
+def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
+    """A summary whose fields mean what that client's fields of the same name mean."""
+    fields = dict(summary)
+    if client == "aiperf":
+        for statistic in STATISTICS:
+            fields[f"{statistic}_itl_ms"] = fields[f"{statistic}_tpot_ms"]
+    return fields
+
+
+_SHARE = 0.05
+"""Of the arrivals: slower growth is not told from the end of a burst."""
+_DEVIATIONS = 3
+"""Of a Poisson count: less is chance."""
+
+
+def is_saturated(requests: Sequence[RequestRecord]) -> bool:
+    """Of an open-loop run: in the second half of its arrivals' time, clearly fewer requests ended than arrived.
+
+    Its latencies then say how long it was run, not how long requests take. Where requests take about as long as
+    arrivals go on, the run is too short to tell, and counts as saturated. False if all arrived at once.
+    """
+    first_ns = min((r.arrival_ns for r in requests), default=0)
+    last_ns = max((r.arrival_ns for r in requests), default=0)
+    middle_ns = (first_ns + last_ns) // 2
+    num_arrived = sum(r.arrival_ns > middle_ns for r in requests)
+    num_ended = sum(r.end_ns is not None and middle_ns < r.end_ns <= last_ns for r in requests)
+    growth = num_arrived - num_ended
+    return first_ns < last_ns and growth > max(_SHARE * num_arrived, _DEVIATIONS * sqrt(num_arrived))

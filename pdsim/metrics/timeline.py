@@ -67,7 +67,7 @@ def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
     for pid, name in processes.items():
-        mine = sorted(tid for of, tid in used if of == pid)
+        mine = sorted(tid for process, tid in used if process == pid)
         if mine:
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
         for tid in mine if pid >= _FIRST_INSTANCE else ():

@@ -100,17 +100,17 @@ def _instance_usage(
         sums["waiting"] += duration * (now.num_queued + now.num_ready + now.num_retracted)
         sums["pages"] += duration * (now.blocked_by == "pages" or now.num_retracted > 0)
         sums["slots"] += duration * (now.blocked_by == "slots" or now.num_ready > 0)
-    of = {key: value / window.length_ns for key, value in (sums | busy).items()}
+    fraction = {key: value / window.length_ns for key, value in (sums | busy).items()}
     link_busy = _covered(moves, window) / window.length_ns
     return InstanceUsage(
         instance_id=name,
-        computing=of["prefill"],
-        decoding=of["decode"],
-        lacks_pages=of["pages"],
-        lacks_slots=of["slots"],
-        mean_pages_used=of["used"],
-        mean_running=of["running"],
-        mean_waiting=of["waiting"],
+        computing=fraction["prefill"],
+        decoding=fraction["decode"],
+        lacks_pages=fraction["pages"],
+        lacks_slots=fraction["slots"],
+        mean_pages_used=fraction["used"],
+        mean_running=fraction["running"],
+        mean_waiting=fraction["waiting"],
         link_busy=link_busy,
     )
 

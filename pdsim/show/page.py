@@ -1,8 +1,9 @@
 """A page: its answer first, then figures, then tables. One file that needs no other and no network."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -10,8 +11,10 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from pdsim import __version__
-from pdsim.metrics.summary_rows import significant
+from pdsim.metrics.summary_rows import counted
 from pdsim.show.style import to_svg
+from pdsim.show.table import Cell, Table
+from pdsim.study.plan import shown
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Shown:
+class FigureBlock:
     """A figure, and one line that says how to read it."""
 
     name: str
@@ -41,24 +44,6 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """`order` is what its column is sorted by; None: the text."""
-
-    text: str
-    order: float | None = None
-    tone: str = ""
-    """good, bad, or nothing."""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     title: str
     subtitle: str
@@ -66,7 +51,7 @@ class Page:
     """One sentence: what came out, or what limits."""
     detail: str
     cards: Sequence[Card]
-    figures: Sequence[Shown]
+    figures: Sequence[FigureBlock]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
     setup: str = ""
@@ -83,11 +68,6 @@ def render(page: Page) -> str:
     return html
 
 
-def cell(value: float | None, shown: str = "") -> Cell:
-    """A number, sorted by its value; empty, and sorted below all others, if there is none."""
-    return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
-
-
 @cache
 def _template() -> Any:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -96,3 +76,79 @@ def _template() -> Any:
 
 def _asset(name: str) -> str:
     return (files("pdsim.show") / "assets" / name).read_text(encoding="utf-8")
+
+
+Fields = Mapping[str, Any]
+"""A resolved scenario as plain data."""
+
+_ROLES = ("prefill", "decode", "aggregated")
+_NOT_SETUP = ("name", "description")
+_MOST_FIELDS = 12
+"""In the table of differences."""
+_MOST_ALTERNATIVES = 2
+"""In the sentence."""
+
+
+def setup_sentence(scenarios: Sequence[Fields]) -> str:
+    """Model, instances, pages, costs and load; where scenarios differ, each one's."""
+    parts = [_either(scenarios, _model)]
+    parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
+    parts += [_either(scenarios, lambda s: f"pages of {counted(s['page_size'], 'token')}"), _either(scenarios, _steps)]
+    parts += [_either([s for s in scenarios if "workload" in s], _load)]
+    return "; ".join(part for part in parts if part)
+
+
+def differences(scenarios: Mapping[str, Fields]) -> Table | None:
+    """A row for each field that is not the same in all, costs last; None: there is no such field."""
+    flat = {name: dict(_flat(fields)) for name, fields in scenarios.items()}
+    paths = list(dict.fromkeys(path for fields in flat.values() for path in fields))
+    found = [path for path in paths if len({fields.get(path) for fields in flat.values()}) > 1]
+    found.sort(key=lambda path: path.startswith("cost."))
+    if not found:
+        return None
+    rows = [[Cell(path), *(Cell(fields.get(path, "—")) for fields in flat.values())] for path in found[:_MOST_FIELDS]]
+    rest = len(found) - len(rows)
+    return Table("What differs", ["field", *flat], rows, f"And {counted(rest, 'field')} more." if rest else "")
+
+
+def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names, and values as a file has them; 0.0 is 0, as a scenario that was written and read has it."""
+    for name, value in fields.items():
+        if prefix + name in _NOT_SETUP or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, re.sub(r"(?<=\d)\.0\b", "", shown(value))
+
+
+def _either(scenarios: Sequence[Fields], part: Callable[[Fields], str]) -> str:
+    found = list(dict.fromkeys(part(scenario) for scenario in scenarios))
+    return " or ".join(found) if len(found) <= _MOST_ALTERNATIVES else f"{found[0]} or one of {len(found) - 1} others"
+
+
+def _model(scenario: Fields) -> str:
+    model = scenario["model"]
+    weights = f"{model['weight_dtype']} weights, " if model.get("weight_dtype") else ""
+    return f"{model['name']} ({weights}{model['kv_dtype']} KV)"
+
+
+def _servers(role: str, scenario: Fields) -> str:
+    servers = scenario[role]
+    attention = f", DP{servers['dp']}" if servers["dp"] > 1 else ""
+    num_gpus = servers["instances"] * servers["tp"]
+    return f"{role} {servers['instances']} x TP{servers['tp']}{attention} on {num_gpus} {servers['gpu']}"
+
+
+def _steps(scenario: Fields) -> str:
+    uses = dict.fromkeys(_use(scenario["cost"][role]) for role in ("prefill", "decode"))
+    return f"steps timed by {' and '.join(uses)}"
+
+
+def _load(scenario: Fields) -> str:
+    return f"load {_use(scenario['workload'])}, {_use(scenario['client'])}"
+
+
+def _use(component: Any) -> str:
+    """The name of a component with settings, or without."""
+    return str(component["use"] if isinstance(component, Mapping) else component)

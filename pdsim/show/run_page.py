@@ -5,27 +5,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pdsim.metrics.critical_path import mean_parts_ms
-from pdsim.metrics.explain import stage_times
+from pdsim.metrics.explain import mean_parts_ms, stage_times
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.saturation import is_saturated
-from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.schema import Scenario
-from pdsim.show.latency_figures import (
+from pdsim.show.page import Card, FigureBlock, Page, differences, setup_sentence
+from pdsim.show.run_figures import (
     critical_path,
     finished,
     latency_distributions,
+    occupancy,
     parity,
     request_stages,
     stage_bars,
+    transfers,
     ttft_over_time,
 )
-from pdsim.show.page import Card, Cell, Page, Shown, Table, cell
-from pdsim.show.resource_figures import occupancy, transfers
-from pdsim.show.setup import differences, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.show.table import Cell, Table, cell
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
@@ -160,14 +159,14 @@ def _subtitle(run: ReportedRun) -> str:
 
 def _cards(run: ReportedRun) -> list[Card]:
     """Of what is known: another tool may not report all."""
-    of = run.summary
+    summary = run.summary
     cards = []
-    if "request_throughput" in of:
-        cards.append(Card("throughput", f"{of['request_throughput']:,.2f}", "requests/s"))
-    if "output_throughput" in of:
+    if "request_throughput" in summary:
+        cards.append(Card("throughput", f"{summary['request_throughput']:,.2f}", "requests/s"))
+    if "output_throughput" in summary:
         cards.append(Card("output", f"{run.output_rate:,.0f}", run.per_gpu.removeprefix("output ")))
     for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "e2e_latency")):
-        median, p99 = of.get(f"median_{name}_ms"), of.get(f"p99_{name}_ms")
+        median, p99 = summary.get(f"median_{name}_ms"), summary.get(f"p99_{name}_ms")
         if median is not None:
             cards.append(Card(title, _time(median), "median" if p99 is None else f"median; p99 {_time(p99)}"))
     return cards
@@ -192,42 +191,44 @@ def _warnings(run: ReportedRun) -> list[str]:
     return said
 
 
-def _latency_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
+def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     requests = {run.name: run.records.requests for run in runs if run.num_finished}
     if not requests:
         return []
     return [
-        Shown(
+        FigureBlock(
             "distributions",
             "Latency",
             "The fraction of requests that had its first token, its mean gap between tokens, its last token by then.",
             latency_distributions(requests),
         ),
-        Shown("stages", "Where the time goes", "Mean latency by stage; short stages are one.", stage_bars(requests)),
+        FigureBlock(
+            "stages", "Where the time goes", "Mean latency by stage; short stages are one.", stage_bars(requests)
+        ),
     ]
 
 
-def _inside(run: ReportedRun) -> list[Shown]:
+def _inside(run: ReportedRun) -> list[FigureBlock]:
     """What only a look into one run shows."""
     records = run.records
-    figures: list[Shown] = []
+    figures: list[FigureBlock] = []
     if not run.num_finished:
         return []
     figures += _tornado(run.sensitivities)
     figures += [
-        Shown(
+        FigureBlock(
             "critical-path",
             "What requests wait for",
             "Mean latency by what happened: the parts of a request sum up to its latency.",
             critical_path(mean_parts_ms(records)),
         ),
-        Shown(
+        FigureBlock(
             "ttft-over-time",
             "TTFT over time",
             "Each request by its arrival; lines are percentiles of slices of time.",
             ttft_over_time(records.requests),
         ),
-        Shown(
+        FigureBlock(
             "requests",
             "Requests",
             "From arrival to end, by stage; of many, those that arrived in the middle of the run.",
@@ -236,7 +237,7 @@ def _inside(run: ReportedRun) -> list[Shown]:
     ]
     if records.levels:
         figures.append(
-            Shown(
+            FigureBlock(
                 "occupancy",
                 "Batches, queues and KV pages",
                 "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use.",
@@ -246,11 +247,11 @@ def _inside(run: ReportedRun) -> list[Shown]:
     if any(transfer.num_bytes for transfer in records.transfers):
         caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
         caption += "bytes move, and those that wait for the staging ring."
-        figures.append(Shown("transfers", "KV transfers", caption, transfers(records)))
+        figures.append(FigureBlock("transfers", "KV transfers", caption, transfers(records)))
     return figures
 
 
-def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
+def _tornado(found: Sequence[Sensitivity]) -> list[FigureBlock]:
     if not found:
         return []
     seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
@@ -258,10 +259,10 @@ def _tornado(found: Sequence[Sensitivity]) -> list[Shown]:
     caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
     if rest := [one.resource for one in found if one not in seen]:
         caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
-    return [Shown("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]
+    return [FigureBlock("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]
 
 
-def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:
+def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     """The trade-offs between the runs."""
     if any(not run.summary.get(name) for run in runs for name in ("mean_tpot_ms", "median_ttft_ms")):
         return []
@@ -269,14 +270,14 @@ def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:
     speed = [Dot(1e3 / run.summary["mean_tpot_ms"], run.output_rate, run.name) for run in runs]
     ttft = [Dot(run.summary["median_ttft_ms"] / 1e3, run.output_rate, run.name) for run in runs]
     return [
-        Shown(
+        FigureBlock(
             "pareto",
             "Throughput against speed for each user",
             "Up and right is better; the line joins runs that no other beats in both.",
             trade_off(speed, "tokens/s of one user", y_title, more_x=True),
             wide=False,
         ),
-        Shown(
+        FigureBlock(
             "ttft-throughput",
             "Throughput against TTFT",
             "Up and left is better.",
@@ -286,7 +287,7 @@ def _trade(runs: Sequence[ReportedRun]) -> list[Shown]:
     ]
 
 
-def _parity_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
+def _parity_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     pairs = {
         title: [
             (run.name, float(run.measured[name]), float(run.summary[name]))
@@ -299,7 +300,7 @@ def _parity_figures(runs: Sequence[ReportedRun]) -> list[Shown]:
     if not known:
         return []
     caption = "Each mark is one metric of one run; on the line both agree."
-    return [Shown("parity", "Simulated against measured", caption, parity(known), wide=False)]
+    return [FigureBlock("parity", "Simulated against measured", caption, parity(known), wide=False)]
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:

@@ -36,12 +36,12 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, 
     best = sorted(frontier(dots, more_x=more_x, more_y=more_y), key=lambda dot: dot.x)
     ax.plot([dot.x for dot in best], [dot.y for dot in best], color=MUTED, lw=1, ls="--", zorder=1)
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
-        of = [dot for dot in dots if dot.series == name]
+        own = [dot for dot in dots if dot.series == name]
         style = {"color": SERIES[i % len(SERIES)], "marker": _MARKS[i % len(_MARKS)], "ms": 5.5, "ls": "none"}
-        errors = [dot.half_y or 0.0 for dot in of]
+        errors = [dot.half_y or 0.0 for dot in own]
         ax.errorbar(
-            [d.x for d in of],
-            [d.y for d in of],
+            [d.x for d in own],
+            [d.y for d in own],
             yerr=errors if any(errors) else None,
             label=name or None,
             capsize=2,
@@ -76,9 +76,9 @@ def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = Fal
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
-        of = sorted((dot for dot in dots if dot.series == name), key=lambda dot: dot.x)
-        x, y = np.array([d.x for d in of]), np.array([d.y for d in of])
-        half = np.array([d.half_y or 0.0 for d in of])
+        own = sorted((dot for dot in dots if dot.series == name), key=lambda dot: dot.x)
+        x, y = np.array([d.x for d in own]), np.array([d.y for d in own])
+        half = np.array([d.half_y or 0.0 for d in own])
         color = SERIES[i % len(SERIES)]
         ax.plot(x, y, marker=_MARKS[i % len(_MARKS)], ms=4.5, lw=1.5, color=color, label=name or None)
         if half.any():

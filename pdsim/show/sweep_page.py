@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from pdsim.metrics.summary_rows import counted, significant
-from pdsim.show.page import Card, Cell, Page, Shown, Table, cell
-from pdsim.show.setup import setup_sentence
+from pdsim.show.page import Card, FigureBlock, Page, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
+from pdsim.show.table import Cell, Table, cell
 from pdsim.study.interval import Estimate
 from pdsim.study.plan import described, shown
 from pdsim.study.result import PointResult, SweepResult
@@ -28,7 +28,7 @@ Value = Callable[[PointResult], float]
 def sweep_page(result: SweepResult) -> Page:
     points = [point for point in result.points if not point.error]
     stable = [point for point in points if not point.is_saturated]
-    figures: list[Shown] = []
+    figures: list[FigureBlock] = []
     if stable:
         fields = _varied(points)
         figures = [
@@ -190,7 +190,7 @@ def _numeric(value: Any) -> float | None:
 # Figures.
 
 
-def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[Shown]:
+def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
     load = _load_of(fields)
 
     def dots(x: Value) -> list[Dot]:
@@ -231,7 +231,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
     ]
     better = {True: "Up and right is better", False: "Up and left is better"}
     return [
-        Shown(
+        FigureBlock(
             name,
             title,
             f"{better[more]}; the line joins points that no other beats in both{by_load}.",
@@ -242,7 +242,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
     ]
 
 
-def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[Shown]:
+def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
     """What share of requests meets the SLO as the load grows, and how many that are."""
     load = _load_of(fields)
     if load is None:
@@ -255,20 +255,20 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
             return []
         name = _series(point, fields)
         share, rate = point.attainment(slo), point.goodput_per_gpu(slo)
-        for best, of in ((attained, share), (goodput, rate)):
-            dot = Dot(x / point.num_gpus, of.mean, "", name, of.half_width)
+        for best, estimate in ((attained, share), (goodput, rate)):
+            dot = Dot(x / point.num_gpus, estimate.mean, "", name, estimate.half_width)
             best[name, dot.x] = max(dot, best.get((name, dot.x), dot), key=lambda dot: dot.y)
     x_title = f"{load} per GPU"
     rest = ", at best over all other fields" if len(attained) < len(points) else ""
     return [
-        Shown(
+        FigureBlock(
             f"attainment-{slo}",
             f"SLO attainment, {slo}",
             f"Share of all requests that meet it{rest}; bands are 95 % intervals over seeds.",
             lines(list(attained.values()), x_title, "of requests", shares=True),
             wide=False,
         ),
-        Shown(
+        FigureBlock(
             f"goodput-{slo}",
             f"Goodput, {slo}",
             f"Requests that meet the SLO{rest}.",
@@ -278,7 +278,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
     ]
 
 
-def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[Shown]:
+def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """Over the two roles' instances, or the first two fields that are chosen."""
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
@@ -298,7 +298,9 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
             title="requests/s per GPU",
         )
         caption = "The best over all other fields; hatched cells have no point with a result."
-        found.append(Shown(f"map-{slo or 'rate'}", f"{what} by {pair[0]} and {pair[1]}", caption, figure, wide=False))
+        found.append(
+            FigureBlock(f"map-{slo or 'rate'}", f"{what} by {pair[0]} and {pair[1]}", caption, figure, wide=False)
+        )
     return found
 
 
@@ -311,7 +313,7 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
     return max(map(value, here), default=None)
 
 
-def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[Shown]:
+def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """How far each field moves a measure, all others averaged."""
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
@@ -333,7 +335,7 @@ def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[st
     caption = (
         "Means at each field's lowest and highest value, against the mean of all points; saturated points are left out."
     )
-    return [Shown("effects", "Which field matters", caption, tornado(panels))]
+    return [FigureBlock("effects", "Which field matters", caption, tornado(panels))]
 
 
 def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value: Value) -> Bar | None:
@@ -350,7 +352,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found) if found else 0.0
 
 
-def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[Shown]:
+def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """Where the size of a cache is a field: what of it."""
     found = []
     for field in fields:
@@ -368,7 +370,7 @@ def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[S
             figure = lines(dots, field, "of prompt tokens", shares=True)
             caption = f"Prompt tokens that {role}'s cache held."
             found.append(
-                Shown(
+                FigureBlock(
                     f"hits-{role}-{what.replace('_', '-')}",
                     f"Hits of {role}'s cache by its size",
                     caption,

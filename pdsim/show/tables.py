@@ -12,8 +12,7 @@ from rich.table import Table
 from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.scale.scaling import Scaling
 from pdsim.calibration.validate.compare import ArmErrors
-from pdsim.metrics.critical_path import PARTS
-from pdsim.metrics.explain import STAGES, StageTimes, stage_ms, stage_times, stages_of
+from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary_rows import (
     SUMMARY_ROWS,
@@ -94,7 +93,7 @@ def _colored(difference: Difference) -> str:
 
 def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Of runs whose cost has an interval: between what each metric lies."""
-    told = {name: found for name, of in summaries.items() if (found := of.get("pdsim", {}).get("interval"))}
+    told = {name: found for name, summary in summaries.items() if (found := summary.get("pdsim", {}).get("interval"))}
     if not told:
         return
     table = new_table("between the ends of cost.interval", "run", "metric", "least", "most")
@@ -274,10 +273,10 @@ def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
     """What was fitted, the errors on shapes that it was not fitted to, and what its profile has of the host."""
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
     table = new_table("fits, and their errors on shapes held out", *columns)
-    for name, of in made.fits.items():
-        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in of.values.items())
-        errors = (f"{of.error:.1%}", f"{of.error_p90:.1%}", percentage(of.bias))
-        table.add_row(name, of.form.name, str(len(of.rows)), str(of.num_shapes), *errors, values)
+    for name, fit in made.fits.items():
+        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in fit.values.items())
+        errors = (f"{fit.error:.1%}", f"{fit.error_p90:.1%}", percentage(fit.bias))
+        table.add_row(name, fit.form.name, str(len(fit.rows)), str(fit.num_shapes), *errors, values)
     console = new_console()
     console.print(table)
     of_host = _host_table(profile)
@@ -304,9 +303,9 @@ def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
     coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
     interval = cost.get("interval", {"low": cost, "high": cost})
     for role in ("prefill", "decode"):
-        low, best, high = (of[role] for of in (interval["low"], cost, interval["high"]))
+        low, best, high = (end[role] for end in (interval["low"], cost, interval["high"]))
         for name in (name for name in best if name != "use"):
-            coefficients.add_row(name, *(str(of[name]) for of in (low, best, high)))
+            coefficients.add_row(name, *(str(end[name]) for end in (low, best, high)))
     console = new_console()
     console.print(ratios)
     console.print(coefficients)

@@ -17,7 +17,7 @@ from pdsim.cost.host_memory import HostMemory
 from pdsim.garbage import garbage_collector_off
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_tables import RunTables
+from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.outside import cost_warnings, device_of

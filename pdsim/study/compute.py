@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdsim.garbage import garbage_collector_off
-from pdsim.metrics.saturation import is_saturated
+from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.simulation import RunResult, Simulation

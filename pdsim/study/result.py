@@ -7,7 +7,7 @@ from typing import Any
 
 from pyarrow import parquet
 
-from pdsim.metrics.run_tables import load_pandas
+from pdsim.metrics.run_folder import load_pandas
 from pdsim.study.design import Changes
 from pdsim.study.goodput import Attained, attained
 from pdsim.study.identity import scenario_of

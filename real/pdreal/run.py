@@ -16,8 +16,7 @@ from pdreal.logbook import read_journal, read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
-from pdsim.cli.finished import FinishedRun, write_run
-from pdsim.cli.progress import progress_over
+from pdsim.cli.finished import FinishedRun, progress_over, write_run
 from pdsim.metrics.run_folder import LOGS, journal_writer
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario

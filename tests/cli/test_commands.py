@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
-from pdsim.cli.progress import saying
+from pdsim.cli.finished import saying
 from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
 

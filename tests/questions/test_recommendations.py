@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pdsim
 from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
-from pdsim.show.answer_table import EXAMPLE, print_answer
+from pdsim.show.study_tables import EXAMPLE, print_answer
 from pdsim.study.interval import Estimate
 from pdsim.study.questions import base
 from pdsim.study.questions.question import NAMES

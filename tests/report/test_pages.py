@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from pdsim.metrics.records import RunRecords
 from pdsim.scenario.build import resolve
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.show.latency_figures import latency_distributions
-from pdsim.show.page import render
+from pdsim.show.page import differences, render
+from pdsim.show.run_figures import latency_distributions
 from pdsim.show.run_page import ReportedRun, run_page
-from pdsim.show.setup import differences
 from pdsim.show.style import to_svg
 from pdsim.show.sweep_figures import Dot, frontier
 from pdsim.show.sweep_page import sweep_page

@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim.metrics.records import RequestRecord
-from pdsim.metrics.saturation import is_saturated
+from pdsim.metrics.summary import is_saturated
 from tests.support import request, run, small
 
 

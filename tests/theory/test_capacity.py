@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.calibration.validate.case import load_case
-from pdsim.metrics.definitions import by_client
+from pdsim.metrics.summary import by_client
 from pdsim.scenario.build import resolve
 from pdsim.sim.simulation import Observation, simulate
 

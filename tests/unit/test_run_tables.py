@@ -6,8 +6,7 @@ from copy import deepcopy
 import pytest
 
 from pdsim import StoredRun
-from pdsim.metrics.run_folder import TABLES, RunFolderError, write_records
-from pdsim.metrics.run_tables import PandasMissingError
+from pdsim.metrics.run_folder import TABLES, PandasMissingError, RunFolderError, write_records
 from tests.support import run, small
 
 pytest.importorskip("pandas")

@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdsim.metrics.definitions import STATISTICS
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
-from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary import STATISTICS, e2e_ms, tpot_ms, ttft_ms
 from pdsim.scenario.schema import Scenario, ServerSettings
 from pdsim.system.catalog import load_model
 

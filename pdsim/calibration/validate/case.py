@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pdsim.metrics.definitions import Client
+from pdsim.metrics.summary import Client
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdsim.calibration.validate.case import Arm, Case
-from pdsim.metrics.definitions import by_client
+from pdsim.metrics.summary import by_client
 from pdsim.scenario.schema import Scenario
 
 Simulate = Callable[[Scenario], Mapping[str, Any]]

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from pdsim.metrics.run_tables import load_pandas
+from pdsim.metrics.run_folder import load_pandas
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import RunResult
 from pdsim.study.design import Changes

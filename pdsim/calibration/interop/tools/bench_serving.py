@@ -1,7 +1,7 @@
 """SGLang's bench_serving, whose names are ours, and `vllm bench serve`, which has most of them."""
 
 from pdsim.calibration.interop.tools.fields import Fields
-from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.summary import STATISTICS
 
 _COUNTS = ("duration", "completed", "total_input_tokens", "total_output_tokens", "max_concurrency", "concurrency")
 _RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")

@@ -1,7 +1,7 @@
 """The report of DynoSim (`python -m dynamo.replay --report-json`), a simulator: virtual times, counted from arrival."""
 
 from pdsim.calibration.interop.tools.fields import Fields
-from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.summary import STATISTICS
 
 _TOTALS = {
     "completed_requests": "completed",

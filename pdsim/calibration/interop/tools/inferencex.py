@@ -1,7 +1,7 @@
 """Rows of InferenceX, with times in seconds; output is told per decode GPU and input per prefill GPU of a pair."""
 
 from pdsim.calibration.interop.tools.fields import Fields
-from pdsim.metrics.definitions import STATISTICS
+from pdsim.metrics.summary import STATISTICS
 from pdsim.scenario.yaml_file import ConfigError
 
 _LATENCIES = {"e2el": "e2e_latency", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
