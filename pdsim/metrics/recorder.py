@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import replace
 
-from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
+from pdsim.core.router import num_retries, request_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.wire import Wire
 from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
-from pdsim.core.aggregated_router import AggregatedRouter
-from pdsim.core.router import RoleRouter
 from pdsim.cost.step_times import StepTimes
 from pdsim.scenario.costs import decode_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
@@ -46,18 +44,6 @@ def build_aggregated_instances(scenario: Scenario, settings: AggregatedSettings)
         )
         for instance_id in instance_ids(settings, "aggregated")
     ]
-
-
-def build_aggregated_router(scenario: Scenario, settings: AggregatedSettings) -> AggregatedRouter:
-    router = scenario.router
-    return AggregatedRouter(
-        RoleRouter(
-            instance_ids(settings, "aggregated"),
-            deepcopy(router.prefill),
-            snapshot_interval_ns=router.snapshot_interval,
-            memory_tokens=router.memory_tokens,
-        )
-    )
 
 
 def aggregated_costs(scenario: Scenario, settings: AggregatedSettings) -> dict[str, StepTimes]:

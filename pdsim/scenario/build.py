@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
-from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
@@ -14,8 +13,7 @@ from pdsim.core.journal import TakesMessages
 from pdsim.core.names import receiver_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
-from pdsim.core.retrying_router import RetryingRouter
-from pdsim.core.router import RoleRouter, Router
+from pdsim.core.router import NO_RETRIES, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.wire import Wire
@@ -27,7 +25,6 @@ from pdsim.scenario import wiring
 from pdsim.scenario.aggregated import (
     aggregated_costs,
     build_aggregated_instances,
-    build_aggregated_router,
     check_aggregated_requests,
 )
 from pdsim.scenario.costs import decode_times, prefill_times
@@ -68,7 +65,7 @@ class Cluster:
     """Resolved."""
     instances: Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]
     agents: Sequence[Sender | Receiver]
-    router: Router | RetryingRouter | AggregatedRouter
+    router: Router
     monitor: HealthMonitor | None
     """Who watches the instances, if anybody does."""
     num_ranks: Mapping[str, int]
@@ -231,29 +228,22 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
-def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRouter:
-    router = _plain_router(scenario)
-    return router if scenario.health is None else RetryingRouter(router, scenario.health.retry_limits(scenario.seed))
+def build_router(scenario: Scenario) -> Router:
+    """Without a health section it tries nothing again."""
+    settings, health = scenario.router, scenario.health
 
-
-def _plain_router(scenario: Scenario) -> Router | AggregatedRouter:
-    if scenario.aggregated is not None:
-        return build_aggregated_router(scenario, scenario.aggregated)
-    prefill, decode = scenario.pair
-    settings = scenario.router
-
-    def role(ids: Sequence[str], policy: RoutingPolicy) -> RoleRouter:
+    def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
         return RoleRouter(
-            ids,
+            instance_ids(getattr(scenario, name), name),
             deepcopy(policy),
             snapshot_interval_ns=settings.snapshot_interval,
             memory_tokens=settings.memory_tokens,
         )
 
-    return Router(
-        prefill=role(instance_ids(prefill, "prefill"), settings.prefill),
-        decode=role(instance_ids(decode, "decode"), settings.decode),
-    )
+    limits = NO_RETRIES if health is None else health.retry_limits(scenario.seed)
+    if scenario.aggregated is not None:
+        return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
+    return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
 
 
 def _num_ranks(scenario: Scenario) -> dict[str, int]:

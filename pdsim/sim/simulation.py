@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
-from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
+from pdsim.core.router import num_retries, request_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
 from pdsim.garbage import garbage_kept
@@ -126,7 +126,7 @@ class Simulation:
         self._dead: dict[str, Any] = {}
         """By name: the state machines that take their place after a restart."""
         self._live: set[int] = set()
-        """Requests that clients wait for; only if anything can fail."""
+        """Requests that clients wait for."""
         self._front_end = None
         if not cluster.front_end.is_none:
             self._front_end = FrontEnd(
@@ -150,8 +150,8 @@ class Simulation:
             m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
             m.PrefillDone: self._prefill_done,
-            m.Finished: self._ended,
-            m.Failed: self._ended,
+            m.Finished: self._finished,
+            m.Failed: self._tell_router,
         }
         if self._transfers is not None:
             of = self._transfers
@@ -239,20 +239,13 @@ class Simulation:
 
     def _arrive(self, spec: RequestSpec) -> None:
         self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
+        self._live.add(spec.request_id)
         if self._faults is not None:
-            self._live.add(spec.request_id)
             self._faults.on_sent(spec.request_id)
 
     def _route(self, spec: RequestSpec) -> None:
-        now_ns = self._timeline.now_ns
-        if self._faults is not None:
-            if spec.request_id in self._live:
-                self._tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens))
-            return
-        commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
-        new: m.NewRequest = commands[0].message
-        self._recorder.on_routed(spec.request_id, new.prefill_id, new.decode_id, now_ns)
-        self._timeline.after(self._message_ns, self._deliver_all, commands)
+        if spec.request_id in self._live:
+            self._tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens))
 
     def _carry_out(self, commands: list[m.Command]) -> None:
         for command in commands:
@@ -286,79 +279,32 @@ class Simulation:
         self._carry_out(self._agents[to].on_message(message, self._timeline.now_ns))
 
     def _deliver_all(self, commands: list[m.Send]) -> None:
-        """What the router sends for one request leaves it at one time."""
+        """What the router sends at one time comes at one time."""
         for to, message in commands:
             self._actors[to].post(message)
 
     # What becomes of requests.
 
-    def _prefill_done(self, command: m.PrefillDone) -> None:
-        self._tell_router(command)
-        if self._faults is None:
-            self._pass_on(command)
-
-    def _streamed(self, command: m.FirstToken) -> None:
-        self._recorder.on_streamed(command.request_id, self._timeline.now_ns)
-        if self._faults is None:
-            self._pass_on(command)
-        else:
-            self._tell_router(command)
-
-    def _pass_on(self, command: m.PrefillDone | m.FirstToken) -> None:
-        """To the front end, if there is one."""
-        if isinstance(command, m.PrefillDone):
-            if self._front_end is not None:
-                self._front_end.on_prefill_answer(command.request_id)
-        elif self._front_end is None:
-            self._first_token(command.request_id)
-        else:
-            self._front_end.on_streamed(command.request_id)
-
-    def _first_token(self, request_id: int) -> None:
-        self._recorder.on_first_token(request_id, self._timeline.now_ns)
-
-    def _retracted(self, command: m.Retracted) -> None:
-        self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
-
-    def _ended(self, outcome: m.Finished | m.Failed) -> None:
-        self._tell_router(outcome)
-        if self._faults is None:
-            self._answer(outcome)
-
-    def _answer(self, outcome: m.Finished | m.Failed) -> None:
-        if self._front_end is None:
-            self._end(outcome)
-        else:
-            failed = isinstance(outcome, m.Failed)
-            self._front_end.on_end(outcome.request_id, partial(self._end, outcome), failed=failed)
-
-    def _end(self, outcome: m.Finished | m.Failed) -> None:
-        """As the client sees it."""
-        self._num_ended += 1
-        self._recorder.on_end(outcome, self._timeline.now_ns)
-        self._client.on_end(outcome.request_id)
-        if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
-            self._progress(self._num_ended)
-
     def _tell_router(self, message: m.Message) -> None:
-        """One that tries failed requests again answers: with new attempts, and by telling clients."""
-        for command in self._router.on_message(message, self._timeline.now_ns):
-            match command:
-                case m.Send(to, m.NewRequest() as new) if to == new.decode_id:
+        """It answers with attempts and their ends, and with what it decides of requests."""
+        commands = self._router.on_message(message, self._timeline.now_ns)
+        if not commands:
+            return
+        sent: list[m.Send] = []
+        for command in commands:
+            if isinstance(command, m.Send):
+                sent.append(command)
+                new = command.message
+                if isinstance(new, m.NewRequest) and command.to == new.decode_id:
                     self._on_attempt(new)
-                    self._send(command)
-                case m.PrefillDone() | m.FirstToken():
-                    self._pass_on(command)
-                case m.Finished() | m.Failed():
-                    self._live.discard(command.request_id)
-                    self._answer(command)
-                case _:
-                    self._commands[type(command)](command)
-
-    def _on_choice(self, instance: Instance) -> None:
-        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
-
-    # What goes wrong. Nothing of this happens unless the scenario says so.
+            elif isinstance(command, m.Failed):
+                self._end(command)
+            elif isinstance(command, m.PrefillDone):
+                self._answer_of_prefill(command.request_id)
+            else:
+                self._wake_at(command)
+        if sent:
+            self._timeline.after(self._message_ns, self._deliver_all, sent)
 
     def _on_attempt(self, new: m.NewRequest) -> None:
         if num_retries(new.request_id):
@@ -368,6 +314,62 @@ class Simulation:
             if self._front_end is not None:
                 self._front_end.on_retry(request_id)
         self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
+
+    def _prefill_done(self, done: m.PrefillDone) -> None:
+        request_id = self._cluster.router.client_of(done.request_id)
+        self._tell_router(done)
+        if request_id is not None:
+            self._answer_of_prefill(request_id)
+
+    def _answer_of_prefill(self, request_id: int) -> None:
+        if self._front_end is not None:
+            self._front_end.on_prefill_answer(request_id)
+
+    def _streamed(self, token: m.FirstToken) -> None:
+        router = self._cluster.router
+        self._recorder.on_streamed(token.request_id, self._timeline.now_ns)
+        if router.retries:
+            self._tell_router(token)
+        request_id = router.client_of(token.request_id)
+        if request_id is None:
+            return
+        if self._front_end is None:
+            self._recorder.on_first_token(request_id, self._timeline.now_ns)
+        else:
+            self._front_end.on_streamed(request_id)
+
+    def _first_token(self, request_id: int) -> None:
+        self._recorder.on_first_token(request_id, self._timeline.now_ns)
+
+    def _retracted(self, command: m.Retracted) -> None:
+        self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
+
+    def _finished(self, finished: m.Finished) -> None:
+        request_id = self._cluster.router.client_of(finished.request_id)
+        self._tell_router(finished)
+        if request_id is not None:
+            self._end(m.Finished(request_id))
+
+    def _end(self, outcome: m.Finished | m.Failed) -> None:
+        """Nobody works on it any more; through the front end its client hears of it."""
+        self._live.discard(outcome.request_id)
+        if self._front_end is None:
+            self._on_client_end(outcome)
+        else:
+            failed = isinstance(outcome, m.Failed)
+            self._front_end.on_end(outcome.request_id, partial(self._on_client_end, outcome), failed=failed)
+
+    def _on_client_end(self, outcome: m.Finished | m.Failed) -> None:
+        self._num_ended += 1
+        self._recorder.on_end(outcome, self._timeline.now_ns)
+        self._client.on_end(outcome.request_id)
+        if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
+            self._progress(self._num_ended)
+
+    def _on_choice(self, instance: Instance) -> None:
+        self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
+
+    # What goes wrong. Nothing of this happens unless the scenario says so.
 
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
@@ -412,8 +414,7 @@ class Simulation:
         reason = "aborted by the client"
         self._tell_router(m.Cancel(request_id, reason))
         if request_id in self._live:
-            self._live.remove(request_id)
-            self._answer(m.Failed(request_id, reason))
+            self._end(m.Failed(request_id, reason))
 
     def _life(self, instance_id: str) -> int | None:
         return None if instance_id in self._dead else self._lives[instance_id]
