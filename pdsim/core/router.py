@@ -166,6 +166,8 @@ class _Request:
     """A request that its client waits for, or whose prefill instance has not answered."""
 
     arrival: Arrival
+    num_tokens: int
+    """Of its prompt."""
     num_retries: int = 0
     attempt: NewRequest | None = None
     """The last one; under way at these instances:"""
@@ -192,14 +194,11 @@ class Router:
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
         self._limits = limits
+        self.retries = limits.max_retries > 0
+        """Whether it must be told of first tokens."""
         self._backing_off: list[tuple[int, int, int]] = []
         """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
         self._draws = Draws()
-
-    @property
-    def retries(self) -> bool:
-        """Whether it must be told of first tokens."""
-        return self._limits.max_retries > 0
 
     def client_of(self, attempt: int) -> int | None:
         """The client's id of the request, if this is its attempt under way."""
@@ -209,7 +208,7 @@ class Router:
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         match message:
             case Arrival():
-                return self._try(_Request(message), now_ns)
+                return self._try(_Request(message, len(message.prompt)), now_ns)
             case PrefillDone():
                 if request := self._under_way(message.request_id):
                     self._leave_prefill(request)
@@ -322,13 +321,13 @@ class Router:
         if request.at_prefill:
             assert request.attempt is not None
             request.at_prefill = False
-            self._prefill.release(request.attempt.prefill_id, len(request.arrival.prompt))
+            self._prefill.release(request.attempt.prefill_id, request.num_tokens)
 
     def _leave_decode(self, request: _Request) -> None:
         if request.at_decode:
             assert request.attempt is not None
             request.at_decode = False
-            self._decode.release(request.attempt.decode_id, len(request.arrival.prompt))
+            self._decode.release(request.attempt.decode_id, request.num_tokens)
 
     def _forget_if_over(self, request: _Request) -> None:
         if not (request.at_prefill or request.at_decode):

@@ -39,6 +39,8 @@ from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.staging_ring import Span, Watermark, may_write
 from pdsim.core.transfer_plan import TransferUnit
 
+_LOST = "lost"
+
 
 @dataclass(slots=True)
 class _Queue:
@@ -65,11 +67,9 @@ class Sender:
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
         self._stopped = LateRequests()
-        """Requests of which no more is sent: what still comes of them is dropped."""
+        """Requests of which no more is sent, with _LOST if something may land yet: what still comes is dropped."""
         self._stopping: dict[int, StopSending] = {}
         """Of those stopped: a unit is under way, for however long."""
-        self._lost = LateRequests()
-        """Those stopped of which something may land yet."""
 
     @property
     def held(self) -> list[int]:
@@ -80,7 +80,6 @@ class Sender:
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         self._stopped.at(now_ns)
-        self._lost.at(now_ns)
         if isinstance(message, TransferUnit):
             if message.request_id in self._stopped:
                 return []
@@ -92,7 +91,8 @@ class Sender:
         if isinstance(message, StopSending):
             return self._stop(message)
         if isinstance(message, TransferLost):
-            self._lost.add(message.unit.request_id)
+            self._stopped.discard(message.unit.request_id)
+            self._stopped.add(message.unit.request_id, _LOST)
         if isinstance(message, TransferFailed | TransferLost):
             return self._on_failed(message.unit, message.reason)
         if isinstance(message, LayersComputed):
@@ -173,7 +173,7 @@ class Sender:
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> Command:
         """That no more is sent, and what the decode instance may do with the pages."""
-        is_lost = request_id in self._lost
+        is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
         word = KvLost(request_id, reason) if is_lost else Abort(request_id, reason, retryable=True)
         return Send(self._arrives_at(decode_id), word)
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
@@ -22,16 +22,18 @@ from pdsim.cost.staging import StagingCost
 from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
-from pdsim.scenario.aggregated import (
-    aggregated_costs,
-    build_aggregated_instances,
-    check_aggregated_requests,
-)
 from pdsim.scenario.costs import decode_times, prefill_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.extent import require_room_for_run
 from pdsim.scenario.faults import HealthSettings, check_faults
-from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    DecodeSettings,
+    FrontEndSettings,
+    HostSettings,
+    PrefillSettings,
+    Scenario,
+)
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Role, default_mem_fraction
@@ -43,6 +45,8 @@ from pdsim.workload.trace_file import TraceError
 
 _SMALL_BATCH = 32
 """Up to this max_running_requests a decode instance gets two extra slots for each."""
+DP_CONSERVATIVENESS = 0.3
+"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +164,17 @@ def resolve(scenario: Scenario) -> Scenario:
 
 def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]:
     """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
-    if scenario.aggregated is not None:
-        return build_aggregated_instances(scenario, scenario.aggregated)
+    if (aggregated := scenario.aggregated) is not None:
+        return [
+            AggregatedInstance(
+                instance_id,
+                cache=kv_cache(scenario, aggregated),
+                limits=_aggregated_limits(aggregated, scenario.health),
+                policy=deepcopy(aggregated.policy),
+                preemption_policy=deepcopy(aggregated.preemption),
+            )
+            for instance_id in instance_ids(aggregated, "aggregated")
+        ]
     prefill, decode = scenario.pair
     layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     made: list[PrefillInstance | DecodeInstance] = [
@@ -217,14 +230,13 @@ def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Se
 
 def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
-    if scenario.aggregated is not None:
-        ids = instance_ids(scenario.aggregated, "aggregated")
-        return HealthMonitor({i: [Router.instance_id] for i in ids}, max_failures=health.heartbeat_failures)
-    prefill, decode = scenario.pair
-    prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
-    receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
-    peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
-    peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
+    roles = _roles(scenario)
+    peers = {i: [Router.instance_id] for ids in roles.values() for i in ids}
+    if scenario.aggregated is None:
+        prefill_ids, decode_ids = roles["prefill"], roles["decode"]
+        receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
+        peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
+        peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
@@ -246,18 +258,25 @@ def build_router(scenario: Scenario) -> Router:
     return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
 
 
-def _num_ranks(scenario: Scenario) -> dict[str, int]:
+def _roles(scenario: Scenario) -> dict[Role, list[str]]:
+    """The roles of a cluster, and the instances of each."""
     roles: Sequence[Role] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
-    return {i: layout_of(scenario, role).tp for role in roles for i in instance_ids(getattr(scenario, role), role)}
+    return {role: instance_ids(getattr(scenario, role), role) for role in roles}
+
+
+def _num_ranks(scenario: Scenario) -> dict[str, int]:
+    return {i: layout_of(scenario, role).tp for role, ids in _roles(scenario).items() for i in ids}
 
 
 def _costs(scenario: Scenario) -> dict[str, StepTimes]:
-    if scenario.aggregated is not None:
-        return aggregated_costs(scenario, scenario.aggregated)
-    prefill, decode = scenario.pair
-    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    costs = {i: prefill_times(scenario, layouts[0]) for i in instance_ids(prefill, "prefill")}
-    return costs | {i: decode_times(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
+    costs: dict[str, StepTimes] = {}
+    for role, ids in _roles(scenario).items():
+        layout = layout_of(scenario, role)
+        for i in ids:
+            settings = getattr(scenario, role)
+            is_prefill = role == "prefill"
+            costs[i] = prefill_times(scenario, layout) if is_prefill else decode_times(scenario, settings, layout)
+    return costs
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
@@ -318,52 +337,65 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def _check_context(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    context = layout_of(scenario, role).model.max_context_tokens
-    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    prompt, output, model = len(largest.prompt), len(largest.output), scenario.model.name
-    if prompt + output > context:
-        server = "refuses its prompt" if prompt >= context else "ends its answer there"
+class _Size(NamedTuple):
+    """Tokens of a request."""
+
+    request_id: int
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Each request alone must fit the model's context, and the pools of the instances."""
+    sizes = [_Size(spec.request_id, len(spec.prompt), len(spec.output)) for spec in requests]
+    largest = max(sizes, key=lambda size: size[1] + size[2])
+    _check_context(scenario, largest)
+    page = scenario.page_size
+    if (aggregated := scenario.aggregated) is not None:
+        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
+        tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
+        room = (aggregated.pool_tokens or 0) - page - num_ahead_tokens(aggregated.speculative)
+        _require_room(
+            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
+        )
+        return
+    prefill, decode = scenario.pair
+    longest = max(sizes, key=lambda size: size[1])
+    room = (prefill.pool_tokens or 0) - 1 - page
+    what = f"has a prompt of {longest.prompt} tokens"
+    _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
+    tokens, pool = largest.total - 2 + num_ahead_tokens(decode.speculative), decode.pool_tokens or 0
+    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
+
+
+def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
+    if num_tokens > room:
         raise ConfigError(
-            f"request {largest.request_id} has a prompt of {prompt} tokens and an output of {output}; {model} has "
-            f"a context of {context}, and a server {server}: leave such requests out, or say with "
+            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def _check_context(scenario: Scenario, largest: _Size) -> None:
+    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
+    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model.name
+    if largest.total > context:
+        server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
+            f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
             "model.context_tokens how far the context is extended"
         )
 
 
-def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Each request alone must fit the model's context, and both pools."""
-    _check_context(scenario, requests)
-    if scenario.aggregated is not None:
-        check_aggregated_requests(scenario, scenario.aggregated, requests)
-        return
-    prefill, decode = scenario.pair
-    page = scenario.page_size
-    longest = max(requests, key=lambda spec: len(spec.prompt))
-    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    room = (prefill.pool_tokens or 0) - 1 - page
-    if len(longest.prompt) > room:
-        raise ConfigError(
-            f"request {longest.request_id} has a prompt of {len(longest.prompt)} tokens; a prefill instance has room "
-            f"for {room}: give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-    tokens = len(largest.prompt) + len(largest.output) - 2 + num_ahead_tokens(decode.speculative)
-    pool = decode.pool_tokens or 0
-    if tokens > pool:
-        raise ConfigError(
-            f"request {largest.request_id} grows to {tokens} tokens; a decode instance holds {pool}: "
-            f"give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-
-
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    if scenario.aggregated is not None:
-        ids, links = instance_ids(scenario.aggregated, "aggregated"), []
-    else:
-        prefill, decode = scenario.pair
-        ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
-        links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
+    ids = [i for ids in _roles(scenario).values() for i in ids]
+    links = [] if scenario.aggregated is not None else list(ids)
+    if links and scenario.network.shared_bandwidth is not None:
+        links.append("shared")
     check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
 
 
@@ -390,4 +422,17 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         saves_retracted=settings.retraction_backup is not None,
         speculation=speculation(settings.speculative),
         grants_computed_only=settings.allocation == "prefill_complete",
+    )
+
+
+def _aggregated_limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    return AggregatedLimits(
+        max_running_requests=settings.max_running_requests,
+        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
+        overlap=settings.overlap,
+        speculation=speculation(settings.speculative),
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )

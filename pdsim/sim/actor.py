@@ -1,6 +1,6 @@
 """Drives one instance in simulated time: answers its loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 
@@ -10,12 +10,16 @@ from pdsim.core.instance import Instance
 from pdsim.core.loop import instance_loop
 from pdsim.core.messages import (
     Cancel,
+    CellScattered,
     Command,
     DecodeStep,
+    KvArrived,
+    KvSent,
     LayersComputed,
     LoadKv,
     Message,
     PrefillStep,
+    RankSaw,
     Result,
     SaveKv,
     Verified,
@@ -30,6 +34,7 @@ from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
+from pdsim.workload.request_spec import Streams
 
 
 class Actor:
@@ -54,7 +59,7 @@ class Actor:
         on_step: Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None],
         agreement_ns: int,
         layer_groups: int,
-        on_layers: Callable[[str, LayersComputed], None] | None,
+        on_layers: Callable[[str, LayersComputed], None],
         on_choice: Callable[[Instance], None] | None,
         single_steps: bool,
     ) -> None:
@@ -235,7 +240,7 @@ class Actor:
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
 
     def _on_computed(self, computed: LayersComputed) -> None:
-        if not self._is_dead and self._on_layers is not None:
+        if not self._is_dead:
             self._on_layers(self._instance_id, computed)
 
     def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:
@@ -322,3 +327,39 @@ class Actor:
         )
         self._copying_ns = 0
         self._on_step(step, record, verified)
+
+
+class Ranks:
+    """Delivers messages to instances; what every rank must see for itself, once for each rank."""
+
+    def __init__(
+        self, timeline: Timeline, num_ranks: Mapping[str, int], *, agreement_ns: int, skew_ns: int, streams: Streams
+    ) -> None:
+        self._timeline = timeline
+        self._num_ranks = num_ranks
+        self._agreement_ns = agreement_ns
+        self._skew_ns = skew_ns
+        self._streams = streams
+
+    def agreement_ns(self, instance_id: str) -> int:
+        """What the ranks of an instance take to agree, in each decode step during which KV is on its way."""
+        return self._agreement_ns if self._num_ranks[instance_id] > 1 else 0
+
+    def post(self, actor: Actor, instance_id: str, message: Message) -> None:
+        if self._num_ranks[instance_id] == 1:
+            actor.post(message)
+        elif isinstance(message, KvArrived | KvSent):
+            self._post_seen(actor, instance_id, message)
+        elif isinstance(message, CellScattered) and message.completes is not None:
+            actor.post(message._replace(completes=None))
+            self._post_seen(actor, instance_id, message.completes)
+        else:
+            actor.post(message)
+
+    def _post_seen(self, actor: Actor, instance_id: str, seen: KvArrived | KvSent) -> None:
+        """To the instance in the life that it has now."""
+        num_ranks = self._num_ranks[instance_id]
+        draws = self._streams.named(f"ranks of {instance_id} for {seen.request_id}")
+        for rank in range(num_ranks):
+            delay_ns = self._agreement_ns + round(draws.random() * self._skew_ns)
+            self._timeline.after(delay_ns, actor.post, RankSaw(rank, num_ranks, seen))

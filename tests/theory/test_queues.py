@@ -97,7 +97,7 @@ class Link:
     def _tell(self, message, unit):
         for command in self.senders[f"{unit.source}.sender"].on_message(message, self.timeline.now_ns):
             if isinstance(command, StartTransfer):
-                self.network.start(command.unit)
+                self.network.start(command)
 
     def send(self, at_ms, i, source, target, num_bytes):
         unit = TransferUnit(i, source, target, (), (), num_bytes, 1, 0, is_last=True)
