@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """While much is made that stays, and the rest is freed at once: searching through it would find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -6,7 +6,7 @@ from typing import Any
 
 from pdsim import __version__
 from pdsim.cli.progress import saying
-from pdsim.garbage import garbage_kept
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, write_records
 from pdsim.metrics.timeline import write_timeline
@@ -34,7 +34,7 @@ class FinishedRun:
 
 def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:
     """All but the journal."""
-    with saying(f"writing {folder} ...", quiet=quiet), garbage_kept():
+    with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, run.summary, run.records)
         write_scenario(scenario, folder)
         write_timeline(folder / "timeline.json.gz", run.records)

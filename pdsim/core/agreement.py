@@ -7,7 +7,7 @@ one rank is that of all.
 
 from collections import Counter
 
-from pdsim.core.messages import KvArrived, KvSent, RankSaw
+from pdsim.core.messages import KvArrived, KvSent, RankObserved
 
 
 class RankAgreement:
@@ -22,7 +22,7 @@ class RankAgreement:
         """Requests that some ranks have seen arrive or leave, and others not."""
         return [seen.request_id for seen in self._ranks]
 
-    def see(self, saw: RankSaw) -> KvArrived | KvSent | None:
+    def see(self, saw: RankObserved) -> KvArrived | KvSent | None:
         """What was seen, as the last rank sees it."""
         ranks = self._ranks.setdefault(saw.seen, Counter())
         ranks[saw.rank] += 1

@@ -62,7 +62,7 @@ class KvSent(NamedTuple):
     request_id: int
 
 
-class RankSaw(NamedTuple):
+class RankObserved(NamedTuple):
     """One tensor-parallel rank to all ranks of its instance: it has seen this, which counts when all have."""
 
     rank: int
@@ -261,7 +261,7 @@ Message = (
     | PromptComputed
     | KvArrived
     | KvSent
-    | RankSaw
+    | RankObserved
     | TransferUnit
     | UnitSent
     | LayersComputed

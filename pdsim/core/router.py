@@ -72,7 +72,7 @@ NO_RETRIES = RetryLimits(max_retries=0)
 
 
 @dataclass(slots=True)
-class InstanceLoad:
+class RoutedLoad:
     """Requests routed to one instance and not done, and their prompt tokens."""
 
     instance_id: str
@@ -93,7 +93,7 @@ class RoleRouter:
     ) -> None:
         self.now_ns = 0
         self._policy = policy
-        self._loads = {instance_id: InstanceLoad(instance_id) for instance_id in instance_ids}
+        self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
         self.instances = self._known = list(self._loads.values())
         """What the policy sees, of all that are known."""
         self._down: set[str] = set()
@@ -126,7 +126,7 @@ class RoleRouter:
         self._loads[instance_id].add(-1, -num_tokens)
 
     @property
-    def loads(self) -> Sequence[InstanceLoad]:
+    def loads(self) -> Sequence[RoutedLoad]:
         return list(self._loads.values())
 
     @property
@@ -148,13 +148,13 @@ class RoleRouter:
     def mark_up(self, instance_id: str) -> None:
         self._down.discard(instance_id)
 
-    def _offered(self, avoid: str) -> list[InstanceLoad]:
+    def _offered(self, avoid: str) -> list[RoutedLoad]:
         healthy = [load for load in self._known if load.instance_id not in self._down]
         return [load for load in healthy if load.instance_id != avoid] or healthy
 
     def _take_snapshot(self, now_ns: int) -> None:
         if self._snapshot_interval_ns:
-            self._known = [InstanceLoad(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
+            self._known = [RoutedLoad(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
             self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
         else:
             for load in self._known:

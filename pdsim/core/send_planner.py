@@ -6,8 +6,7 @@ from typing import Protocol
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send
 from pdsim.core.names import receiver_of
-from pdsim.core.transfer_plan import Piece, SendCursor, TransferUnit
-from pdsim.core.wire import Load, Wire
+from pdsim.core.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
 from pdsim.policy.protocols import TransferPolicy
 
 
@@ -47,7 +46,7 @@ class SendPlanner:
     def __init__(
         self,
         prefill_id: str,
-        wire: Wire,
+        layout: RankPairLayout,
         policy: TransferPolicy,
         *,
         staging: StagingPlan | None = None,
@@ -55,7 +54,7 @@ class SendPlanner:
     ) -> None:
         """layer_groups: KV of so many groups of layers goes while the forward computes the others; 0: after it."""
         self._prefill_id = prefill_id
-        self._wire = wire
+        self._layout = layout
         self._policy = policy
         self._staging = staging
         self._layer_groups = layer_groups
@@ -63,15 +62,15 @@ class SendPlanner:
     def cursor(self, grant: KvGranted) -> SendCursor | None:
         """None if the KV cannot be sent: a staged cell that is larger than the whole ring."""
         cell_pages = None
-        if self._staging is not None and self._wire.slices:
+        if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
-            cell_bytes = min(cell_pages, len(grant.pages)) * self._wire.page_bytes
-            fits_ring = cell_bytes * self._wire.num_writers <= self._staging.ring_bytes
+            cell_bytes = min(cell_pages, len(grant.pages)) * self._layout.page_bytes
+            fits_ring = cell_bytes * self._layout.num_writers <= self._staging.ring_bytes
             if not fits_ring and self._staging.fail_oversized:
                 return None
             fits_buffer = self._staging.buffer_bytes is None or cell_bytes <= self._staging.buffer_bytes
             cell_pages = cell_pages if fits_ring and fits_buffer else None
-        return SendCursor(grant.num_cached_tokens, grant.pages, self._wire.page_size, cell_pages)
+        return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
     def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
         """What goes out as a chunk is begun: of a prompt's first its cached prefix; the chunk's KV layer by layer."""
@@ -88,7 +87,7 @@ class SendPlanner:
         """For a span of the ring for each cell, if it goes through the ring."""
         if not request.cursor.is_staged:
             return []
-        page_bytes = self._wire.page_bytes * self._wire.num_writers
+        page_bytes = self._layout.page_bytes * self._layout.num_writers
         cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
         ask = AskStaging(request.request_id, self._prefill_id, cells)
         return [Send(receiver_of(request.decode_id), ask)] if cells else []
@@ -119,8 +118,8 @@ class SendPlanner:
         units: list[Command] = []
         for piece in pieces:
             ends = is_last and piece is pieces[-1]
-            load = self._wire.load(piece.source, piece.target, with_state=ends and not self._layer_groups)
-            units.append(self._unit(request, piece, load, now_ns, ends, ends and first_token_ends))
+            size = self._layout.size(piece.source, piece.target, with_state=ends and not self._layer_groups)
+            units.append(self._unit(request, piece, size, now_ns, ends, ends and first_token_ends))
         return units
 
     def _cells(
@@ -129,12 +128,14 @@ class SendPlanner:
         """One descriptor a cell. State does not pass the ring: it follows with the first token."""
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [
-            self._unit(request, piece, Load(len(piece.source) * self._wire.page_bytes, 1), now_ns, cell=piece.cell)
+            self._unit(
+                request, piece, TransferSize(len(piece.source) * self._layout.page_bytes, 1), now_ns, cell=piece.cell
+            )
             for piece in whole
         ]
         if is_last:
             rest = Piece((), (), 0)
-            state = self._wire.load((), (), with_state=True)
+            state = self._layout.size((), (), with_state=True)
             units.append(self._unit(request, rest, state, now_ns, is_last, first_token_ends))
         return units
 
@@ -143,9 +144,9 @@ class SendPlanner:
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.page_table, is_last=chunk.is_last):
-            load = self._wire.load(piece.source, piece.target, with_state=chunk.is_last)
+            size = self._layout.size(piece.source, piece.target, with_state=chunk.is_last)
             for group in range(self._layer_groups):
-                part = self._wire.part(load, group, self._layer_groups)
+                part = self._layout.part(size, group, self._layer_groups)
                 units.append(self._unit(request, piece, part, now_ns, after_layers=(step_id, group)))
         return units
 
@@ -153,7 +154,7 @@ class SendPlanner:
         self,
         request: SendingRequest,
         piece: Piece,
-        load: Load,
+        size: TransferSize,
         now_ns: int,
         is_last: bool = False,
         first_token_ends: bool = False,
@@ -166,7 +167,7 @@ class SendPlanner:
             request.decode_id,
             piece.source,
             piece.target,
-            *load,
+            *size,
             now_ns,
             is_last,
             first_token_ends,

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
 from pdsim.core.router import num_retries, request_of
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
-from pdsim.metrics.records import LevelRecord, Pause, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TokenGap, TransferRecord
 
 
 def transfer_record(
     unit: TransferUnit,
-    wire: Wire,
+    wire: RankPairLayout,
     worker: int,
     start_ns: int,
     end_ns: int,
@@ -161,7 +160,7 @@ class Recorder:
     def _on_prefill_token(self, request_id: int, now_ns: int) -> None:
         last_ns = self._last_token_ns.get(request_id)
         if last_ns is not None:
-            self.records.pauses.append(Pause(now_ns - last_ns, 1))
+            self.records.pauses.append(TokenGap(now_ns - last_ns, 1))
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
@@ -170,11 +169,11 @@ class Recorder:
         pauses = []
         if step.joined and self._last_token_ns:
             last_tokens = [self._pop_last_token_ns(i) for i in step.joined]
-            pauses = [Pause(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
+            pauses = [TokenGap(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
         num_others = step.num_requests - len(step.joined)
         until_ns = self._decoded_until_ns.get(row.instance_id, start_ns)
         if num_others and until_ns < start_ns:
-            pauses.append(Pause(first_end_ns - until_ns, num_others))
+            pauses.append(TokenGap(first_end_ns - until_ns, num_others))
         self._decoded_until_ns[row.instance_id] = start_ns + row.duration_ns
         if not pauses:
             return row
@@ -187,7 +186,7 @@ class Recorder:
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))
         since += [self._pop_last_token_ns(request_id) for request_id in step.joined]
         gaps = Counter(zip(since, verified.num_tokens, strict=True))
-        self.records.pauses += [Pause(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()]
+        self.records.pauses += [TokenGap(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()]
         self._decoded_until_ns[row.instance_id] = end_ns
         return row._replace(num_resumed=step.num_requests)
 

@@ -100,7 +100,7 @@ class TransferRecord(NamedTuple):
     """Of its source."""
 
 
-class Pause(NamedTuple):
+class TokenGap(NamedTuple):
     """Between two tokens of so many requests, and not one step: they were retracted, prompts came first, or several
     tokens came together.
     """
@@ -126,4 +126,4 @@ class RunRecords:
     transfers: list[TransferRecord] = field(default_factory=list)
     levels: list[LevelRecord] = field(default_factory=list)
     """Empty unless asked for."""
-    pauses: list[Pause] = field(default_factory=list)
+    pauses: list[TokenGap] = field(default_factory=list)

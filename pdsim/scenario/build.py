@@ -16,7 +16,7 @@ from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.host_memory import HostCopies
 from pdsim.cost.staging import StagingCost
 from pdsim.cost.step_times import StepTimes
@@ -53,7 +53,7 @@ DP_CONSERVATIVENESS = 0.3
 class Interconnect:
     """What lies between prefill and decode instances."""
 
-    wire: Wire
+    wire: RankPairLayout
     transport: Transport
     topology: Topology
     staging: StagingCost | None

@@ -19,7 +19,7 @@ from pdsim.core.messages import (
     LoadKv,
     Message,
     PrefillStep,
-    RankSaw,
+    RankObserved,
     Result,
     SaveKv,
     Verified,
@@ -362,4 +362,4 @@ class Ranks:
         draws = self._streams.named(f"ranks of {instance_id} for {seen.request_id}")
         for rank in range(num_ranks):
             delay_ns = self._agreement_ns + round(draws.random() * self._skew_ns)
-            self._timeline.after(delay_ns, actor.post, RankSaw(rank, num_ranks, seen))
+            self._timeline.after(delay_ns, actor.post, RankObserved(rank, num_ranks, seen))

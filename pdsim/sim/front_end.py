@@ -57,13 +57,13 @@ class FrontEnd:
 
     def _send(self, spec: RequestSpec) -> None:
         self._on_arrival(spec)
-        of, now_ns = self._settings, self._timeline.now_ns
+        settings, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
-        stalls = of.stall > 0 and used_ns is not None and now_ns - used_ns < of.stall_within
+        stalls = settings.stall > 0 and used_ns is not None and now_ns - used_ns < settings.stall_within
         self._passing[spec.request_id] = _Passing(stalls)
         num_tokens = len(spec.prompt)
-        self._free_ns = max(self._free_ns, now_ns) + of.service + round(of.service_per_token * num_tokens)
-        there_ns = self._free_ns + of.latency_in + round(of.latency_in_per_token * num_tokens)
+        self._free_ns = max(self._free_ns, now_ns) + settings.service + round(settings.service_per_token * num_tokens)
+        there_ns = self._free_ns + settings.latency_in + round(settings.latency_in_per_token * num_tokens)
         self._timeline.after(there_ns - now_ns, self._route, spec)
 
     def on_prefill_answer(self, request_id: int) -> None:

@@ -11,8 +11,7 @@ from math import ceil, inf, prod
 from pdsim.core import messages as m
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.sender import Sender
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.cost.staging import StagingCost
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster, Interconnect
@@ -113,7 +112,7 @@ class Network:
         *,
         topology: Topology,
         transport: Transport,
-        wire: Wire,
+        wire: RankPairLayout,
         staging: StagingCost | None = None,
         on_done: Callable[[Transfer], None],
         on_failed: Callable[[Transfer], None] | None = None,

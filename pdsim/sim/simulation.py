@@ -12,7 +12,7 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
-from pdsim.garbage import garbage_kept
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_tables import RunTables
@@ -182,7 +182,7 @@ class Simulation:
         self._clients.start()
         if self._faults is not None:
             self._faults.start()
-        with garbage_kept():
+        with garbage_collection_paused():
             self._timeline.run_all()
         return self.result()
 
