@@ -14,24 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.messages import (
-    Arrival,
-    Cancel,
-    Command,
-    Failed,
-    Finished,
-    FirstToken,
-    FlushCache,
-    Message,
-    NewRequest,
-    PeerDown,
-    PeerUp,
-    PrefillDone,
-    Send,
-    WakeAt,
-    Woken,
-)
 from pdsim.core.prompt_memory import PromptMemory
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import RoutingPolicy
@@ -140,10 +124,10 @@ class RoleRouter:
             if self._remembered:
                 self._remembered[instance_id] = PromptMemory(self._memory_tokens)
 
-    def forget(self) -> list[Command]:
+    def forget(self) -> list[m.Command]:
         """What was in the caches; and have them forget it."""
         self._remembered = {}
-        return [Send(instance_id, FlushCache()) for instance_id in self._loads]
+        return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
     def mark_up(self, instance_id: str) -> None:
         self._down.discard(instance_id)
@@ -165,11 +149,11 @@ class RoleRouter:
 class _Request:
     """A request that its client waits for, or whose prefill instance has not answered."""
 
-    arrival: Arrival
+    arrival: m.Arrival
     num_tokens: int
     """Of its prompt."""
     num_retries: int = 0
-    attempt: NewRequest | None = None
+    attempt: m.NewRequest | None = None
     """The last one; under way at these instances:"""
     at_prefill: bool = False
     at_decode: bool = False
@@ -205,32 +189,32 @@ class Router:
         request = self._under_way(attempt)
         return None if request is None else request.arrival.request_id
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         match message:
-            case Arrival():
+            case m.Arrival():
                 return self._try(_Request(message, len(message.prompt)), now_ns)
-            case PrefillDone():
+            case m.PrefillDone():
                 if request := self._under_way(message.request_id):
                     self._leave_prefill(request)
                     self._forget_if_over(request)
-            case FirstToken():
+            case m.FirstToken():
                 if request := self._under_way(message.request_id):
                     request.streamed = True
-            case Finished():
+            case m.Finished():
                 if request := self._under_way(message.request_id):
                     self._leave_decode(request)
                     self._forget_if_over(request)
-            case Failed():
+            case m.Failed():
                 return self._on_failed(message, now_ns)
-            case Cancel():
+            case m.Cancel():
                 return self._cancel(message)
-            case FlushCache():
+            case m.FlushCache():
                 return [command for instances in self.roles.values() for command in instances.forget()]
-            case Woken():
+            case m.Woken():
                 return self._try_due(now_ns)
-            case PeerDown():
+            case m.PeerDown():
                 return self._on_down(message, now_ns)
-            case PeerUp():
+            case m.PeerUp():
                 for instances in self.roles.values():
                     instances.mark_up(message.instance_id)
             case _:
@@ -245,7 +229,7 @@ class Router:
 
     # Attempts.
 
-    def _try(self, request: _Request, now_ns: int) -> list[Command]:
+    def _try(self, request: _Request, now_ns: int) -> list[m.Command]:
         request_id, prompt, max_output_tokens = request.arrival
         self.live.pop(request_id, None)
         self.live[request_id] = request
@@ -258,16 +242,16 @@ class Router:
         if not self._is_aggregated:
             decode_id = self._decode.pick(prompt, now_ns, "" if last is None else last.decode_id)
         attempt = attempt_id(request_id, request.num_retries)
-        new = NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
+        new = m.NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
         request.attempt, request.at_prefill, request.at_decode = new, not self._is_aggregated, True
-        return [Send(to, new) for to in new.instance_ids]
+        return [m.Send(to, new) for to in new.instance_ids]
 
-    def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[Command]:
+    def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
         """After a backoff, unless retries are used up."""
         request_id, limits = request.arrival.request_id, self._limits
         if request.streamed or request.num_retries == limits.max_retries:
             del self.live[request_id]
-            return [Failed(request_id, reason)]
+            return [m.Failed(request_id, reason)]
         backoff_ns = min(
             limits.initial_backoff_ns * limits.backoff_multiplier**request.num_retries, limits.max_backoff_ns
         )
@@ -275,10 +259,10 @@ class Router:
         request.num_retries += 1
         due_ns = now_ns + round(backoff_ns * (1 + limits.backoff_jitter * drawn))
         heappush(self._backing_off, (due_ns, request_id, request.num_retries))
-        return [WakeAt(self.instance_id, due_ns)]
+        return [m.WakeAt(self.instance_id, due_ns)]
 
-    def _try_due(self, now_ns: int) -> list[Command]:
-        commands: list[Command] = []
+    def _try_due(self, now_ns: int) -> list[m.Command]:
+        commands: list[m.Command] = []
         while self._backing_off and self._backing_off[0][0] <= now_ns:
             _, request_id, num_retries = heappop(self._backing_off)
             request = self.live.get(request_id)
@@ -288,7 +272,7 @@ class Router:
 
     # Ends.
 
-    def _on_failed(self, failed: Failed, now_ns: int) -> list[Command]:
+    def _on_failed(self, failed: m.Failed, now_ns: int) -> list[m.Command]:
         request = self._under_way(failed.request_id)
         if request is None:
             return []
@@ -300,22 +284,22 @@ class Router:
         del self.live[request.arrival.request_id]
         return [] if was_finished else [failed._replace(request_id=request.arrival.request_id)]
 
-    def _cancel(self, cancel: Cancel) -> list[Command]:
+    def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
         """Nothing if it has ended: its outcome was on the way."""
         request = self.live.get(cancel.request_id)
         if request is None or (request.at_prefill and not request.at_decode):
             return []
         commands = self._give_up(request, cancel.reason) if request.at_decode else []
         del self.live[cancel.request_id]
-        return [*commands, Failed(*cancel)]
+        return [*commands, m.Failed(*cancel)]
 
-    def _give_up(self, request: _Request, reason: str) -> list[Command]:
+    def _give_up(self, request: _Request, reason: str) -> list[m.Command]:
         """Both instances are told, as a gateway drops both connections. The request may be tried again."""
         assert request.attempt is not None
         self._leave_prefill(request)
         self._leave_decode(request)
-        cancel = Cancel(request.attempt.request_id, reason)
-        return [Send(to, cancel) for to in request.attempt.instance_ids]
+        cancel = m.Cancel(request.attempt.request_id, reason)
+        return [m.Send(to, cancel) for to in request.attempt.instance_ids]
 
     def _leave_prefill(self, request: _Request) -> None:
         if request.at_prefill:
@@ -333,20 +317,20 @@ class Router:
         if not (request.at_prefill or request.at_decode):
             del self.live[request.arrival.request_id]
 
-    def _on_down(self, down: PeerDown, now_ns: int) -> list[Command]:
+    def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
         """Decode instances say what they lost with a prefill instance; nobody but the router says so for decode."""
         instance_id = down.instance_id
         for instances in self.roles.values():
             instances.mark_down(instance_id)
             if down.has_restarted:
                 instances.mark_up(instance_id)
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         attempts = [(request, request.attempt) for request in self.live.values() if request.attempt is not None]
         for request, attempt in attempts:
             if request.at_prefill and attempt.prefill_id == instance_id:
                 self._leave_prefill(request)  # its connection breaks: nothing to wait for
                 self._forget_if_over(request)
-                commands.append(PrefillDone(request.arrival.request_id))
+                commands.append(m.PrefillDone(request.arrival.request_id))
         for request, attempt in attempts:
             if request.at_decode and attempt.decode_id == instance_id:
                 reason = f"{instance_id} was lost"

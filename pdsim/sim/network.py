@@ -6,6 +6,7 @@ links that all transfers under way share max-min fairly: none can be faster with
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil, inf, prod
 
 from pdsim.core import messages as m
@@ -20,58 +21,44 @@ from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
 
 
-class Flow:
-    """A transfer whose bytes are moving."""
-
-    __slots__ = ("finish_ns", "limit", "path", "rate", "remaining", "transfer")
-
-    def __init__(self, transfer: "Transfer", path: Path, limit: float) -> None:
-        self.transfer = transfer
-        self.path = path
-        self.limit = limit
-        """Bytes per second that its engine allows, whatever the links."""
-        self.remaining = float(transfer.num_bytes)
-        self.rate = 0.0
-        self.finish_ns: float = 0
-        """Never, on a link that carries nothing."""
-
-
+@dataclass(slots=True, eq=False)
 class Transfer:
     """A unit under way."""
 
-    __slots__ = (
-        "is_over",
-        "is_stuck",
-        "least_ns",
-        "line_ns",
-        "num_bytes",
-        "posting_ns",
-        "setup_ns",
-        "since_ns",
-        "start_ns",
-        "unit",
-    )
-
-    def __init__(self, unit: TransferUnit, num_bytes: int, start_ns: int) -> None:
-        self.unit = unit
-        self.num_bytes = num_bytes
-        """That one rank sends, to all its targets together."""
-        self.start_ns = start_ns
-        self.least_ns = 0.0
-        """That its bytes can take, for the descriptors posted meanwhile."""
-        self.setup_ns = self.line_ns = self.posting_ns = 0
-        """What it did before its bytes moved freely."""
-        self.since_ns = start_ns
-        """When it began what it is doing."""
-        self.is_stuck = False
-        """Its target has died: no byte moves, and its engine waits."""
-        self.is_over = False
-        """Failed, or died with its source."""
+    unit: TransferUnit
+    num_bytes: int
+    """That one rank sends, to all its targets together."""
+    start_ns: int
+    since_ns: int
+    """When it began what it is doing."""
+    setup_ns: int
+    least_ns: float
+    """The least time for its bytes, for descriptors are posted meanwhile."""
+    line_ns: int = 0
+    posting_ns: int = 0
+    is_stuck: bool = False
+    """Its target has died: no byte moves, and its engine waits."""
+    is_over: bool = False
+    """Failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
         """What it has been doing ends, and the next thing begins."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A transfer whose bytes are moving."""
+
+    transfer: Transfer
+    path: Path
+    limit: float
+    """Bytes per second that its engine allows, whatever the links."""
+    remaining: float
+    rate: float = 0.0
+    finish_ns: float = 0
+    """Infinite on a link that carries nothing."""
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
@@ -146,9 +133,8 @@ class Network:
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
-        transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
-        transfer.setup_ns = setup_ns
-        transfer.least_ns = self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        now_ns, least_ns = self._timeline.now_ns, self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        transfer = Transfer(unit, unit.num_bytes * num_targets, now_ns, now_ns, setup_ns, least_ns)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
         if self._transport.serial:
@@ -189,7 +175,9 @@ class Network:
         unit = transfer.unit
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
         self._progress()
-        self._flows.append(Flow(transfer, self._topology.path(unit.source, unit.target), limit))
+        self._flows.append(
+            Flow(transfer, self._topology.path(unit.source, unit.target), limit, float(transfer.num_bytes))
+        )
         self._share()
 
     def _on_end(self, _: None) -> None:
