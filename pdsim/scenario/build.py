@@ -10,15 +10,13 @@ from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
 from pdsim.core.journal import TakesMessages
-from pdsim.core.names import receiver_of
+from pdsim.core.names import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.host_memory import HostCopies
-from pdsim.cost.staging import StagingCost
 from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
@@ -37,8 +35,6 @@ from pdsim.scenario.schema import (
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Role, default_mem_fraction
-from pdsim.system.topology import Topology
-from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
@@ -49,16 +45,7 @@ DP_CONSERVATIVENESS = 0.3
 """SGLang's factor on schedule_conservativeness with data-parallel attention."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interconnect:
-    """What lies between prefill and decode instances."""
-
-    wire: RankPairLayout
-    transport: Transport
-    topology: Topology
-    staging: StagingCost | None
-    layer_groups: int
-    """In which the KV of a forward is sent; 0: when it is done."""
+AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +54,7 @@ class Cluster:
 
     scenario: Scenario
     """Resolved."""
-    instances: Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]
+    instances: Sequence[AnyInstance]
     agents: Sequence[Sender | Receiver]
     router: Router
     monitor: HealthMonitor | None
@@ -80,7 +67,7 @@ class Cluster:
     host_copies: HostCopies | None
     """Of KV that decode instances retract; None: they take no time."""
     front_end: FrontEndSettings
-    interconnect: Interconnect | None
+    interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
     message_latency_ns: int
     handover_ns: int
@@ -119,7 +106,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         hosts={} if is_aggregated else _hosts(scenario),
         host_copies=None if is_aggregated else _host_copies(scenario),
         front_end=scenario.front_end,
-        interconnect=None if is_aggregated else _interconnect(scenario),
+        interconnect=None if is_aggregated else wiring.interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         requests=requests,
@@ -128,7 +115,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
 
 
 def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
-    """Of a resolved scenario, fresh, by name: what its journal replays on."""
+    """Fresh state machines of a resolved scenario by name: what its journal replays on."""
     machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     if scenario.health is not None:
@@ -136,10 +123,9 @@ def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
     return machines
 
 
-def restarted(scenario: Scenario, instance_id: str) -> Any:
+def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
     """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
-    machines: list[Any] = [*build_instances(scenario), *build_agents(scenario, have_restarted=True)]
-    return next(machine for machine in machines if machine.instance_id == instance_id)
+    return build_machine(scenario, name, has_restarted=True)
 
 
 def resolve(scenario: Scenario) -> Scenario:
@@ -162,70 +148,85 @@ def resolve(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={**update, "health": health})
 
 
-def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]:
-    """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
-    if (aggregated := scenario.aggregated) is not None:
-        return [
-            AggregatedInstance(
-                instance_id,
-                cache=kv_cache(scenario, aggregated),
-                limits=_aggregated_limits(aggregated, scenario.health),
-                policy=deepcopy(aggregated.policy),
-                preemption_policy=deepcopy(aggregated.preemption),
-            )
-            for instance_id in instance_ids(aggregated, "aggregated")
-        ]
-    prefill, decode = scenario.pair
-    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    made: list[PrefillInstance | DecodeInstance] = [
-        PrefillInstance(
-            instance_id,
-            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
-            limits=_prefill_limits(prefill, scenario.health),
-            policy=deepcopy(prefill.policy),
-            planner=wiring.planner(scenario, instance_id, *layouts),
-        )
-        for instance_id in instance_ids(prefill, "prefill")
-    ]
-    made += [
-        DecodeInstance(
-            instance_id,
-            cache=kv_cache(scenario, decode),
-            limits=_decode_limits(decode, scenario.health),
-            admission_policy=deepcopy(decode.admission),
-            preemption_policy=deepcopy(decode.preemption),
-            staged=scenario.network.staging is not None,
-        )
-        for instance_id in instance_ids(decode, "decode")
-    ]
-    return made
+def build_instances(scenario: Scenario) -> list[AnyInstance]:
+    """Fresh instances of a resolved scenario."""
+    return [_instance(scenario, role, i) for role, ids in _roles(scenario).items() for i in ids]
 
 
-def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Sender | Receiver]:
-    """What works beside the loops of the instances."""
+def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+    """The state machines beside the loops of the instances: senders, and with staging receivers."""
     if scenario.aggregated is not None:
         return []
-    prefill, decode = scenario.pair
-    prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
-    transport, staging = wiring.transport(scenario), scenario.network.staging
-    agents: list[Sender | Receiver] = [
-        Sender(
-            prefill_id,
-            decode_ids,
-            num_queues=transport.num_queues,
-            by_request=transport.queue_by == "request",
-            staged=staging is not None,
+    roles = _roles(scenario)
+    senders: list[Sender | Receiver] = [_sender(scenario, i) for i in roles["prefill"]]
+    receivers = [] if scenario.network.staging is None else roles["decode"]
+    return [*senders, *(_receiver(scenario, i, has_restarted=False) for i in receivers)]
+
+
+def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
+    """One instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    for role, ids in _roles(scenario).items():
+        for instance_id in ids:
+            if name == instance_id:
+                return _instance(scenario, role, instance_id)
+            if name == sender_of(instance_id):
+                return _sender(scenario, instance_id)
+            if name == receiver_of(instance_id):
+                return _receiver(scenario, instance_id, has_restarted=has_restarted)
+    raise KeyError(name)
+
+
+def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
+    """It has its own copy of its policies: they may keep state."""
+    health = scenario.health
+    if (aggregated := scenario.aggregated) is not None:
+        return AggregatedInstance(
+            instance_id,
+            cache=kv_cache(scenario, aggregated),
+            limits=_aggregated_limits(aggregated, health),
+            policy=deepcopy(aggregated.policy),
+            preemption_policy=deepcopy(aggregated.preemption),
         )
-        for prefill_id in prefill_ids
-    ]
-    if staging is not None:
-        rings = {i: StagingRing(staging.ring) for i in decode_ids}
-        timeout_ns = None if scenario.health is None else scenario.health.release_timeout
-        agents += [
-            Receiver(i, prefill_ids, ring, release_timeout_ns=timeout_ns, has_restarted=have_restarted)
-            for i, ring in rings.items()
-        ]
-    return agents
+    prefill, decode = scenario.pair
+    if role == "prefill":
+        return PrefillInstance(
+            instance_id,
+            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
+            limits=_prefill_limits(prefill, health),
+            policy=deepcopy(prefill.policy),
+            planner=wiring.planner(scenario, instance_id),
+        )
+    return DecodeInstance(
+        instance_id,
+        cache=kv_cache(scenario, decode),
+        limits=_decode_limits(decode, health),
+        admission_policy=deepcopy(decode.admission),
+        preemption_policy=deepcopy(decode.preemption),
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _sender(scenario: Scenario, prefill_id: str) -> Sender:
+    transport = wiring.transport(scenario)
+    return Sender(
+        prefill_id,
+        _roles(scenario)["decode"],
+        num_queues=transport.num_queues,
+        by_request=transport.queue_by == "request",
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Receiver:
+    staging, health = scenario.network.staging, scenario.health
+    assert staging is not None, "without staging there are no receivers"
+    return Receiver(
+        decode_id,
+        _roles(scenario)["prefill"],
+        StagingRing(staging.ring),
+        release_timeout_ns=None if health is None else health.release_timeout,
+        has_restarted=has_restarted,
+    )
 
 
 def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
@@ -290,21 +291,6 @@ def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
 def _host_copies(scenario: Scenario) -> HostCopies | None:
     backup = scenario.pair.decode.retraction_backup
     return None if backup is None else backup.costs(layout_of(scenario, "decode"), scenario.page_size)
-
-
-def _interconnect(scenario: Scenario) -> Interconnect:
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    wire = wiring.wire_of(scenario, prefill, decode)
-    transport, staging = wiring.transport(scenario), scenario.network.staging
-    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
-    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
-    return Interconnect(
-        wire=wire,
-        transport=transport,
-        topology=wiring.topology(scenario.network, transport, sides, wire),
-        staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
-        layer_groups=scenario.pair.prefill.layer_groups,
-    )
 
 
 def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:

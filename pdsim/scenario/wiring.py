@@ -2,18 +2,46 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.staging import StagingCost
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
+from pdsim.scenario.sizing import instance_ids, layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_transport
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """What lies between prefill and decode instances."""
+
+    wire: RankPairLayout
+    transport: Transport
+    topology: Topology
+    staging: StagingCost | None
+    layer_groups: int
+    """In which the KV of a forward is sent; 0: when it is done."""
+
+
+def interconnect(scenario: Scenario) -> Interconnect:
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    layout, staging = wire_of(scenario, prefill, decode), scenario.network.staging
+    engine = transport(scenario)
+    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
+    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
+    return Interconnect(
+        wire=layout,
+        transport=engine,
+        topology=topology(scenario.network, engine, sides, layout),
+        staging=None if staging is None else staging_cost(staging, prefill, decode, layout.num_writers),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
 
 
 def transport(scenario: Scenario) -> Transport:
@@ -78,9 +106,10 @@ def wire(
     )
 
 
-def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout) -> SendPlanner:
+def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
     """Raises ConfigError for layers or staging that the two sides cannot have."""
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     layout = wire_of(scenario, prefill, decode)
     num_layers = prefill.model.num_layers
     if groups > num_layers:

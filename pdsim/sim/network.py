@@ -15,7 +15,8 @@ from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.cost.staging import StagingCost
 from pdsim.metrics.recorder import Recorder, transfer_record
-from pdsim.scenario.build import Cluster, Interconnect
+from pdsim.scenario.build import Cluster
+from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.timeline import Alarm, Timeline
 from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
