@@ -41,7 +41,7 @@ def num_retries(attempt: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryLimits:
-    """How often and when a request is tried again: names and defaults of SGLang's gateway."""
+    """Limits of retries: names and defaults of SGLang's gateway."""
 
     max_retries: int = 5
     initial_backoff_ns: int = 50_000_000
@@ -79,7 +79,7 @@ class RoleRouter:
         self._policy = policy
         self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
         self.instances = self._known = list(self._loads.values())
-        """What the policy sees, of all that are known."""
+        """Loads that the policy sees, of all that are known."""
         self._down: set[str] = set()
         self._snapshot_interval_ns = snapshot_interval_ns
         self._next_snapshot_ns = 0
@@ -118,14 +118,14 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def mark_down(self, instance_id: str) -> None:
-        """Also forgets what was in its cache."""
+        """It is not offered any more, and its cache is forgotten."""
         if instance_id in self._loads:
             self._down.add(instance_id)
             if self._remembered:
                 self._remembered[instance_id] = PromptMemory(self._memory_tokens)
 
     def forget(self) -> list[m.Command]:
-        """What was in the caches; and have them forget it."""
+        """Forget the content of the caches, and have instances forget it, too."""
         self._remembered = {}
         return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
@@ -151,7 +151,7 @@ class _Request:
 
     arrival: m.Arrival
     num_tokens: int
-    """Of its prompt."""
+    """Length of its prompt."""
     num_retries: int = 0
     attempt: m.NewRequest | None = None
     """The last one; under way at these instances:"""
@@ -170,7 +170,7 @@ class Router:
     instance_id = "router"
 
     def __init__(self, *, prefill: RoleRouter, decode: RoleRouter | None, limits: RetryLimits = NO_RETRIES) -> None:
-        """Without decode the instances are aggregated."""
+        """decode: None if the instances are aggregated."""
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
         """Requests by the client's id, in the order in which they were routed."""
@@ -247,7 +247,7 @@ class Router:
         return [m.Send(to, new) for to in new.instance_ids]
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
-        """After a backoff, unless retries are used up."""
+        """Wait for a backoff and try again, unless retries are used up."""
         request_id, limits = request.arrival.request_id, self._limits
         if request.streamed or request.num_retries == limits.max_retries:
             del self.live[request_id]

@@ -1,4 +1,4 @@
-"""What of a prompt's KV a prefill instance sends, and how: whole pages, slices, staged cells, or layer by layer."""
+"""Makes transfer units of a prompt's KV: whole pages, slices, staged cells, or layer by layer."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,20 +12,20 @@ from pdsim.policy.protocols import TransferPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class StagingPlan:
-    """How KV goes through staging memory (SGLang 0.5.23, staging_handler.py)."""
+    """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
     """A cell of the grid: what one forward can compute."""
     buffer_bytes: int | None
-    """Of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
+    """Buffer of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
     ring_bytes: int
-    """Of one decode rank."""
+    """Ring of one decode rank."""
     fail_oversized: bool = True
     """A request with a cell larger than the ring fails; otherwise it is sent as slices."""
 
 
 class SendingRequest(Protocol):
-    """What the planner asks of a request that prefill computes."""
+    """A request that prefill computes, as the planner sees it."""
 
     request_id: int
     decode_id: str
@@ -73,7 +73,7 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
     def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """What goes out as a chunk is begun: of a prompt's first its cached prefix; the chunk's KV layer by layer."""
+        """Units as a chunk is begun: the cached prefix with a prompt's first; the chunk's KV layer by layer."""
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
             commands += self.ask_staging(request)
@@ -84,7 +84,7 @@ class SendPlanner:
         return commands
 
     def ask_staging(self, request: SendingRequest) -> list[Command]:
-        """For a span of the ring for each cell, if it goes through the ring."""
+        """Ask for a span of the ring for each cell, if it goes through the ring."""
         if not request.cursor.is_staged:
             return []
         page_bytes = self._layout.page_bytes * self._layout.num_writers
@@ -99,7 +99,7 @@ class SendPlanner:
         return end
 
     def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """What a computed chunk leaves to send. With layer groups only the first token is left."""
+        """Units that a computed chunk leaves to send. With layer groups only the first token is left."""
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 

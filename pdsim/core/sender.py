@@ -51,7 +51,7 @@ class Sender:
         self._stopped = LateRequests()
         """Requests of which no more is sent, with _LOST if something may land yet: what still comes is dropped."""
         self._stopping: dict[int, m.StopSending] = {}
-        """Of those stopped: a unit is under way, for however long."""
+        """Stopped requests of which a unit is under way, for however long."""
 
     @property
     def held(self) -> list[int]:
@@ -90,7 +90,7 @@ class Sender:
         return [command for queue in self._queues for command in self._start_next(queue)]
 
     def worker(self, unit: TransferUnit) -> int:
-        """Which of the workers sends it."""
+        """The worker that sends it."""
         return unit.request_id % len(self._queues) if self._by_request else self._shards[unit.target]
 
     def _queue(self, unit: TransferUnit) -> _Queue:

@@ -29,17 +29,17 @@ class RankPairLayout:
     num_targets: int = 1
     """Decode ranks that one prefill rank writes to."""
     num_pairs: int = 1
-    """Of ranks, in all."""
+    """Pairs of ranks in all."""
     slices: bool = False
     """Heads are laid out differently on the two sides: each token of each plane is a piece of its own."""
     coalesces: bool = True
     """The engine joins pages that follow each other on both sides (Mooncake does, NIXL does not)."""
     state_bytes: int = 0
-    """Of linear-attention layers, per request, sent behind the last page."""
+    """State of linear-attention layers per request, sent behind the last page."""
     num_state_planes: int = 0
 
     def size(self, source: Sequence[int], target: Sequence[int], *, with_state: bool) -> "TransferSize":
-        """What these pages take, and the request's state."""
+        """The size of these pages, and of the request's state."""
         if self.slices:
             pieces = len(source) * self.page_size
         else:
@@ -63,7 +63,7 @@ def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
 
 
 class TransferSize(NamedTuple):
-    """What one pair of ranks moves: bytes, and pieces of memory that the engine is told to copy."""
+    """Amount that one pair of ranks moves: bytes, and pieces of memory that the engine is told to copy."""
 
     num_bytes: int
     num_descriptors: int
@@ -168,4 +168,4 @@ class SendCursor:
 
 
 UNGRANTED = SendCursor(0, (), 1)
-"""Of a request that decode has granted no pages. Never moved."""
+"""Cursor of a request that decode has granted no pages. Never moved."""

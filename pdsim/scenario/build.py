@@ -1,4 +1,4 @@
-"""From a scenario to the pure objects it describes: instances, router, cost models, requests."""
+"""Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -40,7 +40,7 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
 
 _SMALL_BATCH = 32
-"""Up to this max_running_requests a decode instance gets two extra slots for each."""
+"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
 DP_CONSERVATIVENESS = 0.3
 """SGLang's factor on schedule_conservativeness with data-parallel attention."""
 
@@ -50,7 +50,7 @@ AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a driver needs. Instances are fresh: each build makes new ones."""
+    """All that a driver needs. Instances are fresh: each build makes new ones."""
 
     scenario: Scenario
     """Resolved."""
@@ -58,14 +58,14 @@ class Cluster:
     agents: Sequence[Sender | Receiver]
     router: Router
     monitor: HealthMonitor | None
-    """Who watches the instances, if anybody does."""
+    """Watches the instances, if anybody does."""
     num_ranks: Mapping[str, int]
     """Tensor-parallel, of each instance."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
-    """Of the loops of prefill instances."""
+    """Host times of the loops of prefill instances."""
     host_copies: HostCopies | None
-    """Of KV that decode instances retract; None: they take no time."""
+    """Copies of KV that decode instances retract; None: they take no time."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
@@ -242,7 +242,7 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
 
 
 def build_router(scenario: Scenario) -> Router:
-    """Without a health section it tries nothing again."""
+    """It tries nothing again without a health section."""
     settings, health = scenario.router, scenario.health
 
     def role(name: Role, policy: RoutingPolicy) -> RoleRouter:

@@ -1,4 +1,4 @@
-"""From layouts and network settings to what the core and its driver need to know of transfers."""
+"""Makes transports, topologies and planners from layouts and network settings."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -19,14 +19,14 @@ from pdsim.system.transport import Transport
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
-    """What lies between prefill and decode instances."""
+    """The network between prefill and decode instances."""
 
     wire: RankPairLayout
     transport: Transport
     topology: Topology
     staging: StagingCost | None
     layer_groups: int
-    """In which the KV of a forward is sent; 0: when it is done."""
+    """Groups in which the KV of a forward is sent; 0: when it is done."""
 
 
 def interconnect(scenario: Scenario) -> Interconnect:

@@ -367,7 +367,7 @@ class Ranks:
         self._streams = streams
 
     def agreement_ns(self, instance_id: str) -> int:
-        """What the ranks of an instance take to agree, in each decode step during which KV is on its way."""
+        """The time that ranks of an instance take to agree, in each decode step during which KV is on its way."""
         return self._agreement_ns if self._num_ranks[instance_id] > 1 else 0
 
     def post(self, actor: Actor, instance_id: str, message: Message) -> None:
@@ -382,7 +382,7 @@ class Ranks:
             actor.post(message)
 
     def _post_seen(self, actor: Actor, instance_id: str, seen: KvArrived | KvSent) -> None:
-        """To the instance in the life that it has now."""
+        """Each rank tells the instance, in the life that it has now."""
         num_ranks = self._num_ranks[instance_id]
         draws = self._streams.named(f"ranks of {instance_id} for {seen.request_id}")
         for rank in range(num_ranks):

@@ -38,7 +38,7 @@ class Clients:
             m.Finished: self._on_finished,
             m.Failed: self.tell_router,
         }
-        """What instances command that concerns clients."""
+        """Carries out the commands of instances that concern clients."""
         self._timeline = timeline
         self._recorder = recorder
         self._recorded_router = router

@@ -1,4 +1,4 @@
-"""Which sequences end when, in place of a model: the only reader of a request's true output length."""
+"""Ends sequences in place of a model: the only reader of a request's true output length."""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
@@ -68,7 +68,7 @@ class Executor:
 
 
 class SpeculativeExecutor(Executor):
-    """Which drafted tokens are accepted, in place of a draft model and the model that verifies it.
+    """Accepts drafted tokens, in place of a draft model and the model that verifies it.
 
     Each step gives each sequence the next number of its stream, as long as it lacks so many tokens.
     """

@@ -12,7 +12,7 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass(slots=True)
 class _Passing:
-    """What is known of a request between its arrival and its answer."""
+    """A request between its arrival and its answer."""
 
     stalls: bool
     prefill_answered: bool = False
@@ -45,7 +45,7 @@ class FrontEnd:
         """When the connections that idle had their last answer; a benchmark's warm-up leaves one."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        """What the client does in the thread that serves, in order; the first is under way, or waits for the thread."""
+        """Work of the client in the thread that serves, in order; the first is under way, or waits for the thread."""
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
@@ -117,7 +117,7 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """At once, unless the thread that serves is the client's, too, and busy."""
+        """Run it at once, unless the thread that serves is the client's, too, and busy."""
         if not self._settings.holds_client:
             turn()
             return

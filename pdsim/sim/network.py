@@ -43,7 +43,7 @@ class Transfer:
     """Failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
-        """What it has been doing ends, and the next thing begins."""
+        """End a stage and begin the next; the time that it took."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
 
@@ -117,7 +117,7 @@ class Network:
         self._timeout_ns = timeout_ns
         self._capacity = dict(topology.capacity)
         self._factors: dict[str, list[float]] = {}
-        """Of links that carry less at present."""
+        """The factors of links that carry less at present."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Only if they can fail."""
@@ -125,7 +125,7 @@ class Network:
         self._updated_ns = 0
         self._next_end: Alarm | None = None
         self._lines: dict[str, deque[Transfer]] = {}
-        """With a serial engine: the transfers of each prefill instance that post or wait to post, in order."""
+        """Serial engines: the transfers of each prefill instance that post or wait to post, in order."""
 
     def start(self, command: m.StartTransfer) -> None:
         unit = command.unit
@@ -212,7 +212,7 @@ class Network:
             self._post(line[0])
 
     def _progress(self) -> None:
-        """What moved since rates last changed."""
+        """Count the bytes that moved since rates last changed."""
         seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds
@@ -236,7 +236,7 @@ class Network:
     # What goes wrong.
 
     def slow(self, links: Iterable[str], factor: float) -> None:
-        """From now on these links carry so much less, on top of what slows them already."""
+        """Let these links carry so much less, on top of what slows them already."""
         for link in links:
             self._factors.setdefault(link, []).append(factor)
         self._change_capacity(links)
@@ -253,7 +253,7 @@ class Network:
         self._share()
 
     def kill(self, instance_id: str) -> None:
-        """What it sends is gone; what is sent to it stands still until its engine gives up."""
+        """Its transfers are gone; those to it stand still until its engine gives up."""
         self._dead.add(instance_id)
         for transfer in self._under_way:
             transfer.is_over = transfer.unit.source == instance_id
@@ -281,7 +281,7 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Of transfers that are over or stuck: others get their share of the links."""
+        """Drop transfers that are over or stuck: others get their share of the links."""
         self._progress()
         self._flows = [flow for flow in self._flows if not (flow.transfer.is_over or flow.transfer.is_stuck)]
         self._share()
@@ -319,7 +319,7 @@ class Transfers:
         )
 
     def scatter(self, command: m.Scatter) -> None:
-        """On a stream of its own, behind the scatters before it."""
+        """Scatters have a stream of their own, one behind the other."""
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))

@@ -31,14 +31,14 @@ from pdsim.workload.request_spec import Streams
 
 @dataclass
 class RunResult(RunTables):
-    """What a run leaves behind: records, the same as DataFrames, and its summary."""
+    """The records of a run, the same as DataFrames, and its summary."""
 
     scenario: Scenario
     """Resolved: every default filled in."""
     records: RunRecords
     num_events: int
     stall: list[str] = field(default_factory=list)
-    """Who waits for what, if the run came to a halt before its last request ended."""
+    """A line for each request that waits, if the run came to a halt before its last request ended."""
 
     def summary(self) -> dict[str, Any]:
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
@@ -52,13 +52,13 @@ class RunResult(RunTables):
         }
 
     def warnings(self) -> list[str]:
-        """What of the run lies outside what its step times were measured on, in one line; none if nothing does."""
+        """One line on steps outside the range that step times were measured on; none if all are inside."""
         return cost_warnings(self.scenario, self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What to look at while running. None of it changes what happens."""
+    """Things to look at while running. None of it changes what happens."""
 
     journal: Callable[[Entry], None] | None = None
     """Called with every call into an instance."""
@@ -91,7 +91,7 @@ class Simulation:
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self._lives = dict.fromkeys(self._order, 0)
         self._dead: dict[str, Any] = {}
-        """By name: the state machines that take their place after a restart."""
+        """State machines that take the place of the dead after a restart, by name."""
         self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
         """Senders and receivers that live."""
         self._sender_ids = {instance_id: sender_of(instance_id) for instance_id in self._order}
@@ -187,7 +187,7 @@ class Simulation:
         return self.result()
 
     def result(self) -> RunResult:
-        """What there is so far, also of a run that was interrupted."""
+        """The result so far, also of a run that was interrupted."""
         ran_dry = self._timeline.has_ended
         stall: list[str] = []
         if ran_dry and self._clients.num_ended < len(self._cluster.requests):
