@@ -120,7 +120,7 @@ class Clients:
 
     def _on_prefill_done(self, done: m.PrefillDone) -> None:
         request_id = self._router.client_of(done.request_id)
-        self.tell_router(done)
+        self._recorded_router.on_message(done, self._timeline.now_ns)
         if request_id is not None:
             self._answer_of_prefill(request_id)
 
@@ -129,14 +129,15 @@ class Clients:
             self._front_end.on_prefill_answer(request_id)
 
     def _on_first_token(self, token: m.FirstToken) -> None:
-        self._recorder.on_streamed(token.request_id, self._timeline.now_ns)
-        if self._router.retries:
-            self.tell_router(token)
+        now_ns = self._timeline.now_ns
         request_id = self._router.client_of(token.request_id)
+        if self._router.retries:
+            self._recorded_router.on_message(token, now_ns)
+        self._recorder.on_streamed(token.request_id, now_ns)
         if request_id is None:
             return
         if self._front_end is None:
-            self._seen(request_id)
+            self._recorder.on_first_token(request_id, now_ns)
         else:
             self._front_end.on_streamed(request_id)
 
@@ -145,7 +146,7 @@ class Clients:
 
     def _on_finished(self, finished: m.Finished) -> None:
         request_id = self._router.client_of(finished.request_id)
-        self.tell_router(finished)
+        self._recorded_router.on_message(finished, self._timeline.now_ns)
         if request_id is not None:
             self._end(m.Finished(request_id))
 
