@@ -322,7 +322,8 @@ class Actor:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns + self._host.settings.start, self._gpu_free_ns)
         self._gpu_free_ns = end_ns = start_ns + self._cost.prefill_ns(step, start_ns)
-        self._host.work(self._host.settings.launch)
+        if self._host.settings.launch:
+            self._host.work(self._host.settings.launch)
         for group in range(1, self._layer_groups + 1):  # layers take equally long
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))

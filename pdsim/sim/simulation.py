@@ -81,6 +81,7 @@ class Simulation:
 
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         self._cluster = cluster
+        self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
         self._on_levels = self._on_choice if observation.levels else None
         self._single_steps = single_steps
@@ -217,11 +218,11 @@ class Simulation:
         message = command.message
         if isinstance(message, m.KvGranted):
             self._recorder.on_admitted(message.request_id, message.num_cached_tokens, self._timeline.now_ns)
-        handover_ns = self._cluster.handover_ns if isinstance(message, m.KvArrived) else 0
-        self._timeline.after(self._cluster.message_latency_ns + handover_ns, self._deliver, command)
+        handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
+        self._timeline.after(self._message_ns + handover_ns, self._deliver, command)
 
     def _send_together(self, commands: list[m.Send]) -> None:
-        self._timeline.after(self._cluster.message_latency_ns, self._deliver_together, commands)
+        self._timeline.after(self._message_ns, self._deliver_together, commands)
 
     def _deliver_together(self, commands: list[m.Send]) -> None:
         for to, message in commands:
