@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def garbage_collector_off() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Switch the collector off while much is made that stays: reference counts free the rest at once."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """Small clusters for tests."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import settings
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import KILLED, Entry
+from pdsim.core.journal import KILLED, Entry, to_json
+from pdsim.core.messages import DecodeStep
 from pdsim.core.sequence import Spans
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.loading import parse_scenario
@@ -119,3 +120,34 @@ def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False
 
     simulation = Simulation(cluster, Observation(journal=record, levels=levels), single_steps=single_steps)
     return Traced(simulation.run(), journal, cluster, simulation.machines())
+
+
+def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
+    """A journal by instance, with decode steps joined that only continue the one before.
+
+    Many steps at once and the same steps one at a time have equal decisions.
+    """
+    by_instance: dict[str, list[Any]] = {}
+    for entry in entries:
+        known = by_instance.setdefault(entry.instance_id, [])
+        plain = to_json((entry.call, *entry.args, entry.returned))
+        match entry:
+            case Entry(call=call) if call == KILLED:
+                while known and known[-1][0] in {"running", "ran"} and not known[-1][3]:
+                    known.pop()  # how far it had run is seen only step by step
+                known.append(plain)
+            case Entry(call="next_step", returned=(DecodeStep() as step, commands)):
+                continues = not (step.joined or step.left or commands)
+                if continues and known and known[-1][0] == "ran" and not known[-1][3]:
+                    known[-1][0] = "running"
+                else:
+                    known.append(["decode", entry.args[-1], to_json((step._replace(max_steps=0), commands))])
+            case Entry(call="on_step_done", args=(DecodeStep(), result, now_ns), returned=commands):
+                what = to_json((result.ended, commands)) if result.ended or commands else None
+                if known[-1][0] == "running":
+                    known[-1] = ["ran", known[-1][1] + result.num_steps, now_ns, what]
+                else:
+                    known.append(["ran", result.num_steps, now_ns, what])
+            case _:
+                known.append(plain)
+    return by_instance

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
-from pdsim.garbage import garbage_collector_off
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, write_records
 from pdsim.metrics.timeline import write_timeline
@@ -36,7 +36,7 @@ class FinishedRun:
 
 def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:
     """All but the journal."""
-    with saying(f"writing {folder} ...", quiet=quiet), garbage_collector_off():
+    with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, run.summary, run.records)
         write_scenario(scenario, folder)
         write_timeline(folder / "timeline.json.gz", run.records)

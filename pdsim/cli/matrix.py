@@ -9,7 +9,7 @@ from pdsim.calibration.validate.validation import Comparison, Side, Validation, 
 from pdsim.cli.command import print_json
 from pdsim.cli.finished import progress_over
 from pdsim.cli.real_runs import missing, run_missing
-from pdsim.garbage import garbage_collector_off
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.run_folder import SCENARIO, read_records, read_summary
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -66,7 +66,7 @@ def _compare(matrix: Matrix, *, quiet: bool) -> Validation:
     return Validation(matrix.name, matrix.asked, tuple(comparisons))
 
 
-@garbage_collector_off()
+@garbage_collection_paused()
 def _compare_variant(matrix: Matrix, variant: Variant) -> Comparison:
     from pdsim.sim.simulation import simulate
 

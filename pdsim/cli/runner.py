@@ -7,7 +7,7 @@ from typing import Any
 
 from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
-from pdsim.garbage import garbage_collector_off
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import (
     SCENARIO,
@@ -32,7 +32,7 @@ _RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
 
 
-@garbage_collector_off()
+@garbage_collection_paused()
 def run_scenario(
     path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False, force: bool = False
 ) -> FinishedRun:
@@ -143,7 +143,7 @@ def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> 
 
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
-    with saying(f"writing {path} ...", quiet=quiet), garbage_collector_off():
+    with saying(f"writing {path} ...", quiet=quiet), garbage_collection_paused():
         from pdsim.metrics.plots import comparison
 
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ from pdsim.core.messages import (
     PeerDown,
     PeerUp,
     PromptComputed,
-    RankSaw,
+    RankObserved,
     Result,
     Retracted,
     SaveKv,
@@ -138,7 +138,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return self.queue.on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
-            case RankSaw():
+            case RankObserved():
                 agreed = self._agreement.see(message)
                 return [] if agreed is None else self.on_message(agreed, now_ns)
             case PromptComputed():

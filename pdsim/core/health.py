@@ -1,4 +1,4 @@
-"""Who is down: decided from heartbeats, and told to all whom it concerns.
+"""The health monitor: decides from heartbeats who is down, and tells all whom it concerns.
 
 SGLang's decode ranks ask each prefill server for its health, every 5 s, and give it up after two failures
 (common/conn.py: _start_heartbeat_checker_thread); its gateway asks everybody. Here one monitor does both.

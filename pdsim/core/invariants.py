@@ -7,13 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
-from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.receiver import Receiver
-from pdsim.core.retrying_router import RetryingRouter
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sender import Sender
 
@@ -50,10 +48,8 @@ def check_all_idle(machines: Iterable[Any]) -> None:
         elif isinstance(machine, Receiver):
             _require(not machine.held, "LEAK-5", "requests in a receiver", machine.held, machine.instance_id)
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
-        elif isinstance(machine, RetryingRouter):
+        elif isinstance(machine, Router):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)
-            _check_loads(machine.router.roles.values())
-        elif isinstance(machine, Router | AggregatedRouter):
             _check_loads(machine.roles.values())
 
 

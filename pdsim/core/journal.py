@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from pdsim.core import messages
 from pdsim.core.instance import Instance, Levels
-from pdsim.core.messages import Command, DecodeStep, KvGranted, Message, Result, Step
+from pdsim.core.messages import Command, KvGranted, Message, Result, Step
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.transfer_plan import TransferUnit
 
@@ -107,37 +107,6 @@ def digest(entries: Iterable[Entry]) -> str:
     for entry in entries:
         h.update(to_line(entry).encode())
     return h.hexdigest()
-
-
-def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
-    """A journal by instance, with decode steps joined that only continue the one before.
-
-    Many steps at once and the same steps one at a time have equal decisions.
-    """
-    by_instance: dict[str, list[Any]] = {}
-    for entry in entries:
-        known = by_instance.setdefault(entry.instance_id, [])
-        plain = to_json((entry.call, *entry.args, entry.returned))
-        match entry:
-            case Entry(call=call) if call == KILLED:
-                while known and known[-1][0] in {"running", "ran"} and not known[-1][3]:
-                    known.pop()  # how far it had run is seen only step by step
-                known.append(plain)
-            case Entry(call="next_step", returned=(DecodeStep() as step, commands)):
-                continues = not (step.joined or step.left or commands)
-                if continues and known and known[-1][0] == "ran" and not known[-1][3]:
-                    known[-1][0] = "running"
-                else:
-                    known.append(["decode", entry.args[-1], to_json((step._replace(max_steps=0), commands))])
-            case Entry(call="on_step_done", args=(DecodeStep(), result, now_ns), returned=commands):
-                what = to_json((result.ended, commands)) if result.ended or commands else None
-                if known[-1][0] == "running":
-                    known[-1] = ["ran", known[-1][1] + result.num_steps, now_ns, what]
-                else:
-                    known.append(["ran", result.num_steps, now_ns, what])
-            case _:
-                known.append(plain)
-    return by_instance
 
 
 # The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Ids

@@ -62,7 +62,7 @@ class KvSent(NamedTuple):
     request_id: int
 
 
-class RankSaw(NamedTuple):
+class RankObserved(NamedTuple):
     """One tensor-parallel rank to all ranks of its instance: it has seen this, which counts when all have."""
 
     rank: int
@@ -254,7 +254,9 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | RankSaw | FirstToken | Outcome
+RequestMessage = (
+    Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | RankObserved | FirstToken | Outcome
+)
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp

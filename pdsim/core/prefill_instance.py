@@ -39,7 +39,7 @@ from pdsim.core.messages import (
     PrefillDone,
     PrefillStep,
     PromptComputed,
-    RankSaw,
+    RankObserved,
     Result,
     Send,
     Step,
@@ -129,7 +129,7 @@ class PrefillInstance:
                 return self._bootstrap.keep(message, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
-            case RankSaw():
+            case RankObserved():
                 if (agreed := self._agreement.see(message)) is not None:
                     return self.on_message(agreed, now_ns)
             case Abort():

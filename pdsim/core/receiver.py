@@ -14,28 +14,9 @@ receiver at once, beside the instance's loop.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines, LateRequests
-from pdsim.core.messages import (
-    Abort,
-    AskStaging,
-    CellScattered,
-    CellWritten,
-    Command,
-    FreeCells,
-    KvArrived,
-    KvLost,
-    Message,
-    PeerDown,
-    PeerUp,
-    Scatter,
-    Send,
-    StagingLent,
-    StagingWatermark,
-    Tell,
-    Woken,
-    receiver_of,
-    sender_of,
-)
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.staging_ring import StagingRing
 
 
@@ -45,8 +26,8 @@ class _Incoming:
     num_cells: int
     num_written: int = 0
     num_scattered: int = 0
-    arrived: KvArrived | None = None
-    aborted: Abort | None = None
+    arrived: m.KvArrived | None = None
+    aborted: m.Abort | None = None
 
 
 class Receiver:
@@ -76,33 +57,33 @@ class Receiver:
         """Requests whose KV is not all in its pages."""
         return list(self._incoming)
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         self._aborted.at(now_ns)
-        if isinstance(message, AskStaging):
+        if isinstance(message, m.AskStaging):
             return self._lend(message)
-        if isinstance(message, CellWritten):
+        if isinstance(message, m.CellWritten):
             return self._on_written(message)
-        if isinstance(message, CellScattered):
+        if isinstance(message, m.CellScattered):
             return self._on_scattered(message)
-        if isinstance(message, KvArrived):
+        if isinstance(message, m.KvArrived):
             return self._on_arrived(message)
-        if isinstance(message, FreeCells):
+        if isinstance(message, m.FreeCells):
             return self._free(message)
-        if isinstance(message, Abort):
+        if isinstance(message, m.Abort):
             return self._on_abort(message)
-        if isinstance(message, KvLost):
+        if isinstance(message, m.KvLost):
             self._aborted.add(message.request_id)
-            return [Tell(self._decode_id, message)]
-        if isinstance(message, PeerUp):
+            return [m.Tell(self._decode_id, message)]
+        if isinstance(message, m.PeerUp):
             self._strangers.add(message.instance_id)
             return []
-        if isinstance(message, PeerDown):
+        if isinstance(message, m.PeerDown):
             return self._on_prefill_down(message, now_ns)
-        if isinstance(message, Woken):
+        if isinstance(message, m.Woken):
             return self._expire(now_ns)
         raise TypeError(f"{self.instance_id}: a receiver does not take {message}")
 
-    def _lend(self, ask: AskStaging) -> list[Command]:
+    def _lend(self, ask: m.AskStaging) -> list[m.Command]:
         if ask.request_id in self._aborted:
             return []
         spans = []
@@ -112,77 +93,77 @@ class Receiver:
             spans.append(span)
         self._incoming[ask.request_id] = _Incoming(ask.prefill_id, len(spans))
         sender_id = sender_of(ask.prefill_id)
-        lent: list[Command] = [Send(sender_id, StagingLent(ask.request_id, tuple(spans)))]
+        lent: list[m.Command] = [m.Send(sender_id, m.StagingLent(ask.request_id, tuple(spans)))]
         if ask.prefill_id in self._strangers:
             self._strangers.remove(ask.prefill_id)
-            lent.insert(0, Send(sender_id, StagingWatermark(self._decode_id, self.ring.watermark)))
+            lent.insert(0, m.Send(sender_id, m.StagingWatermark(self._decode_id, self.ring.watermark)))
         return lent
 
-    def _on_written(self, message: CellWritten) -> list[Command]:
+    def _on_written(self, message: m.CellWritten) -> list[m.Command]:
         incoming = self._incoming.get(message.request_id)
         if incoming is None or incoming.aborted:
             return []
         incoming.num_written += 1
         span = self.ring.span((message.request_id, message.cell))
-        return [Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes, span.offset)]
+        return [m.Scatter(self._decode_id, message.request_id, message.cell, message.num_bytes, span.offset)]
 
-    def _on_scattered(self, message: CellScattered) -> list[Command]:
+    def _on_scattered(self, message: m.CellScattered) -> list[m.Command]:
         incoming = self._incoming.get(message.request_id)
         if incoming is None:
             return []
         incoming.num_scattered += 1
         if incoming.aborted is not None:
             return self._give_back(incoming.aborted, incoming)
-        return [Tell(self._decode_id, message._replace(completes=self._complete(message.request_id, incoming)))]
+        return [m.Tell(self._decode_id, message._replace(completes=self._complete(message.request_id, incoming)))]
 
-    def _on_arrived(self, message: KvArrived) -> list[Command]:
+    def _on_arrived(self, message: m.KvArrived) -> list[m.Command]:
         incoming = self._incoming.get(message.request_id)
         if incoming is None:
-            return [Tell(self._decode_id, message)]
+            return [m.Tell(self._decode_id, message)]
         incoming.arrived = message
         arrived = self._complete(message.request_id, incoming)
-        return [] if arrived is None else [Tell(self._decode_id, arrived)]
+        return [] if arrived is None else [m.Tell(self._decode_id, arrived)]
 
-    def _on_abort(self, message: Abort) -> list[Command]:
+    def _on_abort(self, message: m.Abort) -> list[m.Command]:
         self._aborted.add(message.request_id)
         incoming = self._incoming.get(message.request_id)
         if incoming is None:
-            return [Tell(self._decode_id, message)]
+            return [m.Tell(self._decode_id, message)]
         incoming.aborted = message
         return self._give_back(message, incoming)
 
-    def _give_back(self, abort: Abort, incoming: _Incoming) -> list[Command]:
+    def _give_back(self, abort: m.Abort, incoming: _Incoming) -> list[m.Command]:
         """The spans, and word to the decode instance, when no scatter is under way."""
         if incoming.num_scattered < incoming.num_written:
             return []
         del self._incoming[abort.request_id]
-        cells = tuple(CellScattered(abort.request_id, cell) for cell in range(incoming.num_cells))
-        return [*self._free(FreeCells(cells)), Tell(self._decode_id, abort)]
+        cells = tuple(m.CellScattered(abort.request_id, cell) for cell in range(incoming.num_cells))
+        return [*self._free(m.FreeCells(cells)), m.Tell(self._decode_id, abort)]
 
-    def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
+    def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
         """The decode instance may not know all that it was sending, if it died in between itself."""
         self._strangers.add(down.instance_id)
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         for request_id in [i for i, incoming in self._incoming.items() if incoming.prefill_id == down.instance_id]:
             if down.has_restarted:
                 commands += self._orphans.add(request_id, now_ns)
             else:
-                commands += self._on_abort(Abort(request_id, f"{down.instance_id} was lost", retryable=True))
+                commands += self._on_abort(m.Abort(request_id, f"{down.instance_id} was lost", retryable=True))
         return commands
 
-    def _expire(self, now_ns: int) -> list[Command]:
-        commands: list[Command] = []
+    def _expire(self, now_ns: int) -> list[m.Command]:
+        commands: list[m.Command] = []
         for request_id in self._orphans.expired(now_ns, commands, self._incoming.__contains__):
-            commands += self._on_abort(Abort(request_id, "nobody writes any more", retryable=True))
+            commands += self._on_abort(m.Abort(request_id, "nobody writes any more", retryable=True))
         return commands
 
-    def _complete(self, request_id: int, incoming: _Incoming) -> KvArrived | None:
+    def _complete(self, request_id: int, incoming: _Incoming) -> m.KvArrived | None:
         if incoming.arrived is None or incoming.num_scattered < incoming.num_cells:
             return None
         del self._incoming[request_id]
         return incoming.arrived
 
-    def _free(self, message: FreeCells) -> list[Command]:
+    def _free(self, message: m.FreeCells) -> list[m.Command]:
         before = self.ring.watermark
         for cell in message.cells:
             key = cell.request_id, cell.cell
@@ -190,5 +171,5 @@ class Receiver:
                 self.ring.free(key)
         if self.ring.watermark == before:
             return []
-        watermark = StagingWatermark(self._decode_id, self.ring.watermark)
-        return [Send(sender_of(prefill_id), watermark) for prefill_id in self._prefill_ids]
+        watermark = m.StagingWatermark(self._decode_id, self.ring.watermark)
+        return [m.Send(sender_of(prefill_id), watermark) for prefill_id in self._prefill_ids]

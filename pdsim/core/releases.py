@@ -21,7 +21,7 @@ class Releasing(Protocol):
 
 
 class Releases:
-    """Of one decode instance."""
+    """The held pages of one decode instance."""
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
         """timeout_ns: how long an answer is waited for; staged: what was written may be in a staging ring."""
@@ -56,7 +56,7 @@ class Releases:
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:
-        """For the sender. The receiver gives the last word, when no scatter is under way."""
+        """Give up waiting for the sender. With staging the receiver has the last word, when no scatter is under way."""
         if self._staged:
             abort = Abort(request_id, "nobody writes any more", retryable=True)
             return [Tell(receiver_of(self._decode_id), abort)]

@@ -1,28 +1,62 @@
-"""Chooses a prefill and a decode instance for each request, from what it routed and what came back."""
+"""The router: chooses a prefill and a decode instance for each request, and tries failed requests again on others.
+
+routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
+waiting     for its next attempt: backoff                      Failed (retryable), PeerDown of decode, nobody healthy
+gone        -> the client has its end                          the attempt finished, or nothing is left to try
+
+A retry goes by a new id, so that no instance takes what is left of an old attempt for the new one: the first attempt
+has the client's id, the second retry of request 17 is 2000000017 in every journal. A request whose first token was
+streamed is not tried again: the client has part of the answer (SGLang's gateway retries by HTTP status, which it has
+passed on by then).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
+from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.messages import (
-    Arrival,
-    Cancel,
-    Command,
-    Failed,
-    Finished,
-    FlushCache,
-    Message,
-    NewRequest,
-    PrefillDone,
-    Send,
-)
 from pdsim.core.prompt_memory import PromptMemory
 from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence
+
+_RETRY = 1_000_000_000
+"""Ids of clients stay below."""
+_FINE = 1 << 30
+
+
+def attempt_id(request_id: int, num_retries: int) -> int:
+    return num_retries * _RETRY + request_id
+
+
+def request_of(attempt: int) -> int:
+    """The client's id."""
+    return attempt % _RETRY
+
+
+def num_retries(attempt: int) -> int:
+    return attempt // _RETRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryLimits:
+    """Limits of retries: names and defaults of SGLang's gateway."""
+
+    max_retries: int = 5
+    initial_backoff_ns: int = 50_000_000
+    backoff_multiplier: float = 1.5
+    max_backoff_ns: int = 30_000_000_000
+    backoff_jitter: float = 0.2
+    """Each backoff is longer or shorter by up to this fraction, drawn."""
+    seed: int = 0
+
+
+NO_RETRIES = RetryLimits(max_retries=0)
 
 
 @dataclass(slots=True)
-class Load:
+class RoutedLoad:
     """Requests routed to one instance and not done, and their prompt tokens."""
 
     instance_id: str
@@ -43,9 +77,9 @@ class RoleRouter:
     ) -> None:
         self.now_ns = 0
         self._policy = policy
-        self._loads = {instance_id: Load(instance_id) for instance_id in instance_ids}
+        self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
         self.instances = self._known = list(self._loads.values())
-        """What the policy sees, of all that are known."""
+        """Loads that the policy sees, of all that are known."""
         self._down: set[str] = set()
         self._snapshot_interval_ns = snapshot_interval_ns
         self._next_snapshot_ns = 0
@@ -76,7 +110,7 @@ class RoleRouter:
         self._loads[instance_id].add(-1, -num_tokens)
 
     @property
-    def loads(self) -> Sequence[Load]:
+    def loads(self) -> Sequence[RoutedLoad]:
         return list(self._loads.values())
 
     @property
@@ -84,100 +118,221 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def mark_down(self, instance_id: str) -> None:
-        """Also forgets what was in its cache."""
+        """It is not offered any more, and its cache is forgotten."""
         if instance_id in self._loads:
             self._down.add(instance_id)
             if self._remembered:
                 self._remembered[instance_id] = PromptMemory(self._memory_tokens)
 
-    def forget(self) -> list[Command]:
-        """What was in the caches; and have them forget it."""
+    def forget(self) -> list[m.Command]:
+        """Forget the content of the caches, and have instances forget it, too."""
         self._remembered = {}
-        return [Send(instance_id, FlushCache()) for instance_id in self._loads]
+        return [m.Send(instance_id, m.FlushCache()) for instance_id in self._loads]
 
     def mark_up(self, instance_id: str) -> None:
         self._down.discard(instance_id)
 
-    def _offered(self, avoid: str) -> list[Load]:
+    def _offered(self, avoid: str) -> list[RoutedLoad]:
         healthy = [load for load in self._known if load.instance_id not in self._down]
         return [load for load in healthy if load.instance_id != avoid] or healthy
 
     def _take_snapshot(self, now_ns: int) -> None:
         if self._snapshot_interval_ns:
-            self._known = [Load(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
+            self._known = [RoutedLoad(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
             self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
         else:
             for load in self._known:
                 load.taken_at_ns = now_ns
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request that its client waits for, or whose prefill instance has not answered."""
+
+    arrival: m.Arrival
+    num_tokens: int
+    """Length of its prompt."""
+    num_retries: int = 0
+    attempt: m.NewRequest | None = None
+    """The last one; under way at these instances:"""
+    at_prefill: bool = False
+    at_decode: bool = False
+    streamed: bool = False
+
+
 class Router:
+    """The router of prefill and decode instances, or with one role only, of aggregated instances.
+
+    It answers with what it sends, and with the ends that it decides itself. Finished, PrefillDone and FirstToken go to
+    the client as they are, if their attempt is the one under way: `client_of`.
+    """
+
     instance_id = "router"
 
-    def __init__(self, *, prefill: RoleRouter, decode: RoleRouter) -> None:
-        self.prefill = prefill
-        self.decode = decode
-        self.at_prefill: dict[int, NewRequest] = {}
-        self.at_decode: dict[int, NewRequest] = {}
+    def __init__(self, *, prefill: RoleRouter, decode: RoleRouter | None, limits: RetryLimits = NO_RETRIES) -> None:
+        """decode: None if the instances are aggregated."""
+        self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
+        self.live: dict[int, _Request] = {}
+        """Requests by the client's id, in the order in which they were routed."""
+        self._prefill = prefill
+        self._decode = prefill if decode is None else decode
+        self._is_aggregated = decode is None
+        self._limits = limits
+        self.retries = limits.max_retries > 0
+        """Whether it must be told of first tokens."""
+        self._backing_off: list[tuple[int, int, int]] = []
+        """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
+        self._draws = Draws()
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def client_of(self, attempt: int) -> int | None:
+        """The client's id of the request, if this is its attempt under way."""
+        request = self._under_way(attempt)
+        return None if request is None else request.arrival.request_id
+
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         match message:
-            case Arrival():
-                new = self.route(message, now_ns)
-                return [Send(to, new) for to in new.instance_ids]
-            case FlushCache():
-                return [*self.prefill.forget(), *self.decode.forget()]
-            case PrefillDone():
-                self.leave_prefill(message.request_id)
-            case Finished():
-                self.leave_decode(message.request_id)
-            case Failed():
-                self.leave(message.request_id)
-            case Cancel():
+            case m.Arrival():
+                return self._try(_Request(message, len(message.prompt)), now_ns)
+            case m.PrefillDone():
+                if request := self._under_way(message.request_id):
+                    self._leave_prefill(request)
+                    self._forget_if_over(request)
+            case m.FirstToken():
+                if request := self._under_way(message.request_id):
+                    request.streamed = True
+            case m.Finished():
+                if request := self._under_way(message.request_id):
+                    self._leave_decode(request)
+                    self._forget_if_over(request)
+            case m.Failed():
+                return self._on_failed(message, now_ns)
+            case m.Cancel():
                 return self._cancel(message)
+            case m.FlushCache():
+                return [command for instances in self.roles.values() for command in instances.forget()]
+            case m.Woken():
+                return self._try_due(now_ns)
+            case m.PeerDown():
+                return self._on_down(message, now_ns)
+            case m.PeerUp():
+                for instances in self.roles.values():
+                    instances.mark_up(message.instance_id)
             case _:
                 raise TypeError(f"a router does not take {message}")
         return []
 
-    def route(self, arrival: Arrival, now_ns: int, avoid: tuple[str, str] = ("", "")) -> NewRequest:
-        """avoid: a prefill and a decode instance that are taken only if there is no other."""
-        request_id, prompt, max_output_tokens = arrival
-        prefill_id = self.prefill.pick(prompt, now_ns, avoid[0])
-        decode_id = self.decode.pick(prompt, now_ns, avoid[1])
-        new = NewRequest(request_id, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
-        self.at_prefill[request_id] = self.at_decode[request_id] = new
-        return new
+    def _under_way(self, attempt: int) -> _Request | None:
+        request = self.live.get(request_of(attempt))
+        if request is None or request.attempt is None or request.attempt.request_id != attempt:
+            return None
+        return request if request.at_decode or request.at_prefill else None
 
-    @property
-    def roles(self) -> dict[str, RoleRouter]:
-        return {"prefill": self.prefill, "decode": self.decode}
+    # Attempts.
 
-    def lose(self, instance_id: str) -> tuple[list[int], list[NewRequest]]:
-        """Requests whose prefill answer will not come, and requests that are lost with it.
+    def _try(self, request: _Request, now_ns: int) -> list[m.Command]:
+        request_id, prompt, max_output_tokens = request.arrival
+        self.live.pop(request_id, None)
+        self.live[request_id] = request
+        for role, instances in self.roles.items():
+            if instances.all_down:
+                return self._try_later(request, f"no {role} instance is up", now_ns)
+        last = request.attempt
+        prefill_id = self._prefill.pick(prompt, now_ns, "" if last is None else last.prefill_id)
+        decode_id = prefill_id
+        if not self._is_aggregated:
+            decode_id = self._decode.pick(prompt, now_ns, "" if last is None else last.decode_id)
+        attempt = attempt_id(request_id, request.num_retries)
+        new = m.NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
+        request.attempt, request.at_prefill, request.at_decode = new, not self._is_aggregated, True
+        return [m.Send(to, new) for to in new.instance_ids]
 
-        Decode instances say what they lost with a prefill instance; nobody but the router says so for decode.
-        """
-        unanswered = [new.request_id for new in self.at_prefill.values() if new.prefill_id == instance_id]
-        for request_id in unanswered:
-            self.leave_prefill(request_id)
-        return unanswered, [new for new in self.at_decode.values() if new.decode_id == instance_id]
+    def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
+        """Wait for a backoff and try again, unless retries are used up."""
+        request_id, limits = request.arrival.request_id, self._limits
+        if request.streamed or request.num_retries == limits.max_retries:
+            del self.live[request_id]
+            return [m.Failed(request_id, reason)]
+        backoff_ns = min(
+            limits.initial_backoff_ns * limits.backoff_multiplier**request.num_retries, limits.max_backoff_ns
+        )
+        drawn = 2 * self._draws.below(_FINE, limits.seed) / _FINE - 1
+        request.num_retries += 1
+        due_ns = now_ns + round(backoff_ns * (1 + limits.backoff_jitter * drawn))
+        heappush(self._backing_off, (due_ns, request_id, request.num_retries))
+        return [m.WakeAt(self.instance_id, due_ns)]
 
-    def _cancel(self, cancel: Cancel) -> list[Command]:
-        """Nothing if it has ended: its outcome was on the way."""
-        new = self.at_decode.get(cancel.request_id)
-        if new is None:
+    def _try_due(self, now_ns: int) -> list[m.Command]:
+        commands: list[m.Command] = []
+        while self._backing_off and self._backing_off[0][0] <= now_ns:
+            _, request_id, num_retries = heappop(self._backing_off)
+            request = self.live.get(request_id)
+            if request is not None and request.num_retries == num_retries:
+                commands += self._try(request, now_ns)
+        return commands
+
+    # Ends.
+
+    def _on_failed(self, failed: m.Failed, now_ns: int) -> list[m.Command]:
+        request = self._under_way(failed.request_id)
+        if request is None:
             return []
-        self.leave(cancel.request_id)
-        return [*(Send(to, cancel) for to in new.instance_ids), Failed(*cancel)]
+        if failed.retryable and request.at_decode:  # the other instance of the pair may not know
+            return [*self._give_up(request, failed.reason), *self._try_later(request, failed.reason, now_ns)]
+        was_finished = not request.at_decode
+        self._leave_prefill(request)
+        self._leave_decode(request)
+        del self.live[request.arrival.request_id]
+        return [] if was_finished else [failed._replace(request_id=request.arrival.request_id)]
 
-    def leave(self, request_id: int) -> None:
-        self.leave_prefill(request_id)
-        self.leave_decode(request_id)
+    def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
+        """Nothing if it has ended: its outcome was on the way."""
+        request = self.live.get(cancel.request_id)
+        if request is None or (request.at_prefill and not request.at_decode):
+            return []
+        commands = self._give_up(request, cancel.reason) if request.at_decode else []
+        del self.live[cancel.request_id]
+        return [*commands, m.Failed(*cancel)]
 
-    def leave_prefill(self, request_id: int) -> None:
-        if new := self.at_prefill.pop(request_id, None):
-            self.prefill.release(new.prefill_id, len(new.prompt))
+    def _give_up(self, request: _Request, reason: str) -> list[m.Command]:
+        """Both instances are told, as a gateway drops both connections. The request may be tried again."""
+        assert request.attempt is not None
+        self._leave_prefill(request)
+        self._leave_decode(request)
+        cancel = m.Cancel(request.attempt.request_id, reason)
+        return [m.Send(to, cancel) for to in request.attempt.instance_ids]
 
-    def leave_decode(self, request_id: int) -> None:
-        if new := self.at_decode.pop(request_id, None):
-            self.decode.release(new.decode_id, len(new.prompt))
+    def _leave_prefill(self, request: _Request) -> None:
+        if request.at_prefill:
+            assert request.attempt is not None
+            request.at_prefill = False
+            self._prefill.release(request.attempt.prefill_id, request.num_tokens)
+
+    def _leave_decode(self, request: _Request) -> None:
+        if request.at_decode:
+            assert request.attempt is not None
+            request.at_decode = False
+            self._decode.release(request.attempt.decode_id, request.num_tokens)
+
+    def _forget_if_over(self, request: _Request) -> None:
+        if not (request.at_prefill or request.at_decode):
+            del self.live[request.arrival.request_id]
+
+    def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
+        """Decode instances say what they lost with a prefill instance; nobody but the router says so for decode."""
+        instance_id = down.instance_id
+        for instances in self.roles.values():
+            instances.mark_down(instance_id)
+            if down.has_restarted:
+                instances.mark_up(instance_id)
+        commands: list[m.Command] = []
+        attempts = [(request, request.attempt) for request in self.live.values() if request.attempt is not None]
+        for request, attempt in attempts:
+            if request.at_prefill and attempt.prefill_id == instance_id:
+                self._leave_prefill(request)  # its connection breaks: nothing to wait for
+                self._forget_if_over(request)
+                commands.append(m.PrefillDone(request.arrival.request_id))
+        for request, attempt in attempts:
+            if request.at_decode and attempt.decode_id == instance_id:
+                reason = f"{instance_id} was lost"
+                commands += [*self._give_up(request, reason), *self._try_later(request, reason, now_ns)]
+        return commands

@@ -1,31 +1,30 @@
-"""What of a prompt's KV a prefill instance sends, and how: whole pages, slices, staged cells, or layer by layer."""
+"""Makes transfer units of a prompt's KV: whole pages, slices, staged cells, or layer by layer."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
-from pdsim.core.transfer_plan import Piece, SendCursor, TransferUnit
-from pdsim.core.wire import Load, Wire
+from pdsim.core.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
 from pdsim.policy.protocols import TransferPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagingPlan:
-    """How KV goes through staging memory (SGLang 0.5.23, staging_handler.py)."""
+    """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
     """A cell of the grid: what one forward can compute."""
     buffer_bytes: int | None
-    """Of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
+    """Buffer of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
     ring_bytes: int
-    """Of one decode rank."""
+    """Ring of one decode rank."""
     fail_oversized: bool = True
     """A request with a cell larger than the ring fails; otherwise it is sent as slices."""
 
 
 class SendingRequest(Protocol):
-    """What the planner asks of a request that prefill computes."""
+    """A request that prefill computes, as the planner sees it."""
 
     request_id: int
     decode_id: str
@@ -46,7 +45,7 @@ class SendPlanner:
     def __init__(
         self,
         prefill_id: str,
-        wire: Wire,
+        layout: RankPairLayout,
         policy: TransferPolicy,
         *,
         staging: StagingPlan | None = None,
@@ -54,7 +53,7 @@ class SendPlanner:
     ) -> None:
         """layer_groups: KV of so many groups of layers goes while the forward computes the others; 0: after it."""
         self._prefill_id = prefill_id
-        self._wire = wire
+        self._layout = layout
         self._policy = policy
         self._staging = staging
         self._layer_groups = layer_groups
@@ -62,18 +61,18 @@ class SendPlanner:
     def cursor(self, grant: KvGranted) -> SendCursor | None:
         """None if the KV cannot be sent: a staged cell that is larger than the whole ring."""
         cell_pages = None
-        if self._staging is not None and self._wire.slices:
+        if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
-            cell_bytes = min(cell_pages, len(grant.pages)) * self._wire.page_bytes
-            fits_ring = cell_bytes * self._wire.num_writers <= self._staging.ring_bytes
+            cell_bytes = min(cell_pages, len(grant.pages)) * self._layout.page_bytes
+            fits_ring = cell_bytes * self._layout.num_writers <= self._staging.ring_bytes
             if not fits_ring and self._staging.fail_oversized:
                 return None
             fits_buffer = self._staging.buffer_bytes is None or cell_bytes <= self._staging.buffer_bytes
             cell_pages = cell_pages if fits_ring and fits_buffer else None
-        return SendCursor(grant.num_cached_tokens, grant.pages, self._wire.page_size, cell_pages)
+        return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
     def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """What goes out as a chunk is begun: of a prompt's first its cached prefix; the chunk's KV layer by layer."""
+        """Units as a chunk is begun: the cached prefix with a prompt's first; the chunk's KV layer by layer."""
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
             commands += self.ask_staging(request)
@@ -84,10 +83,10 @@ class SendPlanner:
         return commands
 
     def ask_staging(self, request: SendingRequest) -> list[Command]:
-        """For a span of the ring for each cell, if it goes through the ring."""
+        """Ask for a span of the ring for each cell, if it goes through the ring."""
         if not request.cursor.is_staged:
             return []
-        page_bytes = self._wire.page_bytes * self._wire.num_writers
+        page_bytes = self._layout.page_bytes * self._layout.num_writers
         cells = tuple(pages * page_bytes for pages in request.cursor.cell_sizes())
         ask = AskStaging(request.request_id, self._prefill_id, cells)
         return [Send(receiver_of(request.decode_id), ask)] if cells else []
@@ -99,7 +98,7 @@ class SendPlanner:
         return end
 
     def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
-        """What a computed chunk leaves to send. With layer groups only the first token is left."""
+        """Units that a computed chunk leaves to send. With layer groups only the first token is left."""
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 
@@ -118,8 +117,8 @@ class SendPlanner:
         units: list[Command] = []
         for piece in pieces:
             ends = is_last and piece is pieces[-1]
-            load = self._wire.load(piece.source, piece.target, with_state=ends and not self._layer_groups)
-            units.append(self._unit(request, piece, load, now_ns, ends, ends and first_token_ends))
+            size = self._layout.size(piece.source, piece.target, with_state=ends and not self._layer_groups)
+            units.append(self._unit(request, piece, size, now_ns, ends, ends and first_token_ends))
         return units
 
     def _cells(
@@ -128,12 +127,14 @@ class SendPlanner:
         """One descriptor a cell. State does not pass the ring: it follows with the first token."""
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [
-            self._unit(request, piece, Load(len(piece.source) * self._wire.page_bytes, 1), now_ns, cell=piece.cell)
+            self._unit(
+                request, piece, TransferSize(len(piece.source) * self._layout.page_bytes, 1), now_ns, cell=piece.cell
+            )
             for piece in whole
         ]
         if is_last:
             rest = Piece((), (), 0)
-            state = self._wire.load((), (), with_state=True)
+            state = self._layout.size((), (), with_state=True)
             units.append(self._unit(request, rest, state, now_ns, is_last, first_token_ends))
         return units
 
@@ -142,9 +143,9 @@ class SendPlanner:
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.page_table, is_last=chunk.is_last):
-            load = self._wire.load(piece.source, piece.target, with_state=chunk.is_last)
+            size = self._layout.size(piece.source, piece.target, with_state=chunk.is_last)
             for group in range(self._layer_groups):
-                part = self._wire.part(load, group, self._layer_groups)
+                part = self._layout.part(size, group, self._layer_groups)
                 units.append(self._unit(request, piece, part, now_ns, after_layers=(step_id, group)))
         return units
 
@@ -152,7 +153,7 @@ class SendPlanner:
         self,
         request: SendingRequest,
         piece: Piece,
-        load: Load,
+        size: TransferSize,
         now_ns: int,
         is_last: bool = False,
         first_token_ends: bool = False,
@@ -165,7 +166,7 @@ class SendPlanner:
             request.decode_id,
             piece.source,
             piece.target,
-            *load,
+            *size,
             now_ns,
             is_last,
             first_token_ends,

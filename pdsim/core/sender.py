@@ -15,30 +15,13 @@ those of its own request (SGLang puts such a chunk back at the tail of its queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdsim.core import messages as m
 from pdsim.core.deadlines import LateRequests
-from pdsim.core.messages import (
-    Abort,
-    CellWritten,
-    Command,
-    KvArrived,
-    KvLost,
-    KvSent,
-    LayersComputed,
-    Message,
-    Send,
-    StagingLent,
-    StagingWatermark,
-    StartTransfer,
-    StopSending,
-    Tell,
-    TransferFailed,
-    TransferLost,
-    UnitSent,
-    receiver_of,
-    sender_of,
-)
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.staging_ring import Span, Watermark, may_write
 from pdsim.core.transfer_plan import TransferUnit
+
+_LOST = "lost"
 
 
 @dataclass(slots=True)
@@ -61,16 +44,14 @@ class Sender:
         self._by_request = by_request
         self._queues = [_Queue() for _ in range(num_queues)]
         self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(decode_ids)}
-        self._computing = LayersComputed(0, 0)
+        self._computing = m.LayersComputed(0, 0)
         """The step that computes layers, and how many groups it has: steps follow each other."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
         self._stopped = LateRequests()
-        """Requests of which no more is sent: what still comes of them is dropped."""
-        self._stopping: dict[int, StopSending] = {}
-        """Of those stopped: a unit is under way, for however long."""
-        self._lost = LateRequests()
-        """Those stopped of which something may land yet."""
+        """Requests of which no more is sent, with _LOST if something may land yet: what still comes is dropped."""
+        self._stopping: dict[int, m.StopSending] = {}
+        """Stopped requests of which a unit is under way, for however long."""
 
     @property
     def held(self) -> list[int]:
@@ -79,43 +60,43 @@ class Sender:
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         self._stopped.at(now_ns)
-        self._lost.at(now_ns)
         if isinstance(message, TransferUnit):
             if message.request_id in self._stopped:
                 return []
             queue = self._queue(message)
             queue.units.append(message)
             return self._start_next(queue)
-        if isinstance(message, UnitSent):
+        if isinstance(message, m.UnitSent):
             return self._on_sent(message.unit)
-        if isinstance(message, StopSending):
+        if isinstance(message, m.StopSending):
             return self._stop(message)
-        if isinstance(message, TransferLost):
-            self._lost.add(message.unit.request_id)
-        if isinstance(message, TransferFailed | TransferLost):
+        if isinstance(message, m.TransferLost):
+            self._stopped.discard(message.unit.request_id)
+            self._stopped.add(message.unit.request_id, _LOST)
+        if isinstance(message, m.TransferFailed | m.TransferLost):
             return self._on_failed(message.unit, message.reason)
-        if isinstance(message, LayersComputed):
+        if isinstance(message, m.LayersComputed):
             self._computing = message
-        elif isinstance(message, StagingLent):
+        elif isinstance(message, m.StagingLent):
             if message.request_id not in self._stopped:
                 for cell, span in enumerate(message.spans):
                     self._spans[message.request_id, cell] = span
-        elif isinstance(message, StagingWatermark):
+        elif isinstance(message, m.StagingWatermark):
             self._watermarks[message.decode_id] = message.watermark
         else:
             raise TypeError(f"{self.instance_id}: a sender does not take {message}")
         return [command for queue in self._queues for command in self._start_next(queue)]
 
     def worker(self, unit: TransferUnit) -> int:
-        """Which of the workers sends it."""
+        """The worker that sends it."""
         return unit.request_id % len(self._queues) if self._by_request else self._shards[unit.target]
 
     def _queue(self, unit: TransferUnit) -> _Queue:
         return self._queues[self.worker(unit)]
 
-    def _start_next(self, queue: _Queue) -> list[Command]:
+    def _start_next(self, queue: _Queue) -> list[m.Command]:
         if queue.sending is not None:
             return []
         held_up: set[int] = set()
@@ -124,7 +105,7 @@ class Sender:
                 del queue.units[i]
                 queue.sending = unit
                 span = None if unit.cell is None else self._spans.pop((unit.request_id, unit.cell))
-                return [StartTransfer(unit, None if span is None else span.offset)]
+                return [m.StartTransfer(unit, None if span is None else span.offset)]
             held_up.add(unit.request_id)
         return []
 
@@ -136,20 +117,20 @@ class Sender:
             return span is not None and may_write(span, self._watermarks[unit.target])
         return True
 
-    def _on_sent(self, unit: TransferUnit) -> list[Command]:
+    def _on_sent(self, unit: TransferUnit) -> list[m.Command]:
         queue = self._queue(unit)
         queue.sending = None
         if unit.request_id in self._stopping:
             return self._start_next(queue) + self._answer(unit.request_id)
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         if unit.cell is not None:
-            written = CellWritten(unit.request_id, unit.cell, unit.num_bytes)
-            commands.append(Send(receiver_of(unit.target), written))
+            written = m.CellWritten(unit.request_id, unit.cell, unit.num_bytes)
+            commands.append(m.Send(receiver_of(unit.target), written))
         if unit.is_last:
-            commands.append(Send(self._arrives_at(unit.target), KvArrived(unit.request_id, unit.first_token_ends)))
+            commands.append(m.Send(self._arrives_at(unit.target), m.KvArrived(unit.request_id, unit.first_token_ends)))
         commands += self._start_next(queue)
         if unit.is_last:
-            commands.append(Tell(self._prefill_id, KvSent(unit.request_id)))
+            commands.append(m.Tell(self._prefill_id, m.KvSent(unit.request_id)))
         return commands
 
     def _arrives_at(self, decode_id: str) -> str:
@@ -157,26 +138,26 @@ class Sender:
 
     # Stopping. The units of one request go through one queue: at most one of them is under way.
 
-    def _stop(self, stop: StopSending) -> list[Command]:
+    def _stop(self, stop: m.StopSending) -> list[m.Command]:
         self._forget(stop.request_id)
         self._stopping.setdefault(stop.request_id, stop)
         under_way = [queue.sending.request_id for queue in self._queues if queue.sending is not None]
         return [] if stop.request_id in under_way else self._answer(stop.request_id)
 
-    def _on_failed(self, unit: TransferUnit, reason: str) -> list[Command]:
+    def _on_failed(self, unit: TransferUnit, reason: str) -> list[m.Command]:
         request_id, queue = unit.request_id, self._queue(unit)
         queue.sending = None
         if request_id in self._stopping:
             return self._start_next(queue) + self._answer(request_id)
         self._forget(request_id)
         commands = [self._say(unit.target, request_id, reason), *self._start_next(queue)]
-        return [*commands, Tell(self._prefill_id, Abort(request_id, reason, retryable=True))]
+        return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
-    def _say(self, decode_id: str, request_id: int, reason: str) -> Command:
+    def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
         """That no more is sent, and what the decode instance may do with the pages."""
-        is_lost = request_id in self._lost
-        word = KvLost(request_id, reason) if is_lost else Abort(request_id, reason, retryable=True)
-        return Send(self._arrives_at(decode_id), word)
+        is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
+        word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
+        return m.Send(self._arrives_at(decode_id), word)
 
     def _forget(self, request_id: int) -> None:
         self._stopped.add(request_id)
@@ -185,10 +166,10 @@ class Sender:
         for key in [key for key in self._spans if key[0] == request_id]:
             del self._spans[key]
 
-    def _answer(self, request_id: int) -> list[Command]:
+    def _answer(self, request_id: int) -> list[m.Command]:
         """Nothing is under way, nor will be, as far as this sender can know."""
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []
         word = self._say(stop.decode_id, request_id, "nothing of it is under way")
-        return [word, Tell(self._prefill_id, KvSent(request_id))]
+        return [word, m.Tell(self._prefill_id, m.KvSent(request_id))]

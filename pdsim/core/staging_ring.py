@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """Where the oldest live allocation begins: everything before it in this round, and all earlier rounds, is free."""
+    """Start of the oldest live allocation: everything before it in this round, and all earlier rounds, is free."""
 
     round: int = 0
     offset: int = 0
@@ -48,7 +48,7 @@ class StagingRing:
         self._head = 0
         self._round = 0
         self._lent: deque[_Lent] = deque()
-        """In the order in which they were lent; those freed behind a live one are still here."""
+        """Spans in the order in which they were lent; those freed behind a live one are still here."""
         self._live: dict[Hashable, _Lent] = {}
 
     @property
@@ -60,7 +60,7 @@ class StagingRing:
         return key in self._live
 
     def span(self, key: Hashable) -> Span:
-        """What is lent under this key."""
+        """The span that is lent under this key."""
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:

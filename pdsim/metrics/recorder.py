@@ -3,17 +3,16 @@
 from collections import Counter
 from dataclasses import replace
 
-from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core.router import num_retries, request_of
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TokenGap, TransferRecord
 
 
 def transfer_record(
     unit: TransferUnit,
-    wire: Wire,
+    wire: RankPairLayout,
     worker: int,
     start_ns: int,
     end_ns: int,
@@ -22,7 +21,7 @@ def transfer_record(
     line_ns: int = 0,
     posting_ns: int = 0,
 ) -> TransferRecord:
-    """Of a unit, all ranks together."""
+    """The record of a unit, all ranks together."""
     return TransferRecord(
         unit.request_id,
         unit.source,
@@ -42,7 +41,7 @@ def transfer_record(
     )
 
 
-_OF_AN_ATTEMPT = (
+_ATTEMPT_FIELDS = (
     "admitted_ns",
     "prefill_start_ns",
     "prefill_end_ns",
@@ -61,9 +60,9 @@ class Recorder:
         self._attempts: dict[int, int] = {}
         """The last attempt of each request that was retried."""
         self._last_token_ns: dict[int, int] = {}
-        """Of requests outside a batch: retracted, or with a token that a prefill step made (aggregated)."""
+        """Last tokens of requests outside a batch: retracted, or with a token that a prefill step made (aggregated)."""
         self._decoded_until_ns: dict[str, int] = {}
-        """By instance: when the requests in its batch got their last token."""
+        """Time of the last token of the requests in a batch, by instance."""
 
     def on_arrival(self, request_id: int, num_prompt_tokens: int, num_output_tokens: int, now_ns: int) -> None:
         record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns)
@@ -77,14 +76,14 @@ class Recorder:
         record.decode_id = decode_id
 
     def on_retry(self, attempt: int) -> None:
-        """What an earlier attempt still does goes into a row that nobody keeps."""
+        """Begin the row again. Rows of earlier attempts are not kept."""
         request_id = request_of(attempt)
         before = self._attempts.get(request_id, request_id)
         record = self._requests[before]
         self._requests[before] = replace(record)
         self._requests[attempt] = record
         self._attempts[request_id] = attempt
-        for name in _OF_AN_ATTEMPT:
+        for name in _ATTEMPT_FIELDS:
             setattr(record, name, None)
         record.num_decode_cached_tokens = record.num_prefill_cached_tokens = record.transfer_bytes = 0
         record.num_retries = num_retries(attempt)
@@ -118,7 +117,7 @@ class Recorder:
         self._requests[request_id].streamed_ns = now_ns
 
     def on_first_token(self, request_id: int, now_ns: int) -> None:
-        """By the client's id, as the end."""
+        """Goes by the client's id, as the end does."""
         self._requests[self._attempts.get(request_id, request_id)].first_token_ns = now_ns
 
     def on_retracted(self, request_id: int, now_ns: int) -> None:
@@ -138,7 +137,7 @@ class Recorder:
             record.reason = outcome.reason
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
-        """Where that is known only when it ends. By the client's id."""
+        """Sets an output length that is known only at the end. Goes by the client's id."""
         self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
 
     def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
@@ -165,7 +164,7 @@ class Recorder:
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """Who got the last token before this step began has waited longer than it takes."""
+        """A request whose last token came before this step began has waited longer than the step takes."""
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses = []
         if step.joined and self._last_token_ns:
@@ -194,7 +193,7 @@ class Recorder:
         return row._replace(num_resumed=step.num_requests)
 
     def _pop_last_token_ns(self, request_id: int) -> int:
-        """Of a request that joins a batch."""
+        """The last token of a request that joins a batch."""
         last_ns = self._last_token_ns.pop(request_id, None) or self._requests[request_id].streamed_ns
         assert last_ns is not None
         return last_ns

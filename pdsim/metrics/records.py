@@ -19,7 +19,7 @@ class RequestRecord:
     """A router gave it its instances. With retries, this and all below is of the last attempt."""
     prefill_id: str = ""
     decode_id: str = ""
-    """Of an aggregated instance both are its own."""
+    """The same instance twice if it is aggregated."""
     admitted_ns: int | None = None
     """Decode reserved its pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
@@ -35,7 +35,7 @@ class RequestRecord:
     num_decode_cached_tokens: int = 0
     num_prefill_cached_tokens: int = 0
     transfer_bytes: int = 0
-    """Of all ranks together."""
+    """Bytes of all ranks together."""
     num_retractions: int = 0
     num_retries: int = 0
     """Attempts after the first, because instances or transfers failed."""
@@ -67,7 +67,7 @@ class StepRecord(NamedTuple):
     num_resumed: int = 0
     """Requests for which the first of the steps ends another gap than itself, in RunRecords.token_gaps."""
     copying_ns: int = 0
-    """Before it, the KV of retracted requests went to host memory or came back."""
+    """Time before it in which the KV of retracted requests went to host memory or came back."""
 
 
 class TransferRecord(NamedTuple):
@@ -80,7 +80,7 @@ class TransferRecord(NamedTuple):
     source: str
     target: str
     num_bytes: int
-    """Of all ranks together, as are the descriptors."""
+    """Sum over all ranks, as are the descriptors."""
     num_pages: int
     num_descriptors: int
     is_last: bool
@@ -89,7 +89,7 @@ class TransferRecord(NamedTuple):
     """A worker took it."""
     end_ns: int
     needs: str = ""
-    """What else it waits for before a worker takes it: "ring", room in the staging ring; "layers", their forward."""
+    """Condition beside a free worker: "ring", room in the staging ring; "layers", their forward."""
     setup_ns: int = 0
     """The engine's time for a batch, and the gather of what is staged."""
     line_ns: int = 0
@@ -97,7 +97,7 @@ class TransferRecord(NamedTuple):
     posting_ns: int = 0
     """Descriptors held its bytes up for so long: before they moved, or as they moved."""
     worker: int = 0
-    """Of its source."""
+    """Worker of its source."""
 
 
 class TokenGap(NamedTuple):
@@ -108,7 +108,7 @@ class TokenGap(NamedTuple):
     duration_ns: int
     num_requests: int
     num_tokens: int = 1
-    """Of each of them, that share it."""
+    """Tokens of each of them that share it."""
 
 
 class LevelRecord(NamedTuple):

@@ -1,85 +1,73 @@
-"""From a scenario to the pure objects it describes: instances, router, cost models, requests."""
+"""Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pdsim.core.aggregated_instance import AggregatedInstance
-from pdsim.core.aggregated_router import AggregatedRouter
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
 from pdsim.core.journal import TakesMessages
-from pdsim.core.messages import receiver_of
+from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
-from pdsim.core.retrying_router import RetryingRouter
-from pdsim.core.router import RoleRouter, Router
+from pdsim.core.router import NO_RETRIES, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.core.wire import Wire
 from pdsim.cost.host_memory import HostCopies
-from pdsim.cost.staging import StagingCost
 from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
-from pdsim.scenario.aggregated import (
-    aggregated_costs,
-    build_aggregated_instances,
-    build_aggregated_router,
-    check_aggregated_requests,
-)
 from pdsim.scenario.costs import decode_times, prefill_times
 from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.extent import require_room_for_run
 from pdsim.scenario.faults import HealthSettings, check_faults
-from pdsim.scenario.schema import DecodeSettings, FrontEndSettings, HostSettings, PrefillSettings, Scenario
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    DecodeSettings,
+    FrontEndSettings,
+    HostSettings,
+    PrefillSettings,
+    Scenario,
+)
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Role, default_mem_fraction
-from pdsim.system.topology import Topology
-from pdsim.system.transport import Transport
 from pdsim.workload.clients import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
 
 _SMALL_BATCH = 32
-"""Up to this max_running_requests a decode instance gets two extra slots for each."""
+"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
+DP_CONSERVATIVENESS = 0.3
+"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interconnect:
-    """What lies between prefill and decode instances."""
-
-    wire: Wire
-    transport: Transport
-    topology: Topology
-    staging: StagingCost | None
-    layer_groups: int
-    """In which the KV of a forward is sent; 0: when it is done."""
+AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a driver needs. Instances are fresh: each build makes new ones."""
+    """All that a driver needs. Instances are fresh: each build makes new ones."""
 
     scenario: Scenario
     """Resolved."""
-    instances: Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]
+    instances: Sequence[AnyInstance]
     agents: Sequence[Sender | Receiver]
-    router: Router | RetryingRouter | AggregatedRouter
+    router: Router
     monitor: HealthMonitor | None
-    """Who watches the instances, if anybody does."""
+    """Watches the instances, if anybody does."""
     num_ranks: Mapping[str, int]
     """Tensor-parallel, of each instance."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
-    """Of the loops of prefill instances."""
+    """Host times of the loops of prefill instances."""
     host_copies: HostCopies | None
-    """Of KV that decode instances retract; None: they take no time."""
+    """Copies of KV that decode instances retract; None: they take no time."""
     front_end: FrontEndSettings
-    interconnect: Interconnect | None
+    interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
     message_latency_ns: int
     handover_ns: int
@@ -118,7 +106,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         hosts={} if is_aggregated else _hosts(scenario),
         host_copies=None if is_aggregated else _host_copies(scenario),
         front_end=scenario.front_end,
-        interconnect=None if is_aggregated else _interconnect(scenario),
+        interconnect=None if is_aggregated else wiring.interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         requests=requests,
@@ -127,7 +115,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
 
 
 def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
-    """Of a resolved scenario, fresh, by name: what its journal replays on."""
+    """Fresh state machines of a resolved scenario by name: what its journal replays on."""
     machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
     if scenario.health is not None:
@@ -135,10 +123,9 @@ def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
     return machines
 
 
-def restarted(scenario: Scenario, instance_id: str) -> Any:
+def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
     """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
-    machines: list[Any] = [*build_instances(scenario), *build_agents(scenario, have_restarted=True)]
-    return next(machine for machine in machines if machine.instance_id == instance_id)
+    return build_machine(scenario, name, has_restarted=True)
 
 
 def resolve(scenario: Scenario) -> Scenario:
@@ -161,113 +148,136 @@ def resolve(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={**update, "health": health})
 
 
-def build_instances(scenario: Scenario) -> Sequence[PrefillInstance | DecodeInstance | AggregatedInstance]:
-    """Fresh instances of a resolved scenario. Each has its own copy of its policies: they may keep state."""
-    if scenario.aggregated is not None:
-        return build_aggregated_instances(scenario, scenario.aggregated)
-    prefill, decode = scenario.pair
-    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    made: list[PrefillInstance | DecodeInstance] = [
-        PrefillInstance(
-            instance_id,
-            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
-            limits=_prefill_limits(prefill, scenario.health),
-            policy=deepcopy(prefill.policy),
-            planner=wiring.planner(scenario, instance_id, *layouts),
-        )
-        for instance_id in instance_ids(prefill, "prefill")
-    ]
-    made += [
-        DecodeInstance(
-            instance_id,
-            cache=kv_cache(scenario, decode),
-            limits=_decode_limits(decode, scenario.health),
-            admission_policy=deepcopy(decode.admission),
-            preemption_policy=deepcopy(decode.preemption),
-            staged=scenario.network.staging is not None,
-        )
-        for instance_id in instance_ids(decode, "decode")
-    ]
-    return made
+def build_instances(scenario: Scenario) -> list[AnyInstance]:
+    """Fresh instances of a resolved scenario."""
+    return [_instance(scenario, role, i) for role, ids in _roles(scenario).items() for i in ids]
 
 
-def build_agents(scenario: Scenario, *, have_restarted: bool = False) -> list[Sender | Receiver]:
-    """What works beside the loops of the instances."""
+def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+    """The state machines beside the loops of the instances: senders, and with staging receivers."""
     if scenario.aggregated is not None:
         return []
-    prefill, decode = scenario.pair
-    prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
-    transport, staging = wiring.transport(scenario), scenario.network.staging
-    agents: list[Sender | Receiver] = [
-        Sender(
-            prefill_id,
-            decode_ids,
-            num_queues=transport.num_queues,
-            by_request=transport.queue_by == "request",
-            staged=staging is not None,
+    roles = _roles(scenario)
+    senders: list[Sender | Receiver] = [_sender(scenario, i) for i in roles["prefill"]]
+    receivers = [] if scenario.network.staging is None else roles["decode"]
+    return [*senders, *(_receiver(scenario, i, has_restarted=False) for i in receivers)]
+
+
+def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
+    """One instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    for role, ids in _roles(scenario).items():
+        for instance_id in ids:
+            if name == instance_id:
+                return _instance(scenario, role, instance_id)
+            if name == sender_of(instance_id):
+                return _sender(scenario, instance_id)
+            if name == receiver_of(instance_id):
+                return _receiver(scenario, instance_id, has_restarted=has_restarted)
+    raise KeyError(name)
+
+
+def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
+    """It has its own copy of its policies: they may keep state."""
+    health = scenario.health
+    if (aggregated := scenario.aggregated) is not None:
+        return AggregatedInstance(
+            instance_id,
+            cache=kv_cache(scenario, aggregated),
+            limits=_aggregated_limits(aggregated, health),
+            policy=deepcopy(aggregated.policy),
+            preemption_policy=deepcopy(aggregated.preemption),
         )
-        for prefill_id in prefill_ids
-    ]
-    if staging is not None:
-        rings = {i: StagingRing(staging.ring) for i in decode_ids}
-        timeout_ns = None if scenario.health is None else scenario.health.release_timeout
-        agents += [
-            Receiver(i, prefill_ids, ring, release_timeout_ns=timeout_ns, has_restarted=have_restarted)
-            for i, ring in rings.items()
-        ]
-    return agents
+    prefill, decode = scenario.pair
+    if role == "prefill":
+        return PrefillInstance(
+            instance_id,
+            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
+            limits=_prefill_limits(prefill, health),
+            policy=deepcopy(prefill.policy),
+            planner=wiring.planner(scenario, instance_id),
+        )
+    return DecodeInstance(
+        instance_id,
+        cache=kv_cache(scenario, decode),
+        limits=_decode_limits(decode, health),
+        admission_policy=deepcopy(decode.admission),
+        preemption_policy=deepcopy(decode.preemption),
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _sender(scenario: Scenario, prefill_id: str) -> Sender:
+    transport = wiring.transport(scenario)
+    return Sender(
+        prefill_id,
+        _roles(scenario)["decode"],
+        num_queues=transport.num_queues,
+        by_request=transport.queue_by == "request",
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Receiver:
+    staging, health = scenario.network.staging, scenario.health
+    assert staging is not None, "without staging there are no receivers"
+    return Receiver(
+        decode_id,
+        _roles(scenario)["prefill"],
+        StagingRing(staging.ring),
+        release_timeout_ns=None if health is None else health.release_timeout,
+        has_restarted=has_restarted,
+    )
 
 
 def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
-    if scenario.aggregated is not None:
-        ids = instance_ids(scenario.aggregated, "aggregated")
-        return HealthMonitor({i: [Router.instance_id] for i in ids}, max_failures=health.heartbeat_failures)
-    prefill, decode = scenario.pair
-    prefill_ids, decode_ids = instance_ids(prefill, "prefill"), instance_ids(decode, "decode")
-    receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
-    peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
-    peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
+    roles = _roles(scenario)
+    peers = {i: [Router.instance_id] for ids in roles.values() for i in ids}
+    if scenario.aggregated is None:
+        prefill_ids, decode_ids = roles["prefill"], roles["decode"]
+        receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
+        peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
+        peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
-def build_router(scenario: Scenario) -> Router | RetryingRouter | AggregatedRouter:
-    router = _plain_router(scenario)
-    return router if scenario.health is None else RetryingRouter(router, scenario.health.retry_limits(scenario.seed))
+def build_router(scenario: Scenario) -> Router:
+    """It tries nothing again without a health section."""
+    settings, health = scenario.router, scenario.health
 
-
-def _plain_router(scenario: Scenario) -> Router | AggregatedRouter:
-    if scenario.aggregated is not None:
-        return build_aggregated_router(scenario, scenario.aggregated)
-    prefill, decode = scenario.pair
-    settings = scenario.router
-
-    def role(ids: Sequence[str], policy: RoutingPolicy) -> RoleRouter:
+    def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
         return RoleRouter(
-            ids,
+            instance_ids(getattr(scenario, name), name),
             deepcopy(policy),
             snapshot_interval_ns=settings.snapshot_interval,
             memory_tokens=settings.memory_tokens,
         )
 
-    return Router(
-        prefill=role(instance_ids(prefill, "prefill"), settings.prefill),
-        decode=role(instance_ids(decode, "decode"), settings.decode),
-    )
+    limits = NO_RETRIES if health is None else health.retry_limits(scenario.seed)
+    if scenario.aggregated is not None:
+        return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
+    return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
+
+
+def _roles(scenario: Scenario) -> dict[Role, list[str]]:
+    """The roles of a cluster, and the instances of each."""
+    roles: Sequence[Role] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
+    return {role: instance_ids(getattr(scenario, role), role) for role in roles}
 
 
 def _num_ranks(scenario: Scenario) -> dict[str, int]:
-    roles: Sequence[Role] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
-    return {i: layout_of(scenario, role).tp for role in roles for i in instance_ids(getattr(scenario, role), role)}
+    return {i: layout_of(scenario, role).tp for role, ids in _roles(scenario).items() for i in ids}
 
 
 def _costs(scenario: Scenario) -> dict[str, StepTimes]:
-    if scenario.aggregated is not None:
-        return aggregated_costs(scenario, scenario.aggregated)
-    prefill, decode = scenario.pair
-    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    costs = {i: prefill_times(scenario, layouts[0]) for i in instance_ids(prefill, "prefill")}
-    return costs | {i: decode_times(scenario, decode, layouts[1]) for i in instance_ids(decode, "decode")}
+    costs: dict[str, StepTimes] = {}
+    for role, ids in _roles(scenario).items():
+        layout = layout_of(scenario, role)
+        for i in ids:
+            settings = getattr(scenario, role)
+            is_prefill = role == "prefill"
+            costs[i] = prefill_times(scenario, layout) if is_prefill else decode_times(scenario, settings, layout)
+    return costs
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
@@ -281,21 +291,6 @@ def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
 def _host_copies(scenario: Scenario) -> HostCopies | None:
     backup = scenario.pair.decode.retraction_backup
     return None if backup is None else backup.costs(layout_of(scenario, "decode"), scenario.page_size)
-
-
-def _interconnect(scenario: Scenario) -> Interconnect:
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    wire = wiring.wire_of(scenario, prefill, decode)
-    transport, staging = wiring.transport(scenario), scenario.network.staging
-    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
-    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
-    return Interconnect(
-        wire=wire,
-        transport=transport,
-        topology=wiring.topology(scenario.network, transport, sides, wire),
-        staging=None if staging is None else wiring.staging_cost(staging, prefill, decode, wire.num_writers),
-        layer_groups=scenario.pair.prefill.layer_groups,
-    )
 
 
 def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
@@ -328,52 +323,65 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def _check_context(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    context = layout_of(scenario, role).model.max_context_tokens
-    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    prompt, output, model = len(largest.prompt), len(largest.output), scenario.model.name
-    if prompt + output > context:
-        server = "refuses its prompt" if prompt >= context else "ends its answer there"
+class _Size(NamedTuple):
+    """Tokens of a request."""
+
+    request_id: int
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Each request alone must fit the model's context, and the pools of the instances."""
+    sizes = [_Size(spec.request_id, len(spec.prompt), len(spec.output)) for spec in requests]
+    largest = max(sizes, key=lambda size: size[1] + size[2])
+    _check_context(scenario, largest)
+    page = scenario.page_size
+    if (aggregated := scenario.aggregated) is not None:
+        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
+        tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
+        room = (aggregated.pool_tokens or 0) - page - num_ahead_tokens(aggregated.speculative)
+        _require_room(
+            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
+        )
+        return
+    prefill, decode = scenario.pair
+    longest = max(sizes, key=lambda size: size[1])
+    room = (prefill.pool_tokens or 0) - 1 - page
+    what = f"has a prompt of {longest.prompt} tokens"
+    _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
+    tokens, pool = largest.total - 2 + num_ahead_tokens(decode.speculative), decode.pool_tokens or 0
+    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
+
+
+def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
+    if num_tokens > room:
         raise ConfigError(
-            f"request {largest.request_id} has a prompt of {prompt} tokens and an output of {output}; {model} has "
-            f"a context of {context}, and a server {server}: leave such requests out, or say with "
+            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def _check_context(scenario: Scenario, largest: _Size) -> None:
+    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
+    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model.name
+    if largest.total > context:
+        server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
+            f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
             "model.context_tokens how far the context is extended"
         )
 
 
-def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Each request alone must fit the model's context, and both pools."""
-    _check_context(scenario, requests)
-    if scenario.aggregated is not None:
-        check_aggregated_requests(scenario, scenario.aggregated, requests)
-        return
-    prefill, decode = scenario.pair
-    page = scenario.page_size
-    longest = max(requests, key=lambda spec: len(spec.prompt))
-    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    room = (prefill.pool_tokens or 0) - 1 - page
-    if len(longest.prompt) > room:
-        raise ConfigError(
-            f"request {longest.request_id} has a prompt of {len(longest.prompt)} tokens; a prefill instance has room "
-            f"for {room}: give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-    tokens = len(largest.prompt) + len(largest.output) - 2 + num_ahead_tokens(decode.speculative)
-    pool = decode.pool_tokens or 0
-    if tokens > pool:
-        raise ConfigError(
-            f"request {largest.request_id} grows to {tokens} tokens; a decode instance holds {pool}: "
-            f"give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-
-
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    if scenario.aggregated is not None:
-        ids, links = instance_ids(scenario.aggregated, "aggregated"), []
-    else:
-        prefill, decode = scenario.pair
-        ids = [*instance_ids(prefill, "prefill"), *instance_ids(decode, "decode")]
-        links = [*ids, *(["shared"] if scenario.network.shared_bandwidth is not None else [])]
+    ids = [i for ids in _roles(scenario).values() for i in ids]
+    links = [] if scenario.aggregated is not None else list(ids)
+    if links and scenario.network.shared_bandwidth is not None:
+        links.append("shared")
     check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
 
 
@@ -400,4 +408,17 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         saves_retracted=settings.retraction_backup is not None,
         speculation=speculation(settings.speculative),
         grants_computed_only=settings.allocation == "prefill_complete",
+    )
+
+
+def _aggregated_limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    return AggregatedLimits(
+        max_running_requests=settings.max_running_requests,
+        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
+        overlap=settings.overlap,
+        speculation=speculation(settings.speculative),
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )

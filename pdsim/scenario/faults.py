@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from pdsim.core.retrying_router import RetryLimits
+from pdsim.core.router import RetryLimits
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.quantity import Duration
 from pdsim.scenario.section import Section

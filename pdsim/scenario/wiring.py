@@ -1,19 +1,47 @@
-"""From layouts and network settings to what the core and its driver need to know of transfers."""
+"""Makes transports, topologies and planners from layouts and network settings."""
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.staging import StagingCost
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
+from pdsim.scenario.sizing import instance_ids, layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_transport
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """The network between prefill and decode instances."""
+
+    wire: RankPairLayout
+    transport: Transport
+    topology: Topology
+    staging: StagingCost | None
+    layer_groups: int
+    """Groups in which the KV of a forward is sent; 0: when it is done."""
+
+
+def interconnect(scenario: Scenario) -> Interconnect:
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    layout, staging = wire_of(scenario, prefill, decode), scenario.network.staging
+    engine = transport(scenario)
+    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
+    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
+    return Interconnect(
+        wire=layout,
+        transport=engine,
+        topology=topology(scenario.network, engine, sides, layout),
+        staging=None if staging is None else staging_cost(staging, prefill, decode, layout.num_writers),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
 
 
 def transport(scenario: Scenario) -> Transport:
@@ -42,12 +70,14 @@ def transport(scenario: Scenario) -> Transport:
     return found
 
 
-def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> Wire:
+def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> RankPairLayout:
     deduplicate = scenario.network.deduplicate_kv_heads
     return wire(prefill, decode, scenario.page_size, transport(scenario).coalesces, deduplicate=deduplicate)
 
 
-def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, deduplicate: bool = False) -> Wire:
+def wire(
+    prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, deduplicate: bool = False
+) -> RankPairLayout:
     """Raises ConfigError where the ranks of the two sides do not divide."""
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
@@ -61,7 +91,7 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, de
         writers = max(1, prefill.tp // decode.tp // copies)
         planes_per_layer, slices = 2, prefill.tp != decode.tp
         page_bytes = min(prefill.kv_token_bytes, decode.kv_token_bytes) * page_size
-    return Wire(
+    return RankPairLayout(
         page_size=page_size,
         page_bytes=page_bytes,
         num_planes=planes_per_layer * attention.num_layers,
@@ -76,18 +106,19 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, *, de
     )
 
 
-def planner(scenario: Scenario, prefill_id: str, prefill: Layout, decode: Layout) -> SendPlanner:
+def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
     """Raises ConfigError for layers or staging that the two sides cannot have."""
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
-    way = wire_of(scenario, prefill, decode)
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    layout = wire_of(scenario, prefill, decode)
     num_layers = prefill.model.num_layers
     if groups > num_layers:
         raise ConfigError(f"prefill: {groups} layer_groups for the {num_layers} layers of {prefill.model.name}")
-    if groups and way.slices:
+    if groups and layout.slices:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
     plan = None if staging is None else staging_plan(scenario, staging)
     policy = deepcopy(scenario.pair.prefill.transfer)
-    return SendPlanner(prefill_id, way, policy, staging=plan, layer_groups=groups)
+    return SendPlanner(prefill_id, layout, policy, staging=plan, layer_groups=groups)
 
 
 def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
@@ -111,7 +142,7 @@ def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_
 
 
 def topology(
-    network: NetworkSettings, engine: Transport, sides: Mapping[str, tuple[list[str], Layout]], wire: Wire
+    network: NetworkSettings, engine: Transport, sides: Mapping[str, tuple[list[str], Layout]], wire: RankPairLayout
 ) -> Topology:
     """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too."""
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1

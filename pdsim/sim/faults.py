@@ -10,7 +10,7 @@ from pdsim.workload.request_spec import Streams
 
 
 class Breakable(Protocol):
-    """What can be done to a running cluster."""
+    """A running cluster, and the harm that can be done to it."""
 
     def is_dead(self, instance_id: str) -> bool: ...
     def kill(self, instance_id: str) -> None: ...

@@ -12,7 +12,7 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass(slots=True)
 class _Passing:
-    """What is known of a request between its arrival and its answer."""
+    """A request between its arrival and its answer."""
 
     stalls: bool
     prefill_answered: bool = False
@@ -45,7 +45,7 @@ class FrontEnd:
         """When the connections that idle had their last answer; a benchmark's warm-up leaves one."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
-        """What the client does in the thread that serves, in order; the first is under way, or waits for the thread."""
+        """Work of the client in the thread that serves, in order; the first is under way, or waits for the thread."""
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
@@ -57,13 +57,13 @@ class FrontEnd:
 
     def _send(self, spec: RequestSpec) -> None:
         self._on_arrival(spec)
-        of, now_ns = self._settings, self._timeline.now_ns
+        settings, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
-        stalls = of.stall > 0 and used_ns is not None and now_ns - used_ns < of.stall_within
+        stalls = settings.stall > 0 and used_ns is not None and now_ns - used_ns < settings.stall_within
         self._passing[spec.request_id] = _Passing(stalls)
         num_tokens = len(spec.prompt)
-        self._free_ns = max(self._free_ns, now_ns) + of.service + round(of.service_per_token * num_tokens)
-        there_ns = self._free_ns + of.latency_in + round(of.latency_in_per_token * num_tokens)
+        self._free_ns = max(self._free_ns, now_ns) + settings.service + round(settings.service_per_token * num_tokens)
+        there_ns = self._free_ns + settings.latency_in + round(settings.latency_in_per_token * num_tokens)
         self._timeline.after(there_ns - now_ns, self._route, spec)
 
     def on_prefill_answer(self, request_id: int) -> None:
@@ -117,7 +117,7 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """At once, unless the thread that serves is the client's, too, and busy."""
+        """Run it at once, unless the thread that serves is the client's, too, and busy."""
         if not self._settings.holds_client:
             turn()
             return

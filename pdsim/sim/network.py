@@ -7,68 +7,60 @@ Law: tests/laws/test_fair_links.py.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil, inf, prod
 
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core import messages as m
+from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.sender import Sender
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.cost.staging import StagingCost
+from pdsim.metrics.recorder import Recorder, transfer_record
+from pdsim.scenario.build import Cluster
+from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.timeline import Alarm, Timeline
 from pdsim.system.topology import Path, Topology
 from pdsim.system.transport import Transport
 
 
-class Flow:
-    """A transfer whose bytes are moving."""
-
-    __slots__ = ("finish_ns", "limit", "path", "rate", "remaining", "transfer")
-
-    def __init__(self, transfer: "Transfer", path: Path, limit: float) -> None:
-        self.transfer = transfer
-        self.path = path
-        self.limit = limit
-        """Bytes per second that its engine allows, whatever the links."""
-        self.remaining = float(transfer.num_bytes)
-        self.rate = 0.0
-        self.finish_ns: float = 0
-        """Never, on a link that carries nothing."""
-
-
+@dataclass(slots=True, eq=False)
 class Transfer:
     """A unit under way."""
 
-    __slots__ = (
-        "is_over",
-        "is_stuck",
-        "least_ns",
-        "line_ns",
-        "num_bytes",
-        "posting_ns",
-        "setup_ns",
-        "since_ns",
-        "start_ns",
-        "unit",
-    )
-
-    def __init__(self, unit: TransferUnit, num_bytes: int, start_ns: int) -> None:
-        self.unit = unit
-        self.num_bytes = num_bytes
-        """That one rank sends, to all its targets together."""
-        self.start_ns = start_ns
-        self.least_ns = 0.0
-        """That its bytes can take, for the descriptors posted meanwhile."""
-        self.setup_ns = self.line_ns = self.posting_ns = 0
-        """What it did before its bytes moved freely."""
-        self.since_ns = start_ns
-        """When it began what it is doing."""
-        self.is_stuck = False
-        """Its target has died: no byte moves, and its engine waits."""
-        self.is_over = False
-        """Failed, or died with its source."""
+    unit: TransferUnit
+    num_bytes: int
+    """That one rank sends, to all its targets together."""
+    start_ns: int
+    since_ns: int
+    """When it began what it is doing."""
+    setup_ns: int
+    least_ns: float
+    """The least time for its bytes, for descriptors are posted meanwhile."""
+    line_ns: int = 0
+    posting_ns: int = 0
+    is_stuck: bool = False
+    """Its target has died: no byte moves, and its engine waits."""
+    is_over: bool = False
+    """Failed, or died with its source."""
 
     def took(self, now_ns: int) -> int:
-        """What it has been doing ends, and the next thing begins."""
+        """End a stage and begin the next; the time that it took."""
         duration_ns, self.since_ns = now_ns - self.since_ns, now_ns
         return duration_ns
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A transfer whose bytes are moving."""
+
+    transfer: Transfer
+    path: Path
+    limit: float
+    """Bytes per second that its engine allows, whatever the links."""
+    remaining: float
+    rate: float = 0.0
+    finish_ns: float = 0
+    """Infinite on a link that carries nothing."""
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
@@ -109,7 +101,7 @@ class Network:
         *,
         topology: Topology,
         transport: Transport,
-        wire: Wire,
+        wire: RankPairLayout,
         staging: StagingCost | None = None,
         on_done: Callable[[Transfer], None],
         on_failed: Callable[[Transfer], None] | None = None,
@@ -126,7 +118,7 @@ class Network:
         self._timeout_ns = timeout_ns
         self._capacity = dict(topology.capacity)
         self._factors: dict[str, list[float]] = {}
-        """Of links that carry less at present."""
+        """The factors of links that carry less at present."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Only if they can fail."""
@@ -134,17 +126,17 @@ class Network:
         self._updated_ns = 0
         self._next_end: Alarm | None = None
         self._lines: dict[str, deque[Transfer]] = {}
-        """With a serial engine: the transfers of each prefill instance that post or wait to post, in order."""
+        """Serial engines: the transfers of each prefill instance that post or wait to post, in order."""
 
-    def start(self, unit: TransferUnit) -> None:
+    def start(self, command: m.StartTransfer) -> None:
+        unit = command.unit
         num_targets = self._wire.num_targets
         setup_ns = num_targets * self._batch_ns(unit)
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
-        transfer = Transfer(unit, unit.num_bytes * num_targets, self._timeline.now_ns)
-        transfer.setup_ns = setup_ns
-        transfer.least_ns = self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        now_ns, least_ns = self._timeline.now_ns, self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        transfer = Transfer(unit, unit.num_bytes * num_targets, now_ns, now_ns, setup_ns, least_ns)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
         if self._transport.serial:
@@ -185,7 +177,9 @@ class Network:
         unit = transfer.unit
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
         self._progress()
-        self._flows.append(Flow(transfer, self._topology.path(unit.source, unit.target), limit))
+        self._flows.append(
+            Flow(transfer, self._topology.path(unit.source, unit.target), limit, float(transfer.num_bytes))
+        )
         self._share()
 
     def _on_end(self, _: None) -> None:
@@ -219,7 +213,7 @@ class Network:
             self._post(line[0])
 
     def _progress(self) -> None:
-        """What moved since rates last changed."""
+        """Count the bytes that moved since rates last changed."""
         seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
         for flow in self._flows:
             flow.remaining -= flow.rate * seconds
@@ -243,7 +237,7 @@ class Network:
     # What goes wrong.
 
     def slow(self, links: Iterable[str], factor: float) -> None:
-        """From now on these links carry so much less, on top of what slows them already."""
+        """Let these links carry so much less, on top of what slows them already."""
         for link in links:
             self._factors.setdefault(link, []).append(factor)
         self._change_capacity(links)
@@ -260,7 +254,7 @@ class Network:
         self._share()
 
     def kill(self, instance_id: str) -> None:
-        """What it sends is gone; what is sent to it stands still until its engine gives up."""
+        """Its transfers are gone; those to it stand still until its engine gives up."""
         self._dead.add(instance_id)
         for transfer in self._under_way:
             transfer.is_over = transfer.unit.source == instance_id
@@ -288,7 +282,83 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Of transfers that are over or stuck: others get their share of the links."""
+        """Drop transfers that are over or stuck: others get their share of the links."""
         self._progress()
         self._flows = [flow for flow in self._flows if not (flow.transfer.is_over or flow.transfer.is_stuck)]
         self._share()
+
+
+class Transfers:
+    """The interconnect of a disaggregated cluster. It tells senders and receivers at once what has happened."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        cluster: Cluster,
+        interconnect: Interconnect,
+        *,
+        recorder: Recorder,
+        tell: Callable[[str, m.Message], None],
+    ) -> None:
+        health = cluster.scenario.health
+        self._timeline = timeline
+        self._interconnect = interconnect
+        self._recorder = recorder
+        self._tell = tell
+        self._sender_of = {instance.instance_id: sender_of(instance.instance_id) for instance in cluster.instances}
+        self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
+        self._scatter_free_ns: dict[str, int] = {}
+        self.network = Network(
+            timeline,
+            topology=interconnect.topology,
+            transport=interconnect.transport,
+            wire=interconnect.wire,
+            staging=interconnect.staging,
+            on_done=self._on_done,
+            on_failed=self._on_failed,
+            timeout_ns=None if health is None else health.transfer_timeout,
+        )
+
+    def scatter(self, command: m.Scatter) -> None:
+        """Scatters have a stream of their own, one behind the other."""
+        assert self._interconnect.staging is not None
+        now_ns = self._timeline.now_ns
+        start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))
+        end_ns = start_ns + self._interconnect.staging.scatter_ns(command.num_bytes)
+        self._scatter_free_ns[command.decode_id] = end_ns
+        self._timeline.after(end_ns - now_ns, self._on_scattered, command)
+
+    def _on_done(self, transfer: Transfer) -> None:
+        unit = transfer.unit
+        sender_id = self._sender_of[unit.source]
+        worker = self._senders[sender_id].worker(unit)
+        row = transfer_record(
+            unit,
+            self._interconnect.wire,
+            worker,
+            transfer.start_ns,
+            self._timeline.now_ns,
+            setup_ns=transfer.setup_ns,
+            line_ns=transfer.line_ns,
+            posting_ns=transfer.posting_ns,
+        )
+        self._recorder.on_transfer(row)
+        self._tell(sender_id, m.UnitSent(unit))
+
+    def _on_failed(self, transfer: Transfer) -> None:
+        unit = transfer.unit
+        reason = f"no transfer from {unit.source} to {unit.target} in time"
+        self._tell(self._sender_of[unit.source], m.TransferFailed(unit, reason))
+
+    def _on_scattered(self, command: m.Scatter) -> None:
+        self._tell(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
+
+    def kill(self, instance_id: str) -> None:
+        self.network.kill(instance_id)
+        self._scatter_free_ns.pop(instance_id, None)
+
+    def links_of(self, name: str) -> list[str]:
+        """Links of an instance, or the shared one."""
+        topology = self._interconnect.topology
+        paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]
+        return [link for path in paths for link, _ in path[:1]] or [name]

@@ -1,4 +1,4 @@
-"""What a run would be if one resource were a little faster or larger: simulated again for each, same requests.
+"""Runs with a little more of one resource, simulated again for each with the same requests.
 
 The resource whose gain moves a metric most is what limits that metric, of its mean as of its tail.
 """
@@ -54,7 +54,7 @@ class Sensitivity:
 
     resource: str
     changes: Mapping[str, float]
-    """By metric."""
+    """One for each metric."""
     relief: str
     """Fields of the scenario that give more of it."""
 
@@ -71,7 +71,7 @@ class Limit(NamedTuple):
     resource: str
     """Empty: more of none improves it."""
     change: float
-    """Of the metric, relative."""
+    """Relative change of the metric."""
     relief: str
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Limit(NamedTuple):
 
 
 def limits(found: Sequence[Sensitivity]) -> list[Limit]:
-    """What limits each metric that was measured."""
+    """The limit of each metric that was measured."""
     return [_limit(found, metric) for metric in found[0].changes]
 
 
@@ -103,7 +103,7 @@ def _summary(result: RunResult) -> dict[str, float]:
 def sensitivities(
     scenario: Scenario, *, measure: Measure = _summary, progress: Callable[[], None] = lambda: None
 ) -> list[Sensitivity]:
-    """What moves the run most comes first. Raises ConfigError as build does. Calls progress after each run."""
+    """Sorted by effect, the largest first. Raises ConfigError as build does. Calls progress after each run."""
     relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
     base = measure(Simulation(build(scenario)).run())
     progress()
@@ -121,7 +121,7 @@ def num_runs(scenario: Scenario) -> int:
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
-    """By resource, clusters that have more of it."""
+    """Clusters that have more of a resource, by its name."""
     scenario = resolve(scenario)
 
     def of_cluster(change: Callable[[Cluster], Cluster]) -> Callable[[], Cluster]:

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
-from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
@@ -14,7 +12,7 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
-from pdsim.garbage import garbage_collector_off
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables
@@ -22,28 +20,25 @@ from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
 from pdsim.scenario.outside import cost_warnings, device_of
 from pdsim.scenario.schema import HostSettings, Scenario
-from pdsim.sim.actor import Actor
-from pdsim.sim.executor import Executor
+from pdsim.sim.actor import Actor, Ranks
+from pdsim.sim.clients import Clients
+from pdsim.sim.executor import Executor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
-from pdsim.sim.front_end import FrontEnd
-from pdsim.sim.ranks import Ranks
-from pdsim.sim.speculative_executor import SpeculativeExecutor
+from pdsim.sim.network import Transfers
 from pdsim.sim.timeline import Timeline
-from pdsim.sim.transfers import Transfers
-from pdsim.workload.client_driver import ClientDriver
-from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.request_spec import Streams
 
 
 @dataclass
 class RunResult(RunTables):
-    """What a run leaves behind: records, the same as DataFrames, and its summary."""
+    """The records of a run, the same as DataFrames, and its summary."""
 
     scenario: Scenario
     """Resolved: every default filled in."""
     records: RunRecords
     num_events: int
     stall: list[str] = field(default_factory=list)
-    """Who waits for what, if the run came to a halt before its last request ended."""
+    """A line for each request that waits, if the run came to a halt before its last request ended."""
 
     def summary(self) -> dict[str, Any]:
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
@@ -57,13 +52,13 @@ class RunResult(RunTables):
         }
 
     def warnings(self) -> list[str]:
-        """What of the run lies outside what its step times were measured on, in one line; none if nothing does."""
+        """One line on steps outside the range that step times were measured on; none if all are inside."""
         return cost_warnings(self.scenario, self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What to look at while running. None of it changes what happens."""
+    """Things to look at while running. None of it changes what happens."""
 
     journal: Callable[[Entry], None] | None = None
     """Called with every call into an instance."""
@@ -82,177 +77,138 @@ def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, singl
 
 
 class Simulation:
+    """A cluster on a timeline: delivers messages, carries out commands, and lets instances die and come back."""
+
     def __init__(self, cluster: Cluster, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> None:
         self._cluster = cluster
-        self._progress = observation.progress
-        self._timeline = Timeline()
-        self._recorder = Recorder()
-        self._message_ns = cluster.message_latency_ns
-        self._handover_ns = cluster.handover_ns
-        self._num_ended = 0
-        self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
+        self._message_ns, self._handover_ns = cluster.message_latency_ns, cluster.handover_ns
         self._record = observation.journal
         self._on_levels = self._on_choice if observation.levels else None
         self._single_steps = single_steps
-        self._router: Any = self._recorded(cluster.router)
-        self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
+        self._timeline = Timeline()
+        self._recorder = Recorder()
+        self._streams = Streams(cluster.scenario.seed)
+        self._outputs = {spec.request_id: spec.output for spec in cluster.requests}
         self._order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
-        self._transfers: Transfers | None = None
-        if cluster.interconnect is not None:
-            self._transfers = Transfers(
-                self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
-            )
-        ranks = cluster.scenario.network.ranks
-        self._ranks: Ranks | None = None
-        if ranks is not None and cluster.interconnect is not None:
-            self._ranks = Ranks(
-                self._timeline,
-                cluster.num_ranks,
-                agreement_ns=ranks.agreement,
-                skew_ns=ranks.skew,
-                streams=Streams(cluster.scenario.seed),
-            )
-        self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
-        health = cluster.scenario.health
-        self._faults: FaultInjector | None = None
-        if health is not None:
-            self._monitor: Any = self._recorded(cluster.monitor)
-            heartbeats = Heartbeats(self._timeline, health, life=self._life, report=self._report)
-            streams = Streams(cluster.scenario.seed)
-            self._faults = FaultInjector(
-                self._timeline, cluster.scenario.faults, cluster=self, heartbeats=heartbeats, streams=streams
-            )
         self._lives = dict.fromkeys(self._order, 0)
         self._dead: dict[str, Any] = {}
-        """By name: the state machines that take their place after a restart."""
-        self._live: set[int] = set()
-        """Requests that clients wait for; only if anything can fail."""
-        self._front_end = None
-        if not cluster.front_end.is_none:
-            self._front_end = FrontEnd(
-                self._timeline,
-                cluster.front_end,
-                on_arrival=self._arrive,
-                route=self._route,
-                on_first_token=self._first_token,
-            )
-        self._client = ClientDriver(
+        """State machines that take the place of the dead after a restart, by name."""
+        self._agents: dict[str, Any] = {agent.instance_id: self._recorded(agent) for agent in cluster.agents}
+        """Senders and receivers that live."""
+        self._sender_ids = {instance_id: sender_of(instance_id) for instance_id in self._order}
+        self._clients = Clients(
             self._timeline,
-            cluster.client,
-            cluster.requests,
-            streams=Streams(cluster.scenario.seed),
-            send=self._send_request,
+            cluster,
+            self._recorder,
+            router=self._recorded(cluster.router),
+            outputs=self._outputs,
+            send=self._send_together,
+            wake_at=self._wake_at,
+            progress=observation.progress,
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
             m.Tell: self._deliver,
             m.WakeAt: self._wake_at,
-            m.FirstToken: self._streamed,
             m.Retracted: self._retracted,
-            m.PrefillDone: self._prefill_done,
-            m.Finished: self._ended,
-            m.Failed: self._ended,
+            **self._clients.commands,
         }
-        if self._transfers is not None:
-            of = self._transfers
-            self._commands |= {TransferUnit: of.plan, m.StartTransfer: of.start, m.Scatter: of.scatter}
+        self._transfers: Transfers | None = None
+        if cluster.interconnect is not None:
+            self._transfers = transfers = Transfers(
+                self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
+            )
+            self._commands |= {
+                TransferUnit: self._queue_unit,
+                m.StartTransfer: transfers.network.start,
+                m.Scatter: transfers.scatter,
+            }
+        self._ranks = self._made_ranks()
+        self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
+        self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
+        self._faults: FaultInjector | None = None
+        if cluster.scenario.health is not None:
+            heartbeats = Heartbeats(self._timeline, cluster.scenario.health, life=self._life, report=self._report)
+            self._faults = FaultInjector(
+                self._timeline, cluster.scenario.faults, cluster=self, heartbeats=heartbeats, streams=self._streams
+            )
+            self._clients.on_sent = self._faults.on_sent
 
     def _recorded(self, machine: Any) -> Any:
         return machine if self._record is None else Recorded(machine, self._record)
 
+    def _made_ranks(self) -> Ranks | None:
+        settings = self._cluster.scenario.network.ranks
+        if settings is None or self._transfers is None:
+            return None
+        return Ranks(
+            self._timeline,
+            self._cluster.num_ranks,
+            agreement_ns=settings.agreement,
+            skew_ns=settings.skew,
+            streams=self._streams,
+        )
+
     def _actor(self, instance: Any) -> Actor:
-        instance_id, interconnect = instance.instance_id, self._cluster.interconnect
-        scenario, num_ranks = self._cluster.scenario, self._cluster.num_ranks[instance_id]
-        ranks = scenario.network.ranks
-        agrees = ranks is not None and interconnect is not None and num_ranks > 1
+        """The actor of a fresh instance. Host memory is that of its process: it has nothing of an earlier life."""
+        instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
+        has_copies = copies is not None and isinstance(instance, DecodeInstance)
         return Actor(
             self._timeline,
             self._order[instance_id],
             self._recorded(instance),
-            cost=self._cluster.costs[instance_id],
-            host=self._cluster.hosts.get(instance_id, HostSettings()),
-            host_memory=self._host_memory(instance),
+            cost=cluster.costs[instance_id],
+            host=cluster.hosts.get(instance_id, HostSettings()),
+            host_memory=HostMemory(copies) if copies is not None and has_copies else None,
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
-            agreement_ns=ranks.agreement if ranks is not None and agrees else 0,
-            layer_groups=0 if interconnect is None else interconnect.layer_groups,
-            on_layers=None if self._transfers is None else self._transfers.on_layers,
+            agreement_ns=0 if self._ranks is None else self._ranks.agreement_ns(instance_id),
+            layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
+            on_layers=self._on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
         )
 
-    def _host_memory(self, instance: Instance) -> HostMemory | None:
-        """Fresh in each life of a decode instance, for it is its process's."""
-        copies = self._cluster.host_copies
-        return HostMemory(copies) if copies is not None and isinstance(instance, DecodeInstance) else None
-
     def _executor(self) -> Executor:
-        scenario = self._cluster.scenario
-        if scenario.speculative is None:
+        speculative, streams = self._cluster.scenario.speculative, self._streams
+        if speculative is None:
             return Executor(self._outputs)
-        acceptance, streams = scenario.speculative.acceptance(), Streams(scenario.seed)
-        return SpeculativeExecutor(
-            self._outputs, lambda request_id: acceptance.stream(streams.named(f"accepted/{request_id}"))
-        )
+        acceptance = speculative.acceptance()
+        return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def run(self) -> RunResult:
         for actor in self._actors.values():
             actor.start()
-        self._client.start()
+        self._clients.start()
         if self._faults is not None:
             self._faults.start()
-        with garbage_collector_off():
+        with garbage_collection_paused():
             self._timeline.run_all()
         return self.result()
 
     def result(self) -> RunResult:
-        """Also of a run that was interrupted."""
-        num_unfinished = len(self._cluster.requests) - self._num_ended
+        """The result so far, also of a run that was interrupted."""
         ran_dry = self._timeline.has_ended
         stall: list[str] = []
-        if num_unfinished and ran_dry:
+        if ran_dry and self._clients.num_ended < len(self._cluster.requests):
             stall = [line for actor in self._actors.values() for line in actor.instance.waiting_for()]
         elif ran_dry:
             check_all_idle(self.machines())
         return RunResult(self._cluster.scenario, self._recorder.records, self._timeline.num_events, stall)
 
     def instance(self, instance_id: str) -> Any:
-        """As it is now; the last one of those that have died."""
+        """An instance as it is now; the last one of those that have died."""
         instance = self._actors[instance_id].instance
         return getattr(instance, "inner", instance)
 
     def machines(self) -> list[Any]:
-        """All that live."""
+        """Every state machine that lives."""
         living = [self.instance(name) for name in self._actors if name not in self._dead]
-        agents = [agent for name, agent in self._agents.items() if name not in self._dead]
-        return [*living, *(getattr(agent, "inner", agent) for agent in (*agents, self._router))]
+        agents = [getattr(agent, "inner", agent) for agent in self._agents.values()]
+        return [*living, *agents, self._cluster.router]
 
-    # Clients and messages.
-
-    def _send_request(self, spec: RequestSpec) -> None:
-        if self._front_end is None:
-            self._arrive(spec)
-            self._route(spec)
-        else:
-            self._front_end.send(spec)
-
-    def _arrive(self, spec: RequestSpec) -> None:
-        self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
-        if self._faults is not None:
-            self._live.add(spec.request_id)
-            self._faults.on_sent(spec.request_id)
-
-    def _route(self, spec: RequestSpec) -> None:
-        now_ns = self._timeline.now_ns
-        if self._faults is not None:
-            if spec.request_id in self._live:
-                self._tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens))
-            return
-        commands = self._router.on_message(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens), now_ns)
-        new: m.NewRequest = commands[0].message
-        self._recorder.on_routed(spec.request_id, new.prefill_id, new.decode_id, now_ns)
-        self._timeline.after(self._message_ns, self._deliver_all, commands)
+    # Messages and commands.
 
     def _carry_out(self, commands: list[m.Command]) -> None:
         for command in commands:
@@ -265,6 +221,13 @@ class Simulation:
         handover_ns = self._handover_ns if isinstance(message, m.KvArrived) else 0
         self._timeline.after(self._message_ns + handover_ns, self._deliver, command)
 
+    def _send_together(self, commands: list[m.Send]) -> None:
+        self._timeline.after(self._message_ns, self._deliver_together, commands)
+
+    def _deliver_together(self, commands: list[m.Send]) -> None:
+        for to, message in commands:
+            self._actors[to].post(message)
+
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command
         if (actor := self._actors.get(to)) is not None:
@@ -272,8 +235,8 @@ class Simulation:
                 actor.post(message)
             else:
                 self._ranks.post(actor, to, message)
-        elif to == self._router.instance_id:
-            self._tell_router(message)
+        elif to == self._cluster.router.instance_id:
+            self._clients.tell_router(message)
         else:
             self._tell_agent(to, message)
 
@@ -282,138 +245,62 @@ class Simulation:
         self._timeline.after(delay_ns, self._deliver, m.Tell(command.who, m.Woken()))
 
     def _tell_agent(self, to: str, message: m.Message) -> None:
-        """It answers at once, whatever its instance is doing."""
-        self._carry_out(self._agents[to].on_message(message, self._timeline.now_ns))
+        """It answers at once, whatever its instance is doing; not if it is dead."""
+        if (agent := self._agents.get(to)) is not None:
+            self._carry_out(agent.on_message(message, self._timeline.now_ns))
 
-    def _deliver_all(self, commands: list[m.Send]) -> None:
-        """What the router sends for one request leaves it at one time."""
-        for to, message in commands:
-            self._actors[to].post(message)
+    def _queue_unit(self, unit: TransferUnit) -> None:
+        self._tell_agent(self._sender_ids[unit.source], unit)
 
-    # What becomes of requests.
-
-    def _prefill_done(self, command: m.PrefillDone) -> None:
-        self._tell_router(command)
-        if self._faults is None:
-            self._pass_on(command)
-
-    def _streamed(self, command: m.FirstToken) -> None:
-        self._recorder.on_streamed(command.request_id, self._timeline.now_ns)
-        if self._faults is None:
-            self._pass_on(command)
-        else:
-            self._tell_router(command)
-
-    def _pass_on(self, command: m.PrefillDone | m.FirstToken) -> None:
-        """To the front end, if there is one."""
-        if isinstance(command, m.PrefillDone):
-            if self._front_end is not None:
-                self._front_end.on_prefill_answer(command.request_id)
-        elif self._front_end is None:
-            self._first_token(command.request_id)
-        else:
-            self._front_end.on_streamed(command.request_id)
-
-    def _first_token(self, request_id: int) -> None:
-        self._recorder.on_first_token(request_id, self._timeline.now_ns)
+    def _on_layers(self, prefill_id: str, computed: m.LayersComputed) -> None:
+        self._tell_agent(self._sender_ids[prefill_id], computed)
 
     def _retracted(self, command: m.Retracted) -> None:
         self._recorder.on_retracted(command.request_id, self._timeline.now_ns)
-
-    def _ended(self, outcome: m.Finished | m.Failed) -> None:
-        self._tell_router(outcome)
-        if self._faults is None:
-            self._answer(outcome)
-
-    def _answer(self, outcome: m.Finished | m.Failed) -> None:
-        if self._front_end is None:
-            self._end(outcome)
-        else:
-            failed = isinstance(outcome, m.Failed)
-            self._front_end.on_end(outcome.request_id, partial(self._end, outcome), failed=failed)
-
-    def _end(self, outcome: m.Finished | m.Failed) -> None:
-        """As the client sees it."""
-        self._num_ended += 1
-        self._recorder.on_end(outcome, self._timeline.now_ns)
-        self._client.on_end(outcome.request_id)
-        if self._progress is not None and (self._num_ended % 32 == 0 or self._num_ended == len(self._cluster.requests)):
-            self._progress(self._num_ended)
-
-    def _tell_router(self, message: m.Message) -> None:
-        """One that tries failed requests again answers: with new attempts, and by telling clients."""
-        for command in self._router.on_message(message, self._timeline.now_ns):
-            match command:
-                case m.Send(to, m.NewRequest() as new) if to == new.decode_id:
-                    self._on_attempt(new)
-                    self._send(command)
-                case m.PrefillDone() | m.FirstToken():
-                    self._pass_on(command)
-                case m.Finished() | m.Failed():
-                    self._live.discard(command.request_id)
-                    self._answer(command)
-                case _:
-                    self._commands[type(command)](command)
 
     def _on_choice(self, instance: Instance) -> None:
         self._recorder.on_levels(instance.instance_id, instance.levels(), self._timeline.now_ns)
 
     # What goes wrong. Nothing of this happens unless the scenario says so.
 
-    def _on_attempt(self, new: m.NewRequest) -> None:
-        if num_retries(new.request_id):
-            request_id = request_of(new.request_id)
-            self._outputs[new.request_id] = self._outputs[request_id]
-            self._recorder.on_retry(new.request_id)
-            if self._front_end is not None:
-                self._front_end.on_retry(request_id)
-        self._recorder.on_routed(new.request_id, new.prefill_id, new.decode_id, self._timeline.now_ns)
-
     def is_dead(self, instance_id: str) -> bool:
         return instance_id in self._dead
 
     def kill(self, instance_id: str) -> None:
-        """With its sender or receiver, and all that is under way from it. What is sent to it is lost."""
+        """An instance dies, with its sender or receiver and all under way from it; what is sent to it is lost."""
         self._actors[instance_id].kill()
         if self._transfers is not None:
             self._transfers.kill(instance_id)
         agents = [name for name in (sender_of(instance_id), receiver_of(instance_id)) if name in self._agents]
         for name in (instance_id, *agents):
+            self._agents.pop(name, None)
             self._dead[name] = restarted(self._cluster.scenario, name)
             if self._record is not None:
                 self._record(Entry(name, KILLED, (self._timeline.now_ns,), None))
-        self._agents |= dict.fromkeys(agents, _Nobody())
         if self._on_levels is not None:
             self._on_levels(self._dead[instance_id])
 
     def restart(self, instance_id: str) -> None:
-        """With nothing in its memory."""
+        """It comes back with nothing in its memory."""
         self._lives[instance_id] += 1
         if self._transfers is not None:
-            self._transfers.revive(instance_id)
+            self._transfers.network.revive(instance_id)
         for name in (sender_of(instance_id), receiver_of(instance_id)):
             if name in self._dead:
                 self._agents[name] = self._recorded(self._dead.pop(name))
         self._actors[instance_id] = self._actor(self._dead.pop(instance_id))
         self._actors[instance_id].start()
 
-    def slow_link(self, instance_id: str, factor: float) -> None:
+    def slow_link(self, name: str, factor: float) -> None:
         assert self._transfers is not None, "an aggregated cluster has no links"
-        self._transfers.slow(instance_id, factor)
+        self._transfers.network.slow(self._transfers.links_of(name), factor)
 
-    def unslow_link(self, instance_id: str, factor: float) -> None:
+    def unslow_link(self, name: str, factor: float) -> None:
         assert self._transfers is not None, "an aggregated cluster has no links"
-        self._transfers.unslow(instance_id, factor)
+        self._transfers.network.unslow(self._transfers.links_of(name), factor)
 
     def abort(self, request_id: int) -> None:
-        """A client that waits for this request gives it up; the front end may still hold it."""
-        if request_id not in self._live:
-            return
-        reason = "aborted by the client"
-        self._tell_router(m.Cancel(request_id, reason))
-        if request_id in self._live:
-            self._live.remove(request_id)
-            self._answer(m.Failed(request_id, reason))
+        self._clients.abort(request_id)
 
     def _life(self, instance_id: str) -> int | None:
         return None if instance_id in self._dead else self._lives[instance_id]
@@ -421,10 +308,3 @@ class Simulation:
     def _report(self, heartbeat: m.Heartbeat) -> None:
         for command in self._monitor.on_message(heartbeat, self._timeline.now_ns):
             self._send(command)
-
-
-class _Nobody:
-    """In place of a sender or receiver that died."""
-
-    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        return []

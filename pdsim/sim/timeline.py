@@ -47,7 +47,7 @@ class Timeline(Environment):
     """Scheduled so far."""
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
-        """As a SimPy timeout with a callback, but in its place among the events of that instant."""
+        """A SimPy timeout with a callback, in its place among the events of that instant."""
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
         self.num_events += 1

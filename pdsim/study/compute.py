@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.garbage import garbage_collector_off
+from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
@@ -36,7 +36,7 @@ def compute(task: Task) -> Done:
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     gc.collect()  # the cycles of the run before
     try:
-        with garbage_collector_off():
+        with garbage_collection_paused():
             row = _row(_run(task))
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "

@@ -7,7 +7,7 @@ Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ def _within(heads: range, held: range) -> range:
 class Exchange:
     """All that two instances must know of each other to move KV. Raises ValueError if the sides do not fit."""
 
-    wire: Wire
+    wire: RankPairLayout
     num_kv_heads: int
     """Of the model."""
     prefill_tp: int

@@ -24,11 +24,11 @@ from pdreal.requests import Request
 from pdreal.sampling import Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
-from pdsim.core.attempts import num_retries, request_of
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.router import num_retries, request_of
 from pdsim.core.sequence import TokenIds
 from pdsim.scenario.build import build_monitor, build_router
 from pdsim.scenario.schema import Scenario
@@ -89,7 +89,8 @@ class Launcher:
         if self._folder is not None:
             loop.set_exception_handler(self._on_error)  # of a run; a server's loop has callbacks of others, too
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
-        self._router: Any = self._recorded(build_router(self._scenario))
+        self._plain_router = build_router(self._scenario)
+        self._router: Any = self._recorded(self._plain_router)
         health = self._scenario.health
         self._monitor: Any = None if health is None else self._recorded(build_monitor(self._scenario, health))
         self._scratch = ScratchFolder()
@@ -248,9 +249,7 @@ class Launcher:
                     self._send(command)
                 case m.WakeAt():
                     self._timeline.at(command.time_ns, lambda _: self._tell_router(m.Woken()))
-                case m.FirstToken():
-                    self._note("on_first_token", command.request_id)
-                case m.Finished() | m.Failed():
+                case m.Failed():
                     self._end(command)
                 case m.PrefillDone():
                     pass  # nobody's answer is held back for it
@@ -272,10 +271,11 @@ class Launcher:
             request.num_cached_tokens = num_cached_tokens
         if token is not None:
             self._stream(message.request_id, token)
-        if self._monitor is not None:
+        router = self._plain_router
+        if router.retries:
             self._tell_router(message)
-        elif message.request_id in self._requests:
-            self._note("on_first_token", message.request_id)
+        if (request_id := router.client_of(message.request_id)) is not None:
+            self._note("on_first_token", request_id)
 
     def _stream(self, attempt: int, token: int) -> None:
         if request := self._under_way(attempt):
@@ -287,9 +287,10 @@ class Launcher:
         return request if request is not None and request.attempt == attempt else None
 
     def _on_outcome(self, outcome: m.Finished | m.Failed) -> None:
+        request_id = self._plain_router.client_of(outcome.request_id)
         self._tell_router(outcome)
-        if self._monitor is None:
-            self._end(outcome)
+        if request_id is not None and isinstance(outcome, m.Finished):
+            self._end(m.Finished(request_id))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:
         request = self._requests.pop(outcome.request_id, None)
@@ -420,7 +421,7 @@ class Launcher:
             self._fleet.kill(instance_id)
         try:
             if self.failure is None:
-                check_all_idle([getattr(self._router, "inner", self._router)])
+                check_all_idle([self._plain_router])
         except InvariantError as broken:
             leaks.append(str(broken))
         return leaks

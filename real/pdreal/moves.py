@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdreal.geometry import CacheGeometry, Exchange, RankPair
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire, layers_of_group
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
 
 Integers = NDArray[np.int64]
 
@@ -48,7 +47,7 @@ def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
     return range(2 * layers.start, 2 * layers.stop)
 
 
-def _pages(source: Integers, target: Integers, planes: range, wire: Wire, page_bytes: int) -> Move:
+def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayout, page_bytes: int) -> Move:
     """Whole pages; runs of them as one copy if the engine is to see them joined."""
     begins = np.ones(len(source) + 1, bool)  # the last is the end
     if wire.coalesces:

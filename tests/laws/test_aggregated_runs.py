@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import decisions, from_lines, replay, to_line
+from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
 from pdsim.metrics.summary import itl_samples
 from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
 from tests.strategies import aggregated_scenarios
-from tests.support import Traced, examples, run
+from tests.support import Traced, decisions, examples, run
 
 
 @given(aggregated_scenarios())

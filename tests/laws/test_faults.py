@@ -8,12 +8,12 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import decisions, digest, from_lines, replay, to_line
+from pdsim.core.journal import digest, from_lines, replay, to_line
 from pdsim.scenario.build import resolve, restarted, state_machines
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
-from tests.support import examples, run
+from tests.support import decisions, examples, run
 
 early = st.one_of(fault_schedules(scenarios()), fault_schedules(aggregated_scenarios()))
 schedules = st.one_of(early, fault_schedules(optimistic_scenarios()))

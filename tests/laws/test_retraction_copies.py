@@ -4,14 +4,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import decisions
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.host_memory import HostCopies, HostMemory
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.schema import DecodeSettings, Scenario
 from tests.strategies import crowds, scenarios
-from tests.support import examples, request, run, small
+from tests.support import decisions, examples, request, run, small
 
 SLOW = {"bandwidth": "1 GB/s", "save_efficiency": 1, "load_efficiency": 0.5, "copy_launch": 0, "pinning": "1 GB/s"}
 PAGE_BYTES = 57_344 * 2 * 4

@@ -5,14 +5,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import decisions, from_lines, replay, to_line
+from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.receiver import Receiver
 from pdsim.metrics.explain import stage_ms
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
 from tests.strategies import optimistic_scenarios, scenarios
-from tests.support import Traced, examples, run
+from tests.support import Traced, decisions, examples, run
 
 clusters = st.one_of(scenarios(), optimistic_scenarios())
 

@@ -9,14 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import decisions, from_lines, replay, to_line
+from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.acceptance import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
-from tests.support import examples, request, run, small, small_aggregated
+from tests.support import decisions, examples, request, run, small, small_aggregated
 
 SPECULATIVE = {"draft_tokens": 4, "accept_length": 2, "draws": "even"}
 

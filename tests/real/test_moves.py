@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pdreal.geometry import CacheGeometry, Exchange, heads_of_rank, rank_pairs
 from pdreal.moves import move_of, planes_of
 
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.scenario.wiring import wire
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout
@@ -64,7 +63,7 @@ def page_lists():
 
 def units(exchange, source, target):
     """As the planner makes them: one, or one for each group of layers."""
-    load = exchange.wire.load(source, target, with_state=False)
+    load = exchange.wire.size(source, target, with_state=False)
     if not exchange.layer_groups:
         return [TransferUnit(0, "p", "d", source, target, *load, 0, is_last=True)]
     groups = range(exchange.layer_groups)
@@ -146,8 +145,8 @@ def test_models_that_real_mode_cannot_move_are_refused():
     sides = {"num_kv_heads": 4, "prefill_tp": 1, "decode_tp": 1, "prefill": side, "decode": side}
     page_bytes = 4 * side.page_bytes
     with pytest.raises(ValueError, match="linear-attention state or latent KV run in simulation only"):
-        Exchange(wire=Wire(page_size=4, page_bytes=page_bytes, num_planes=4, state_bytes=8), **sides)
+        Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=4, state_bytes=8), **sides)
     with pytest.raises(ValueError, match="simulation only"):
-        Exchange(wire=Wire(page_size=4, page_bytes=page_bytes, num_planes=2), **sides)
+        Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=2), **sides)
     with pytest.raises(ValueError, match=r"model\.kv_dtype must have elements of 2 bytes"):
-        Exchange(wire=Wire(page_size=4, page_bytes=2 * page_bytes, num_planes=4), **sides)
+        Exchange(wire=RankPairLayout(page_size=4, page_bytes=2 * page_bytes, num_planes=4), **sides)

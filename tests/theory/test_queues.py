@@ -6,8 +6,7 @@ import pytest
 
 from pdsim.core.messages import StartTransfer, UnitSent
 from pdsim.core.sender import Sender
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.loading import load_scenario
 from pdsim.sim.network import Network
@@ -85,7 +84,7 @@ class Link:
             ways_out={i: ((f"{i} out", 1),) for i in bandwidth},
             ways_in={i: ((f"{i} in", 1),) for i in bandwidth},
         )
-        wire = Wire(page_size=1, page_bytes=1, num_planes=1)
+        wire = RankPairLayout(page_size=1, page_bytes=1, num_planes=1)
         self.network = Network(self.timeline, topology=topology, transport=engine, wire=wire, on_done=self._on_done)
 
         self.senders = {f"{i}.sender": Sender(i, list(bandwidth), num_queues=9, staged=False) for i in bandwidth}
@@ -97,7 +96,7 @@ class Link:
     def _tell(self, message, unit):
         for command in self.senders[f"{unit.source}.sender"].on_message(message, self.timeline.now_ns):
             if isinstance(command, StartTransfer):
-                self.network.start(command.unit)
+                self.network.start(command)
 
     def send(self, at_ms, i, source, target, num_bytes):
         unit = TransferUnit(i, source, target, (), (), num_bytes, 1, 0, is_last=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
 from tests.support import MILLISECOND, request, run, small
 
@@ -99,15 +99,15 @@ def test_staged_and_plain_transfers_begin_after_times_of_their_own(network, stag
 @pytest.mark.parametrize(
     ("wire", "descriptors"),
     [
-        (Wire(page_size=64, page_bytes=1, num_planes=30), 30),
-        (Wire(page_size=64, page_bytes=1, num_planes=30, coalesces=False), 30 * 16),
-        (Wire(page_size=64, page_bytes=1, num_planes=30, slices=True), 30 * 16 * 64),
+        (RankPairLayout(page_size=64, page_bytes=1, num_planes=30), 30),
+        (RankPairLayout(page_size=64, page_bytes=1, num_planes=30, coalesces=False), 30 * 16),
+        (RankPairLayout(page_size=64, page_bytes=1, num_planes=30, slices=True), 30 * 16 * 64),
     ],
 )
 def test_descriptors_by_path(wire, descriptors):
     """Qwen3.5-397B has 15 layers with KV: 30 planes. 1,000 tokens are 16 pages of 64."""
     pages = tuple(range(5, 21))
-    assert wire.load(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
+    assert wire.size(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
 
 
 @pytest.mark.parametrize("transport", ["mooncake-rdma", "nixl-rdma", "nixl-cuda-ipc-sglang"])
@@ -121,23 +121,25 @@ def test_sglangs_engines_join_pages_that_follow_each_other(transport):
 
 def test_layer_groups_are_whole_layers():
     """Five groups of the 28 layers of Qwen3-0.6B: three of six and two of five layers, K and V of each."""
-    wire = Wire(page_size=16, page_bytes=28 * 2 * 1000, num_planes=56, planes_per_layer=2)
-    load = wire.load((1, 2, 9), (4, 5, 6), with_state=False)
+    wire = RankPairLayout(page_size=16, page_bytes=28 * 2 * 1000, num_planes=56, planes_per_layer=2)
+    load = wire.size((1, 2, 9), (4, 5, 6), with_state=False)
     parts = [wire.part(load, group, 5) for group in range(5)]
     assert [part.num_descriptors for part in parts] == [2 * 2 * layers for layers in (5, 6, 5, 6, 6)]
     assert [part.num_bytes for part in parts] == [3 * 2 * 1000 * layers for layers in (5, 6, 5, 6, 6)]
 
 
 def test_groups_of_layers_with_state_are_equal_parts():
-    wire = Wire(page_size=16, page_bytes=300, num_planes=2, planes_per_layer=2, state_bytes=100, num_state_planes=6)
-    load = wire.load((1,), (4,), with_state=True)
+    wire = RankPairLayout(
+        page_size=16, page_bytes=300, num_planes=2, planes_per_layer=2, state_bytes=100, num_state_planes=6
+    )
+    load = wire.size((1,), (4,), with_state=True)
     assert [wire.part(load, group, 4) for group in range(4)] == [(100, 2)] * 4
 
 
 def test_runs_are_counted_where_both_sides_go_on():
-    wire = Wire(page_size=1, page_bytes=1, num_planes=1)
-    assert wire.load((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3
-    assert wire.load((), (), with_state=False).num_descriptors == 0
+    wire = RankPairLayout(page_size=1, page_bytes=1, num_planes=1)
+    assert wire.size((1, 2, 3, 7, 8), (4, 5, 9, 10, 11), with_state=False).num_descriptors == 3
+    assert wire.size((), (), with_state=False).num_descriptors == 0
 
 
 @dataclass

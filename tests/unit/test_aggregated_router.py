@@ -2,20 +2,20 @@
 
 import pytest
 
-from pdsim.core.aggregated_router import AggregatedRouter
 from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, NewRequest, Send
-from pdsim.core.router import RoleRouter
+from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
 
 
 @pytest.fixture
-def router() -> AggregatedRouter:
+def router() -> Router:
     ids = ["aggregated-0", "aggregated-1"]
-    return AggregatedRouter(RoleRouter(ids, LeastLoaded(), snapshot_interval_ns=0, memory_tokens=1000))
+    instances = RoleRouter(ids, LeastLoaded(), snapshot_interval_ns=0, memory_tokens=1000)
+    return Router(prefill=instances, decode=None)
 
 
-def arrive(router: AggregatedRouter, i: int, num_tokens: int = 10) -> str:
+def arrive(router: Router, i: int, num_tokens: int = 10) -> str:
     (command,) = router.on_message(Arrival(i, Spans.of(i, num_tokens), 5), 7)
     return command.to
 
@@ -27,10 +27,10 @@ def test_one_instance_gets_the_request_once(router):
     ]
 
 
-@pytest.mark.parametrize("outcome", [Finished(1), Failed(1, "too long")])
-def test_loads_count_what_has_not_ended(router, outcome):
+@pytest.mark.parametrize(("outcome", "answer"), [(Finished(1), []), (Failed(1, "too long"), [Failed(1, "too long")])])
+def test_loads_count_what_has_not_ended(router, outcome, answer):
     assert [arrive(router, i) for i in (1, 2)] == ["aggregated-0", "aggregated-1"]
-    assert router.on_message(outcome, 8) == []
+    assert router.on_message(outcome, 8) == answer
     assert arrive(router, 3) == "aggregated-0"
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.agreement import RankAgreement
-from pdsim.core.messages import KvArrived, KvSent, RankSaw
+from pdsim.core.messages import KvArrived, KvSent, RankObserved
 from tests.support import MILLISECOND, request, run, small
 
 SIGHTINGS = [(rank, i) for rank in range(4) for i in range(3)]
@@ -15,7 +15,7 @@ TWICE = [rank for rank in range(4) for _ in range(2)]
 def test_a_transfer_counts_when_the_slowest_rank_has_seen_it(order):
     agreement = RankAgreement()
     for at, (rank, i) in enumerate(order):
-        agreed = agreement.see(RankSaw(rank, 4, KvArrived(i, first_token_ends=False)))
+        agreed = agreement.see(RankObserved(rank, 4, KvArrived(i, first_token_ends=False)))
         is_last = all(seen in order[: at + 1] for seen in SIGHTINGS if seen[1] == i)
         assert agreed == (KvArrived(i, first_token_ends=False) if is_last else None)
     assert agreement.held == []
@@ -24,14 +24,14 @@ def test_a_transfer_counts_when_the_slowest_rank_has_seen_it(order):
 @given(st.permutations(TWICE))
 def test_what_is_said_twice_counts_twice(order):
     agreement = RankAgreement()
-    agreed = [agreement.see(RankSaw(rank, 4, KvSent(7))) for rank in order]
+    agreed = [agreement.see(RankObserved(rank, 4, KvSent(7))) for rank in order]
     assert agreed.count(KvSent(7)) == 2
     assert agreement.held == []
 
 
 def test_a_rank_that_says_it_twice_is_one_rank():
     agreement = RankAgreement()
-    saw = RankSaw(0, 2, KvArrived(1, first_token_ends=False))
+    saw = RankObserved(0, 2, KvArrived(1, first_token_ends=False))
     assert [agreement.see(saw), agreement.see(saw)] == [None, None]
     assert agreement.held == [1]
 

@@ -31,8 +31,7 @@ from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import Spans
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.wire import Wire
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick
@@ -48,7 +47,7 @@ def instance(num_pages=100, page=4, policy=None, transfer=None, layer_groups=0, 
         policy=policy or FirstComeFirstServed(),
         planner=SendPlanner(
             "prefill-0",
-            Wire(page_size=page, page_bytes=100, num_planes=2),
+            RankPairLayout(page_size=page, page_bytes=100, num_planes=2),
             transfer or EveryChunk(),
             layer_groups=layer_groups,
         ),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pdsim.core.attempts import attempt_id, num_retries, request_of
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.messages import (
     Arrival,
@@ -18,21 +17,20 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.retrying_router import RetryingRouter, RetryLimits
-from pdsim.core.router import RoleRouter, Router
+from pdsim.core.router import RetryLimits, RoleRouter, Router, attempt_id, num_retries, request_of
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import CacheAware, RoundRobin
 
 MS = 1_000_000
 
 
-def router(num_prefill=2, num_decode=2, policy=RoundRobin, snapshot_interval_ns=0, **limits) -> RetryingRouter:
+def router(num_prefill=2, num_decode=2, policy=RoundRobin, snapshot_interval_ns=0, **limits) -> Router:
     def role(name, count):
         ids = [f"{name}-{i}" for i in range(count)]
         return RoleRouter(ids, policy(), snapshot_interval_ns=snapshot_interval_ns, memory_tokens=64_000)
 
-    inner = Router(prefill=role("prefill", num_prefill), decode=role("decode", num_decode))
-    return RetryingRouter(inner, RetryLimits(**{"backoff_jitter": 0, **limits}))
+    retries = RetryLimits(**{"backoff_jitter": 0, **limits})
+    return Router(prefill=role("prefill", num_prefill), decode=role("decode", num_decode), limits=retries)
 
 
 def arrive(r, i=0, now=0):
@@ -44,28 +42,36 @@ def routed(commands) -> list[tuple[int, str, str]]:
     return sorted({(m.request_id, m.prefill_id, m.decode_id) for m in new})
 
 
+def cancels(attempt, prefill_id, decode_id, reason):
+    cancel = Cancel(attempt, reason)
+    return [Send(decode_id, cancel), Send(prefill_id, cancel)]
+
+
 def test_attempts_tell_their_request():
     assert attempt_id(17, 0) == 17
     assert [request_of(attempt_id(17, n)) for n in range(3)] == [17] * 3
     assert num_retries(attempt_id(17, 2)) == 2
 
 
-def test_a_request_that_goes_well_is_passed_on():
+def test_a_request_that_goes_well_is_left_to_its_client():
     r = router()
     assert routed(arrive(r)) == [(0, "prefill-0", "decode-0")]
-    assert r.on_message(PrefillDone(0), 1) == [PrefillDone(0)]
-    assert r.on_message(FirstToken(0), 1) == [FirstToken(0)]
-    assert r.on_message(Finished(0), 2) == [Finished(0)]
+    for message in (FirstToken(0), Finished(0), PrefillDone(0)):
+        assert r.client_of(0) == 0
+        assert r.on_message(message, 1) == []
+    assert r.client_of(0) is None
     check_all_idle([r])
 
 
 def test_a_failed_attempt_is_tried_again_on_another_pair():
     r = router()
     arrive(r)
-    assert r.on_message(Failed(0, "it broke", retryable=True), 10) == [WakeAt("router", 10 + 50 * MS)]
+    told = cancels(0, "prefill-0", "decode-0", "it broke")
+    assert r.on_message(Failed(0, "it broke", retryable=True), 10) == [*told, WakeAt("router", 10 + 50 * MS)]
+    assert r.client_of(0) is None
     again = r.on_message(Woken(), 10 + 50 * MS)
     assert routed(again) == [(attempt_id(0, 1), "prefill-1", "decode-1")]
-    assert r.on_message(Finished(attempt_id(0, 1)), 11 + 50 * MS) == [Finished(0)]
+    assert r.client_of(attempt_id(0, 1)) == 0
 
 
 def test_the_same_pair_serves_again_if_there_is_no_other():
@@ -80,12 +86,12 @@ def test_backoff_grows_to_its_cap_and_retries_end():
     arrive(r)
     now, waits = 0, []
     for n in range(4):
-        (wake,) = r.on_message(Failed(attempt_id(0, n), "again", retryable=True), now)
+        *_, wake = r.on_message(Failed(attempt_id(0, n), "again", retryable=True), now)
         waits.append((wake.time_ns - now) / MS)
         now = wake.time_ns
         r.on_message(Woken(), now)
     assert waits == [50, 75, 100, 100]
-    assert r.on_message(Failed(attempt_id(0, 4), "again", retryable=True), now) == [Failed(0, "again")]
+    assert r.on_message(Failed(attempt_id(0, 4), "again", retryable=True), now)[-1] == Failed(0, "again")
     check_all_idle([r])
 
 
@@ -95,7 +101,7 @@ def test_jitter_is_drawn_within_its_bounds_and_from_the_seed():
         found = []
         for i in range(30):
             arrive(r, i)
-            (wake,) = r.on_message(Failed(i, "again", retryable=True), 0)
+            *_, wake = r.on_message(Failed(i, "again", retryable=True), 0)
             found.append(wake.time_ns / MS)
         return found
 
@@ -122,18 +128,17 @@ def test_a_request_with_a_streamed_token_is_not_tried_again():
 def test_what_a_decode_instance_held_is_tried_again_and_its_prefill_is_told():
     r = router()
     arrive(r)
-    cancel = Cancel(0, "decode-0 was lost")
-    wake = WakeAt("router", 50 * MS)
-    assert r.on_message(PeerDown("decode-0"), 0) == [Send("decode-0", cancel), Send("prefill-0", cancel), wake]
-    assert [load.num_requests for load in (*r.router.prefill.loads, *r.router.decode.loads)] == [0] * 4
+    told = cancels(0, "prefill-0", "decode-0", "decode-0 was lost")
+    assert r.on_message(PeerDown("decode-0"), 0) == [*told, WakeAt("router", 50 * MS)]
+    assert [load.num_requests for role in r.roles.values() for load in role.loads] == [0] * 4
 
 
 def test_a_lost_prefill_instance_is_decodes_to_tell():
     r = router()
     arrive(r)
     assert r.on_message(PeerDown("prefill-0"), 0) == [PrefillDone(0)]  # its connection breaks
-    assert r.on_message(FirstToken(0), 1) == [FirstToken(0)]  # its KV had come: decode goes on
-    assert r.on_message(Finished(0), 2) == [Finished(0)]
+    assert r.client_of(0) == 0  # its KV had come: decode goes on
+    assert r.on_message(Finished(0), 2) == []
     check_all_idle([r])
 
 
@@ -150,9 +155,9 @@ def test_a_restarted_instance_is_offered_at_once_but_its_cache_is_forgotten():
     r = router(2, 1, policy=CacheAware)
     ((_, picked, _),) = routed(arrive(r))
     r.on_message(PrefillDone(0), 0)
-    assert r.router.prefill.num_cached_tokens(Spans.of(0, 100), picked) == 64
+    assert r.roles["prefill"].num_cached_tokens(Spans.of(0, 100), picked) == 64
     r.on_message(PeerDown(picked, has_restarted=True), 0)
-    assert r.router.prefill.num_cached_tokens(Spans.of(0, 100), picked) == 0
+    assert r.roles["prefill"].num_cached_tokens(Spans.of(0, 100), picked) == 0
     assert {routed(arrive(r, i))[0][1] for i in (1, 2)} == {"prefill-0", "prefill-1"}
 
 
@@ -191,8 +196,9 @@ def test_what_comes_of_an_old_attempt_is_ignored():
     r.on_message(Failed(0, "again", retryable=True), 0)
     r.on_message(Woken(), 50 * MS)
     for late in (PrefillDone(0), FirstToken(0), Finished(0), Failed(0, "late", retryable=True)):
+        assert r.client_of(0) is None
         assert r.on_message(late, 50 * MS) == []
-    assert r.on_message(Finished(attempt_id(0, 1)), 60 * MS) == [Finished(0)]
+    assert r.client_of(attempt_id(0, 1)) == 0
 
 
 def test_it_takes_nothing_else():

@@ -66,7 +66,7 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
     wire = replace(wire_of(scenario, prefill, decode), page_size=page_size)
     wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
     apart = range(0, 2 * ceil(num_tokens / page_size), 2)
-    load = wire.load(apart, apart, with_state=False)
+    load = wire.size(apart, apart, with_state=False)
     engine = transport(scenario)
     bandwidth = link_bandwidth(scenario.network, engine, prefill) / max(wire.num_writers, wire.num_targets)
     bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)
