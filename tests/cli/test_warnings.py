@@ -48,7 +48,7 @@ def test_a_profile_that_does_not_say_what_it_was_measured_on(capsys, folder):
 
 
 def test_ask_says_that_nothing_was_measured(capsys):
-    asked = ("ask", "pd-or-not", "--scenario", "plain.yaml", "--seeds", 1, "--jobs", 1)
+    asked = ("ask", "pd-or-not", "plain.yaml", "--seeds", 1, "--jobs", 1)
     assert output_json(capsys, *asked)["warnings"][0].startswith(SAID)
     assert f"Warning: {SAID}" in " ".join(output(capsys, *asked).split())
 
