@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema bench bench-harness bench-peers clients notebooks clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,25 @@ site: .venv/docs ## make a site with search of the documentation: build/site/ind
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
 	@cp build/site/README.html build/site/index.html
 
+fast: .venv/dev ## compile the core in place; `make plain` goes back
+	$(SAY) mypyc "the core, which takes a minute or two"
+	@$(MAKE) --no-print-directory plain
+	@$(BIN)/python compiled.py
+
+plain: ## remove what `make fast` compiled
+	@find . -maxdepth 1 -name 'pdsim_compiled__mypyc.*' -delete
+	@find pdsim -name '*.so' -delete
+
+# What mypy narrows is checked at run time only, so the laws run compiled, too: from the wheel that users get.
+test-compiled: .venv/dev plain ## build a compiled wheel, and run the golden scenarios, laws and replays on it
+	$(SAY) wheel build/wheel
+	@rm -rf build/wheel build/compiled
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target build/compiled build/wheel/*.whl
+	$(SAY) pytest "tests, compiled"
+	@PDSIM_COMPILED=1 $(BIN)/pytest -q -o pythonpath="build/compiled ." --numprocesses $(WORKERS) \
+	tests/golden tests/laws tests/theory tests/unit tests/test_determinism.py
+
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden
 
@@ -100,6 +119,7 @@ bench-peers: .venv/demo ## time other simulators on the same load
 	@$(BIN)/python bench/peers.py
 
 clean: ## remove .venv, .bench, .clients, caches and the demo's results
+	@$(MAKE) --no-print-directory plain
 	@rm -rf .venv .bench .clients build runs/demo .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	@find bench experiments kernels pdsim real tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -15,7 +15,8 @@ from pdsim.core.sequence import Spans
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.simulation import Observation, RunResult, Simulation
+from pdsim.sim.result import RunResult
+from pdsim.sim.simulation import Observation, Simulation
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 MILLISECOND = 1_000_000

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from pdsim import load_scenario, simulate
 from pdsim.metrics.records import TransferRecord
-from pdsim.sim.simulation import RunResult
+from pdsim.sim.result import RunResult
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"

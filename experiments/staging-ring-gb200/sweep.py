@@ -7,7 +7,7 @@ cells wait for the watermark, which moves only when decode's loop gets to it.
 from pathlib import Path
 
 from pdsim import load_scenario, simulate
-from pdsim.sim.simulation import RunResult
+from pdsim.sim.result import RunResult
 
 HERE = Path(__file__).parent
 RINGS = ("64 MiB", "128 MiB", "256 MiB", "512 MiB", "1 GiB", "2 GiB", "4 GiB", "8 GiB")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 
-from pdsim import __version__
+from pdsim import __version__, is_compiled
 from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
@@ -34,7 +34,7 @@ Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out
 
 def program(name: str, purpose: str) -> App:
     """An app whose commands all have the options of reading strangers' files."""
-    app = App(name=name, help=purpose, version=__version__)
+    app = App(name=name, help=purpose, version=f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})")
 
     @app.meta.default
     def launch(

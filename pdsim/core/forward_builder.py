@@ -104,8 +104,13 @@ class ForwardBuilder(Generic[PromptT]):
     # What an instance calls.
 
     @property
+    def is_midway(self) -> bool:
+        """Whether a prompt was begun and not finished. `partial` itself, once compared, stays narrowed behind calls."""
+        return self.partial is not None
+
+    @property
     def has_work(self) -> bool:
-        return self.partial is not None or bool(self._waiting)
+        return self.is_midway or bool(self._waiting)
 
     def waits(self, request_id: int) -> bool:
         return request_id in self._waiting
@@ -124,7 +129,7 @@ class ForwardBuilder(Generic[PromptT]):
         chunks: list[PrefillChunk] = []
         if self.partial is not None:
             self._go_on(self.partial, budget, chunks)
-        if self.partial is not None or budget.is_spent or not self._waiting or room is None:
+        if self.is_midway or budget.is_spent or not self._waiting or room is None:
             return Forward(chunks)
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil):
@@ -135,7 +140,7 @@ class ForwardBuilder(Generic[PromptT]):
             if lacking is not None:
                 blocked_by = lacking
                 break
-            if self.partial is not None or budget.is_spent:
+            if self.is_midway or budget.is_spent:
                 break
         for chunk in chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)

@@ -5,12 +5,13 @@ SGLang's decode ranks ask each prefill server for its health, every 5 s, and giv
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pdsim.core.messages import Command, Heartbeat, Message, PeerDown, PeerUp, Send
 
 
 class HealthMonitor:
-    instance_id = "health"
+    instance_id: ClassVar[str] = "health"
 
     def __init__(self, peers: Mapping[str, Sequence[str]], *, max_failures: int) -> None:
         """peers: for each instance, who is told about it."""

@@ -13,6 +13,7 @@ passed on by then).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
@@ -167,7 +168,7 @@ class Router:
     the client as they are, if their attempt is the one under way: `client_of`.
     """
 
-    instance_id = "router"
+    instance_id: ClassVar[str] = "router"
 
     def __init__(self, *, prefill: RoleRouter, decode: RoleRouter | None, limits: RetryLimits = NO_RETRIES) -> None:
         """decode: None if the instances are aggregated."""

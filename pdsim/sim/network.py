@@ -59,7 +59,7 @@ class Flow:
     """Bytes per second that its engine allows, whatever the links."""
     remaining: float
     rate: float = 0.0
-    finish_ns: float = 0
+    finish_ns: float = 0.0
     """Infinite on a link that carries nothing."""
 
 

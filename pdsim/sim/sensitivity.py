@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pdsim.scenario.build import Cluster, build, resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.simulation import RunResult, Simulation
+from pdsim.sim.result import RunResult
+from pdsim.sim.simulation import Simulation
 
 GAIN = 0.1
 MEASURES = {

@@ -1,7 +1,7 @@
 """Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pdsim.core import messages as m
@@ -14,46 +14,16 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.host_memory import HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
-from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import RunTables
-from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import Cluster, build, restarted
-from pdsim.scenario.outside import cost_warnings, device_of
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor, Ranks
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.network import Transfers
+from pdsim.sim.result import RunResult
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import Streams
-
-
-@dataclass
-class RunResult(RunTables):
-    """The records of a run, the same as DataFrames, and its summary."""
-
-    scenario: Scenario
-    """Resolved: every default filled in."""
-    records: RunRecords
-    num_events: int
-    stall: list[str] = field(default_factory=list)
-    """A line for each request that waits, if the run came to a halt before its last request ended."""
-
-    def summary(self) -> dict[str, Any]:
-        extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
-        extra["device"] = device_of(self.scenario)
-        if warnings := self.warnings():
-            extra["warnings"] = warnings
-        speculative = self.scenario.speculative is not None
-        return {
-            **self.scenario.benchmark_fields("pdsim"),
-            **summarize(self.records, speculative=speculative, extra=extra),
-        }
-
-    def warnings(self) -> list[str]:
-        """One line on steps outside the range that step times were measured on; none if all are inside."""
-        return cost_warnings(self.scenario, self.records.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

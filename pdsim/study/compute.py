@@ -10,7 +10,8 @@ from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
-from pdsim.sim.simulation import RunResult, Simulation
+from pdsim.sim.result import RunResult
+from pdsim.sim.simulation import Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.shard import means, to_shard

@@ -6,8 +6,8 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
-from pdsim.sim.simulation import RunResult
 from pdsim.study.design import Changes
 from pdsim.study.interval import Estimate
 from pdsim.study.questions.columns import COLUMNS

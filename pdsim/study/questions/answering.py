@@ -14,8 +14,9 @@ from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
-from pdsim.sim.simulation import Observation, RunResult, simulate
+from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
 from pdsim.study.questions.answer import SATURATED, Answer, Row
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines

@@ -1,0 +1,37 @@
+"""The result of a run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdsim.metrics.records import RunRecords
+from pdsim.metrics.run_folder import RunTables
+from pdsim.metrics.summary import summarize
+from pdsim.scenario.outside import cost_warnings, device_of
+from pdsim.scenario.schema import Scenario
+
+
+@dataclass
+class RunResult(RunTables):
+    """The records of a run, the same as DataFrames, and its summary."""
+
+    scenario: Scenario
+    """Resolved: every default filled in."""
+    records: RunRecords
+    num_events: int
+    stall: list[str] = field(default_factory=list)
+    """A line for each request that waits, if the run came to a halt before its last request ended."""
+
+    def summary(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
+        extra["device"] = device_of(self.scenario)
+        if warnings := self.warnings():
+            extra["warnings"] = warnings
+        speculative = self.scenario.speculative is not None
+        return {
+            **self.scenario.benchmark_fields("pdsim"),
+            **summarize(self.records, speculative=speculative, extra=extra),
+        }
+
+    def warnings(self) -> list[str]:
+        """One line on steps outside the range that step times were measured on; none if all are inside."""
+        return cost_warnings(self.scenario, self.records.steps)
