@@ -1,8 +1,8 @@
-"""What the simulator asks of a cost model."""
+"""Cost models: what they answer, and what they are asked of."""
 
 from typing import NamedTuple, Protocol
 
-from pdsim.core.messages import PrefillStep
+from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.system.memory import Layout
 
 FRACTION_BITS = 20
@@ -55,3 +55,8 @@ class CostSettings(Protocol):
     """What a scenario names: a dataclass that makes the cost model of an instance from how its model is laid out."""
 
     def model(self, layout: Layout) -> CostModel: ...
+
+
+def attended_pairs(chunk: PrefillChunk) -> float:
+    """Pairs of a new token and a token it attends to: the context, and half of the chunk itself."""
+    return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)

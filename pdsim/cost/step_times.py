@@ -76,6 +76,21 @@ class Graphs(NamedTuple):
         return self.sizes[index] if index < len(self.sizes) else None
 
 
+_FOREVER = 1 << 30
+
+
+def captured_batches(max_batch: int, max_running: int, *, speculative: bool = False) -> list[int]:
+    """SGLang's sizes up to max_batch, which is always one (0.5.23, generate_decode_cuda_graph_batch_sizes)."""
+    ranges = (
+        [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _FOREVER, 16)]
+        if speculative
+        else [(1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, _FOREVER, 32)]
+    )
+    largest = min(max_batch, max_running)
+    sizes = {size for sizes in ranges for size in sizes[: bisect_left(sizes, largest + 1)]}
+    return sorted(sizes | {largest})
+
+
 class Rest(NamedTuple):
     """Host time of a decode loop between two steps: it takes in the one and prepares the other."""
 

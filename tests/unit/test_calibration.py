@@ -14,7 +14,7 @@ from pdsim.calibration.fit.host import front_end_ns
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.regression import fit
 from pdsim.calibration.fit.rows import Measurements, Rows, read_rows, write_rows
-from pdsim.cost.gpu_clock import GpuClock
+from pdsim.cost.affine import GpuClock
 from pdsim.scenario.yaml_file import ConfigError
 from tests.made_rows import (
     BATCHES,

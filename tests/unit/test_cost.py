@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.model import FRACTION_BITS
-from pdsim.cost.roofline import Roofline
+from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.cost.step_times import Drafting, Graphs, Rest, StepTimes
-from pdsim.cost.table import Table, TableModel
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names
@@ -100,7 +99,7 @@ def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens,
         Affine(prefill_base_ns=700, prefill_per_token_ns=2, decode_base_ns=300, decode_per_request_ns=8, **beside)
     )
     at_tokens, at_batches = {n: 700 + 2 * n for n in (1, 70, 5000)}, {n: 300 + 8 * n for n in (1, 16, 64)}
-    table = TableModel(Table(prefill_ns=at_tokens, decode_ns=at_batches, **beside))
+    table = TableModel(AffineTable(prefill_ns=at_tokens, decode_ns=at_batches, **beside))
     step = prefill((num_context_tokens, num_tokens))
     assert table.prefill_ns(step, 0) == pytest.approx(lines.prefill_ns(step, 0), abs=1)
     assert table.decode_line(batch) == pytest.approx(lines.decode_line(batch), abs=1)

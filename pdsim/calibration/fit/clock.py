@@ -1,4 +1,4 @@
-"""How much a GPU slows that prefills without pause: what clock rows say of pdsim/cost/gpu_clock.py."""
+"""How much a GPU slows that prefills without pause: what clock rows say of pdsim/cost/affine.py."""
 
 from dataclasses import dataclass, replace
 

@@ -83,7 +83,7 @@ def decode_form(rows: Rows) -> Form:
 
 
 def prefill_table(rows: Rows) -> Form:
-    """Of table.py: a step for each knot, instead of base and time per token."""
+    """Terms of an AffineTable: a step for each knot, instead of base and time per token."""
     lines, knots = prefill_form(rows), _knots(rows.columns["new_tokens"])
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
     terms = {"first": _one, **_steps(_column("new_tokens"), knots), **beyond}
@@ -114,7 +114,7 @@ def _column(name: str) -> Term:
 
 
 def _pairs(columns: Columns) -> Floats:
-    """As work.py counts them, of prompts that are equally long: rows do not say how long each was."""
+    """Pairs as attended_pairs counts them, of prompts that are equally long: rows do not say how long each was."""
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray(new * (context + new / 2) / columns["prompts"])
 
