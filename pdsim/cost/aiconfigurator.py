@@ -34,7 +34,7 @@ MODELS = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
-"""By name in the catalog."""
+"""Names on Hugging Face, by name in the catalog."""
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)

@@ -19,7 +19,7 @@ class HostCopies:
     """Bytes per second."""
     load_bandwidth: float
     pinning_bandwidth: float
-    """At which host memory is first made fit for copies; it stays so."""
+    """Bytes per second at which host memory is pinned, once, before its first copy."""
 
 
 class HostMemory:
@@ -28,7 +28,7 @@ class HostMemory:
     def __init__(self, costs: HostCopies) -> None:
         self._costs = costs
         self._held_bytes: dict[int, int] = {}
-        """By request."""
+        """Bytes of each request that is out."""
         self._pinned_bytes = 0
 
     def save_ns(self, request_id: int, num_pages: int) -> int:

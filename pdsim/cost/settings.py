@@ -43,13 +43,13 @@ class Roofline:
     prefill_layer_ns: float = 310_000
     """The least that a layer takes, however few its tokens: launching its kernels one by one."""
     decode_layer_ns: float = 32_000
-    """What a layer takes beyond its bytes and operations, launched as a graph."""
+    """Time of a layer beyond its bytes and operations, launched as a graph."""
     step_overhead_ns: float = 300_000
     prompt_overhead_ns: float = 4_200_000
-    """Of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
+    """Time of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
     expert_exchange_ns: float = 25_000
-    """With data-parallel attention: tokens to the GPUs of their experts, or back, once a layer. An assumption."""
+    """Data-parallel attention: sending tokens to the GPUs of their experts, or back, once a layer. An assumption."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,20 +82,20 @@ class Affine:
     prefill_per_pair_ns: float = 0
     """Per pair of a new token and a token before it."""
     prefill_per_continued_pair_ns: float = 0
-    """More of it in prompts that are continued: their attention is another kernel."""
+    """Added to it in prompts that are continued: their attention is another kernel."""
     prefill_per_context_token_ns: float = 0
-    """Of the prompts' contexts, which are gathered."""
+    """Gathering the prompts' contexts."""
     prefill_wave_tokens: int = 1
     """Context is read by waves of so many new tokens, the last of them perhaps half empty."""
     prefill_per_prompt_ns: float = 0
     prefill_least_ns: float = 0
     """However few its tokens: the launch of its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """More of it for each prompt, whose attention is launched by itself."""
+    """Added to it for each prompt, whose attention is launched by itself."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """More of it for each that is continued."""
+    """Added to it for each prompt that is continued."""
     prefill_slowdown: float = 0
-    """Of a GPU that has been computing without pause (GpuClock)."""
+    """Slowdown of a GPU that computes without pause (GpuClock)."""
     prefill_slowdown_memory_ns: float = 100_000_000
     decode_base_ns: float = 0
     decode_weights_ns: float = 0
@@ -104,9 +104,9 @@ class Affine:
     """Computing them, of which only what is longer than the reading counts."""
     decode_per_request_ns: float = 0
     decode_per_context_token_ns: float = 0
-    """For each request that reads it."""
+    """Counted for each request that reads it."""
     decode_per_distinct_token_ns: float = 0
-    """Once, however many requests share it."""
+    """Counted once, however many requests share it."""
 
     def model(self, layout: Layout) -> CostModel:
         del layout
@@ -121,9 +121,9 @@ class AffineTable(Affine):
     """
 
     prefill_ns: Mapping[int, float] | None = None
-    """By new tokens; they must not fall."""
+    """Entries by new tokens; they must not fall."""
     decode_ns: Mapping[int, float] | None = None
-    """By requests."""
+    """Entries by requests; they must not fall."""
 
     def __post_init__(self) -> None:
         for name, entries in (("prefill", self.prefill_ns), ("decode", self.decode_ns)):
@@ -144,7 +144,7 @@ class AiConfigurator:
 
     backend: str = "sglang"
     version: str | None = None
-    """Of the backend whose kernels were measured; None: its newest."""
+    """Version of the backend whose kernels were measured; None: its newest."""
     step_overhead_ns: float = 300_000
     prompt_overhead_ns: float = 4_200_000
 

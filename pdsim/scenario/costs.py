@@ -4,7 +4,7 @@ from dataclasses import is_dataclass, replace
 
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.model import CostModel, CostSettings
-from pdsim.cost.step_times import NO_DRAFTING, Drafting, Graphs, Rest, StepTimes, captured_batches
+from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout, memory_tier
@@ -34,7 +34,7 @@ def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettin
         measured=None if cost.measured is None else cost.measured.bounds(),
         drafting=drafting,
         graphs=graphs,
-        rest=Rest(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
+        host_overhead=DecodeHostOverhead(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
     )
 
 

@@ -10,7 +10,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable
-from pdsim.cost.step_times import Measured, Range, StepTimes
+from pdsim.cost.step_times import Measured, SizeRange, StepTimes
 from pdsim.scenario.measured import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
@@ -51,7 +51,9 @@ def test_a_table_of_an_affine_law_gives_its_times():
     assert base_ns(table, 7) == base_ns(AFFINE, 7)
 
 
-CLAMPED = StepTimes(prefill=AFFINE, decode=AFFINE, measured=Measured(Range(64, 1024), Range(0, 2048), Range(2, 16)))
+CLAMPED = StepTimes(
+    prefill=AFFINE, decode=AFFINE, measured=Measured(SizeRange(64, 1024), SizeRange(0, 2048), SizeRange(2, 16))
+)
 
 
 @given(st.integers(64, 1024), st.integers(0, 2048), st.integers(2, 16))
