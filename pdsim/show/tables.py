@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.scale.scaling import Scaling
-from pdsim.calibration.validate.compare import ArmErrors
+from pdsim.calibration.validate.case import ArmErrors
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary_rows import (

@@ -8,7 +8,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable, Roofline
-from pdsim.cost.step_times import Drafting, Graphs, DecodeHostOverhead, StepTimes
+from pdsim.cost.step_times import DecodeHostOverhead, Drafting, Graphs, StepTimes
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names
