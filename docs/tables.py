@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdsim.calibration.validate.case import load_case
-from pdsim.calibration.validate.matrix import is_matrix
+from pdsim.calibration.validate.suite import is_suite
 from pdsim.cli import main as pdsim
 from pdsim.show import table as show
 
@@ -62,7 +62,7 @@ def validate(case: str) -> dict[str, Report]:
     out = StringIO()
     with redirect_stdout(out), suppress(SystemExit):
         pdsim(["validate", str(ROOT / "experiments" / case), "--json"])
-    if is_matrix(case, ROOT / "experiments"):
+    if is_suite(case, ROOT / "experiments"):
         return {case: json.loads(out.getvalue())}
     within = {arm.name: arm.within for arm in load_case(ROOT / "experiments" / case).arms}
     return {arm["arm"]: {**arm, "within": within[arm["arm"]]} for arm in json.loads(out.getvalue())}

@@ -14,7 +14,7 @@ from pyarrow import parquet
 import pdsim
 from docs.commands import page as commands_page
 from pdsim import load_scenario
-from pdsim.calibration.validate.matrix import matrix_of
+from pdsim.calibration.validate.suite import suite_of
 from pdsim.cli import main
 from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
@@ -86,7 +86,7 @@ def test_yaml_that_is_shown_is_valid(block):
     if "provenance" in data or "sources" in data:
         return
     if "variants" in data:
-        matrix_of(data, block.page)
+        suite_of(data, block.page)
         return
     if "scenario" in data:
         SweepFile.model_validate(data)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.scale.scaling import ENDS, Scaling
-from pdsim.cost.affine import Affine
-from pdsim.cost.roofline import Roofline
+from pdsim.cost.settings import Affine, Roofline
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.schema import CostChoice
 from pdsim.system.catalog import load_gpu, load_model

@@ -17,7 +17,7 @@ import waves
 from rows import HERE, Floats, Forwards, Steps, forwards, steps
 from scipy.optimize import least_squares
 
-from pdsim.cost.gpu_clock import GpuClock
+from pdsim.cost.affine import GpuClock
 from pdsim.scenario.measured import Setup
 from pdsim.scenario.yaml_file import write_yaml
 

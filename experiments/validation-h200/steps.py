@@ -1,6 +1,6 @@
 """Durations of steps in real runs beside the fitted profile's: python experiments/validation-h200/steps.py RUN ...
 
-A run is a folder in the data of a study, whose matrix says the variant's scenario and profile. Medians over steps, by
+A run is a folder in the data of a study, whose suite says the variant's scenario and profile. Medians over steps, by
 kind, without the first two of an instance: they load kernels."""
 
 import sys
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from pdsim.calibration.validate.matrix import load_matrix
+from pdsim.calibration.validate.suite import load_suite
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes
@@ -43,8 +43,8 @@ def main() -> None:
 def scenario_of(run: Path) -> Scenario:
     """With its profile, without the rest behind a step."""
     study = run.parent.parent
-    matrix = load_matrix(study.name, study.parent)
-    scenario = next(matrix.scenario(variant) for variant in matrix.variants if variant.name == run.name)
+    suite = load_suite(study.name, study.parent)
+    scenario = next(suite.scenario(variant) for variant in suite.variants if variant.name == run.name)
     cost = scenario.cost.model_copy(update={"rest": RestSettings()})
     return scenario.model_copy(update={"cost": cost})
 

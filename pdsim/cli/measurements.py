@@ -143,21 +143,20 @@ def validate(
         a matrix.yaml, or such a file.
 
     """
-    from pdsim.calibration.validate.matrix import is_matrix
+    from pdsim.calibration.validate.suite import is_suite
 
-    matrices = [name for name in cases if is_matrix(name, experiments)]
-    if matrices:
-        from pdsim.cli.matrix import validate_matrix
+    suites = [name for name in cases if is_suite(name, experiments)]
+    if suites:
+        from pdsim.cli.validation import validate_suite
 
         if len(cases) > 1:
-            raise ConfigError(f"{matrices[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
+            raise ConfigError(f"{suites[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
         where: dict[str, Any] = {"profile": profile, "runs": runs}
-        validate_matrix(matrices[0], experiments, **where, real_only=real_only, quiet=json_)
+        validate_suite(suites[0], experiments, **where, real_only=real_only, quiet=json_)
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix, and none is named")
-    from pdsim.calibration.validate.case import find_cases
-    from pdsim.calibration.validate.compare import compare_case
+    from pdsim.calibration.validate.case import compare_case, find_cases
     from pdsim.cli.finished import progress_over
     from pdsim.show.tables import print_errors
     from pdsim.sim.simulation import simulate

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
+from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import (
@@ -25,6 +28,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.system.catalog import names
+from pdsim.workload.clients import ClosedLoop
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 """What is told of a run between the ends of its cost."""
@@ -140,6 +144,52 @@ def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> 
     scenario = load_scenario(path / SCENARIO) if path.is_dir() else load_scenario(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
+
+
+class StepTerms(NamedTuple):
+    """The terms of the time of one step."""
+
+    step: str
+    instance_id: str
+    num_requests: int
+    new_tokens: int
+    """Tokens that the step computes, of all its requests."""
+    context_tokens: int
+    """Tokens of KV that the step reads, of all its requests."""
+    terms_ms: dict[str, float]
+
+
+def typical_steps(scenario: Scenario) -> list[StepTerms]:
+    """A prefill forward of one prompt of mean length without cached tokens, and a decode step in the midst of outputs.
+
+    The decode step has as many requests as its instance may run, as its KV has room for, and as clients wait for.
+    """
+    cluster = build(scenario)
+    scenario, requests = cluster.scenario, cluster.requests
+    if not requests:
+        raise ConfigError(f"{scenario.name}: its workload has no requests, so there is no typical step")
+    computing, decoding = (scenario.aggregated, scenario.aggregated) if scenario.aggregated else scenario.pair
+    prefill_id, decode_ids = next(iter(cluster.costs)), [i for i in cluster.costs if not i.startswith("prefill")]
+    prompt_tokens = fmean(len(request.prompt) for request in requests)
+    new_tokens = min(round(prompt_tokens), computing.rank_chunk_tokens or round(prompt_tokens))
+    forward = PrefillStep(0, (PrefillChunk(0, 0, new_tokens, is_last=True),))
+    context_tokens = prompt_tokens + fmean(len(request.output) for request in requests) / 2
+    sent = scenario.client.concurrency if isinstance(scenario.client, ClosedLoop) else len(requests)
+    assert decoding.max_running_requests is not None, "the scenario is not resolved"
+    assert decoding.pool_tokens is not None, "the scenario is not resolved"
+    most = (decoding.max_running_requests, int(decoding.pool_tokens / context_tokens))
+    batch = max(1, min(ceil(min(sent, len(requests)) / len(decode_ids)), *most))
+    kv_tokens = round(batch * context_tokens)
+    prefill_ns = cluster.costs[prefill_id].prefill_terms(forward)
+    decode_ns = cluster.costs[decode_ids[0]].decode_terms(batch, kv_tokens, kv_tokens)
+    return [
+        StepTerms("prefill forward", prefill_id, 1, new_tokens, 0, _in_ms(prefill_ns)),
+        StepTerms("decode step", decode_ids[0], batch, batch, kv_tokens, _in_ms(decode_ns)),
+    ]
+
+
+def _in_ms(terms_ns: Mapping[str, float]) -> dict[str, float]:
+    return {name: duration_ns / 1e6 for name, duration_ns in terms_ns.items()}
 
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:

@@ -96,12 +96,15 @@ def explain(
     run: Path,
     *,
     request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
+    cost: Annotated[
+        bool, Parameter(negative=(), help="Print the terms of the time of a typical step; nothing is simulated.")
+    ] = False,
     tornado: Tornado = False,
     set_: Set = None,
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Say where the time of a run went and, with --tornado, what limits it.
+    """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of.
 
     Parameters
     ----------
@@ -111,12 +114,27 @@ def explain(
     """
     from dataclasses import asdict
 
-    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.cli.runner import obtain_runs, obtain_sensitivities, scenario_of, typical_steps
     from pdsim.metrics.explain import CriticalPaths, mean_parts_ms, stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
-    from pdsim.show.tables import print_path, print_request, print_sensitivities, print_stages, print_usage
+    from pdsim.show.tables import (
+        print_path,
+        print_request,
+        print_sensitivities,
+        print_stages,
+        print_step_terms,
+        print_usage,
+    )
     from pdsim.sim.sensitivity import limits
 
+    if cost:
+        steps = typical_steps(scenario_of(run, changes_of(set_, seed)))
+        if json_:
+            print_json({"steps": [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]})
+        else:
+            for step in steps:
+                print_step_terms(step._asdict())
+        return
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:
         record = next((r for r in finished.records.requests if r.request_id == request), None)

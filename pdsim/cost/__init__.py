@@ -1,1 +1,1 @@
-"""How long things take: the only part of a simulation that is modelled rather than executed."""
+"""Cost models: times of steps and copies, the only part of a simulation that is modelled rather than executed."""

@@ -5,13 +5,15 @@ step is asked for at two contexts, and lies on the line through them.
 """
 
 import importlib
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
+from pdsim.cost.model import FRACTION_BITS, DecodeLine, Terms
 from pdsim.system.memory import Layout
+
+if TYPE_CHECKING:
+    from pdsim.cost.settings import AiConfigurator
 
 SYSTEMS = {
     "h100": "h100_sxm",
@@ -32,38 +34,21 @@ MODELS = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
-"""By name in the catalog."""
+"""Names on Hugging Face, by name in the catalog."""
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)
 """Tokens of each request, at which a decode step is asked for."""
 
 
-class UnavailableError(ValueError):
+class NoOperatorTablesError(ValueError):
     """Why there are no tables for a layout."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AiConfigurator:
-    """GPU time by aiconfigurator; host time as in the roofline, whose defaults are measured."""
-
-    HOST_FIELDS: ClassVar = ("step_overhead_ns", "prompt_overhead_ns")
-
-    backend: str = "sglang"
-    version: str | None = None
-    """Of the backend whose kernels were measured; None: its newest."""
-    step_overhead_ns: float = 300_000
-    prompt_overhead_ns: float = 4_200_000
-
-    def model(self, layout: Layout) -> CostModel:
-        """Raises UnavailableError."""
-        return AiConfiguratorModel(self, _engine(self.backend, self.version, layout))
 
 
 class AiConfiguratorModel:
     """The tables, for one layout."""
 
-    def __init__(self, settings: AiConfigurator, engine: Any) -> None:
+    def __init__(self, settings: "AiConfigurator", engine: Any) -> None:
         self._settings = settings
         self._prefill_ms = cache(engine.predict_prefill_latency)
         self._decode_ms = engine.predict_decode_latency
@@ -94,11 +79,12 @@ class AiConfiguratorModel:
         return {"tables": base_ns - overhead_ns, "overhead": overhead_ns}
 
 
-def _engine(backend: str, version: str | None, layout: Layout) -> Any:
+def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
+    """The tables of a layout. Raises NoOperatorTablesError."""
     spec, gpu = layout.model, layout.gpu
     for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):
         if name not in known:
-            raise UnavailableError(f"it has no {what} {name}; it has {', '.join(known)}")
+            raise NoOperatorTablesError(f"it has no {what} {name}; it has {', '.join(known)}")
     options: dict[str, Any] = {
         "backend_version": version,
         "tp_size": layout.tp,
@@ -120,11 +106,11 @@ def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, A
     try:
         module = importlib.import_module("aiconfigurator_core.sdk.engine")
     except ModuleNotFoundError:
-        raise UnavailableError("it is not installed: pip install aiconfigurator") from None
+        raise NoOperatorTablesError("it is not installed: pip install aiconfigurator") from None
     try:
         engine = module.EngineHandle.compile(model, system, backend, **dict(options))
         engine.predict_prefill_latency(1, CONTEXTS[0], 0)  # what a table lacks shows only when it is asked
         engine.predict_decode_latency(1, CONTEXTS[0])
     except Exception as wrong:  # of many kinds: its versions, tables and layouts
-        raise UnavailableError(f"it has no tables for {model} on {system}: {wrong}") from wrong
+        raise NoOperatorTablesError(f"it has no tables for {model} on {system}: {wrong}") from wrong
     return engine

@@ -1,8 +1,8 @@
-"""What the simulator asks of a cost model."""
+"""Cost models: what they answer, and what they are asked of."""
 
 from typing import NamedTuple, Protocol
 
-from pdsim.core.messages import PrefillStep
+from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.system.memory import Layout
 
 FRACTION_BITS = 20
@@ -14,9 +14,9 @@ class DecodeLine(NamedTuple):
 
     base: int
     per_context_token: int
-    """For each request that reads it."""
+    """Counted for each request that reads it."""
     per_distinct_token: int
-    """Once, however many requests share it."""
+    """Counted once, however many requests share it."""
 
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))
@@ -32,7 +32,7 @@ Terms = dict[str, float]
 
 
 class CostModel(Protocol):
-    """What a GPU takes for steps. It may remember what it did before, but asks no one else."""
+    """Times that a GPU takes for steps. It may remember what it did before, but asks no one else."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
@@ -52,6 +52,11 @@ class CostModel(Protocol):
 
 
 class CostSettings(Protocol):
-    """What a scenario names: a dataclass that makes the cost model of an instance from how its model is laid out."""
+    """Settings that a scenario names: a dataclass that makes the cost model of an instance from its layout."""
 
     def model(self, layout: Layout) -> CostModel: ...
+
+
+def attended_pairs(chunk: PrefillChunk) -> float:
+    """Pairs of a new token and a token it attends to: the context, and half of the chunk itself."""
+    return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)

@@ -1,8 +1,8 @@
-"""How long the steps of one instance take: what its GPU computes, and what is done around that.
+"""Times of the steps of one instance: what its GPU computes, and what the host does around that.
 
 A prefill forward takes what its cost model says. A decode step of n requests drafts, computes n times the draft tokens
-in the next larger CUDA graph, and its loop rests before the next step. Steps larger or smaller than what was measured
-take as long as the nearest that was.
+in the next larger CUDA graph, and is followed by host work. Steps larger or smaller than what was measured take as long
+as the nearest that was.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 
 
-class Range(NamedTuple):
+class SizeRange(NamedTuple):
     """Sizes that were measured, ends included."""
 
     least: float = 0
@@ -27,10 +27,10 @@ class Range(NamedTuple):
 class Measured(NamedTuple):
     """Step sizes that were measured. KV tokens of decode steps are not bounded: their time is a line, which goes on."""
 
-    new_tokens: Range = Range()
-    context_tokens: Range = Range()
+    new_tokens: SizeRange = SizeRange()
+    context_tokens: SizeRange = SizeRange()
     """All prompts of a forward together."""
-    batch: Range = Range()
+    batch: SizeRange = SizeRange()
 
     def nearest(self, step: PrefillStep) -> PrefillStep:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
@@ -76,7 +76,22 @@ class Graphs(NamedTuple):
         return self.sizes[index] if index < len(self.sizes) else None
 
 
-class Rest(NamedTuple):
+_FOREVER = 1 << 30
+
+
+def captured_batches(max_batch: int, max_running: int, *, speculative: bool = False) -> list[int]:
+    """SGLang's sizes up to max_batch, which is always one (0.5.23, generate_decode_cuda_graph_batch_sizes)."""
+    ranges = (
+        [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _FOREVER, 16)]
+        if speculative
+        else [(1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, _FOREVER, 32)]
+    )
+    largest = min(max_batch, max_running)
+    sizes = {size for sizes in ranges for size in sizes[: bisect_left(sizes, largest + 1)]}
+    return sorted(sizes | {largest})
+
+
+class DecodeHostOverhead(NamedTuple):
     """Host time of a decode loop between two steps: it takes in the one and prepares the other."""
 
     step_ns: float = 0
@@ -87,7 +102,7 @@ class Rest(NamedTuple):
 
 
 NO_DRAFTING = Drafting()
-NO_REST = Rest()
+NO_HOST_OVERHEAD = DecodeHostOverhead()
 
 
 @dataclass(kw_only=True)
@@ -99,7 +114,7 @@ class StepTimes:
     measured: Measured | None = None
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
-    rest: Rest = NO_REST
+    host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
@@ -127,7 +142,7 @@ class StepTimes:
                 base = max(base, _units(self.graphs.launch_ns))
             else:
                 per_context = round((1 + self.graphs.empty_row_kv * (size / num_requests - 1)) * per_context)
-        base += _units(self.rest.ns(num_requests))
+        base += _units(self.host_overhead.ns(num_requests))
         line = DecodeLine(base, per_context, line.per_distinct_token)
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
 
@@ -148,7 +163,7 @@ class StepTimes:
         rows = (self.graphs and self.graphs.size(num_requests)) or num_requests
         terms = self.decode.decode_terms(self._computed(rows))
         terms["drafting"] = self.drafting.ns(rows)
-        terms["rest of the loop"] = self.rest.ns(num_requests)
+        terms["host between steps"] = self.host_overhead.ns(num_requests)
         terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
         kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens
         return {**terms, "reading KV": kv / (1 << FRACTION_BITS)}

@@ -16,7 +16,7 @@ from pdsim.core.receiver import Receiver
 from pdsim.core.router import NO_RETRIES, RoleRouter, Router
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.cost.host_memory import HostCopies
+from pdsim.cost.copies import HostCopies
 from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring

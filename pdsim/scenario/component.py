@@ -64,10 +64,10 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
     },
     CostSettings: {
-        "roofline": "pdsim.cost.roofline:Roofline",
-        "affine": "pdsim.cost.affine:Affine",
-        "table": "pdsim.cost.table:Table",
-        "aiconfigurator": "pdsim.cost.aiconfigurator:AiConfigurator",
+        "roofline": "pdsim.cost.settings:Roofline",
+        "affine": "pdsim.cost.settings:Affine",
+        "table": "pdsim.cost.settings:AffineTable",
+        "aiconfigurator": "pdsim.cost.settings:AiConfigurator",
     },
     Workload: {
         "random_lengths": "pdsim.workload.synthetic:RandomLengths",

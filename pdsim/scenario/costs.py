@@ -2,10 +2,9 @@
 
 from dataclasses import is_dataclass, replace
 
-from pdsim.cost.aiconfigurator import UnavailableError
-from pdsim.cost.graphs import captured_batches
+from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.model import CostModel, CostSettings
-from pdsim.cost.step_times import NO_DRAFTING, Drafting, Graphs, Rest, StepTimes
+from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout, memory_tier
@@ -35,14 +34,14 @@ def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettin
         measured=None if cost.measured is None else cost.measured.bounds(),
         drafting=drafting,
         graphs=graphs,
-        rest=Rest(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
+        host_overhead=DecodeHostOverhead(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
     )
 
 
 def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:
     try:
         return _slowed(settings, scenario.cost.host.slowdown).model(layout)
-    except UnavailableError as wrong:
+    except NoOperatorTablesError as wrong:
         raise ConfigError(f"cost: aiconfigurator: {wrong}") from None
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from pdsim.core.running_batch import Speculation
-from pdsim.cost.host_memory import HostCopies
+from pdsim.cost.copies import HostCopies
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration
 from pdsim.scenario.section import Section
 from pdsim.system.memory import Layout

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from pdsim.cost.step_times import Measured, Range
+from pdsim.cost.step_times import Measured, SizeRange
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.section import Section
 
@@ -88,7 +88,7 @@ class MeasuredSettings(Section):
         given = (self.prefill_new_tokens, self.prefill_context_tokens, self.decode_batch)
         if self.outside == "extend" or not any(given):
             return None
-        return Measured(*(Range() if bounds is None else Range(*bounds) for bounds in given))
+        return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
 
     def __str__(self) -> str:
         if self.on is None:
@@ -104,10 +104,10 @@ class MeasuredSettings(Section):
             bounds = getattr(self, name)
             if bounds is not None and (most > bounds[1] or least < bounds[0]):
                 value = most if most > bounds[1] else least
-                found.append(self._exceeded(name, value, Range(*bounds)))
+                found.append(self._exceeded(name, value, SizeRange(*bounds)))
         return found
 
-    def _exceeded(self, name: str, value: float, bounds: Range) -> str:
+    def _exceeded(self, name: str, value: float, bounds: SizeRange) -> str:
         goes_on = self.outside == "extend" or name == _GOES_ON
         taken = "" if goes_on else f", taken as {bounds.nearest(value):,.0f}"
         return f"{_TITLES[name]} {value:,.0f} (measured {bounds.least:,.0f} to {bounds.most:,.0f}{taken})"

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, m
 from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
-from pdsim.cost.roofline import Roofline
+from pdsim.cost.settings import Roofline
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed

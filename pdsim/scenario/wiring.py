@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
-from pdsim.cost.staging import StagingCost
+from pdsim.cost.copies import StagingCost
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
 from pdsim.scenario.sizing import instance_ids, layout_of
 from pdsim.scenario.yaml_file import ConfigError

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.scale.scaling import Scaling
-from pdsim.calibration.validate.compare import ArmErrors
+from pdsim.calibration.validate.case import ArmErrors
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary_rows import (
@@ -197,6 +197,23 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
         table.add_row(part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
     if parts_ms:
         new_console().print(table)
+
+
+def print_step_terms(step: Mapping[str, Any]) -> None:
+    """The terms of the time of one step; those that show as 0 are left out."""
+    total = sum(step["terms_ms"].values())
+    work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
+    if step["context_tokens"]:
+        work.append(counted(step["context_tokens"], "token") + " of KV")
+    table = new_table("", "part", "ms", "share")
+    for name, duration_ms in step["terms_ms"].items():
+        if round(duration_ms, 3):
+            table.add_row(name, f"{duration_ms:.3f}", f"{duration_ms / total:.1%}")
+    table.add_section()
+    table.add_row("total", f"{total:.3f}", "100.0%")
+    console = new_console()
+    console.print(f"[bold]{step['step']} of {step['instance_id']}[/bold]: {', '.join(work)}", highlight=False)
+    console.print(table)
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:

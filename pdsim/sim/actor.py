@@ -25,8 +25,8 @@ from pdsim.core.messages import (
     Wait,
 )
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.clock import DecodeClock
-from pdsim.cost.host_memory import HostMemory
+from pdsim.cost.copies import HostMemory
+from pdsim.cost.decode_clock import DecodeClock
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord

@@ -14,7 +14,7 @@ from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.cost.staging import StagingCost
+from pdsim.cost.copies import StagingCost
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster
 from pdsim.scenario.wiring import Interconnect

@@ -11,7 +11,7 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.host_memory import HostMemory
+from pdsim.cost.copies import HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.scenario.build import Cluster, build, restarted

@@ -13,6 +13,7 @@ from pdsim.cli import main
 from pdsim.cli.finished import saying
 from pdsim.metrics.explain import AGGREGATED_STAGES
 from pdsim.metrics.run_folder import read_records, read_summary
+from pdsim.sim.simulation import Simulation
 
 SCENARIO = """\
 name: little
@@ -120,6 +121,22 @@ def test_explain_a_run_and_one_request(capsys, scenario, tmp_path):
     assert "decode_forward" in output(capsys, "explain", scenario, "--request", 3)
 
 
+def test_explain_the_cost_of_a_step(capsys, scenario, monkeypatch):
+    """Nothing is simulated; the terms are those of the cost model, and fit a terminal of 80 columns."""
+    monkeypatch.setattr(Simulation, "run", lambda _: pytest.fail("simulated"))
+    monkeypatch.setenv("COLUMNS", "80")
+    closed = ("--set", "client={use: closed_loop, concurrency: 3}")
+    forward, step = output_json(capsys, "explain", scenario, "--cost", *closed)["steps"]
+    assert (forward["instance_id"], forward["num_requests"], forward["context_tokens"]) == ("prefill-0", 1, 0)
+    assert (step["instance_id"], step["num_requests"], step["new_tokens"]) == ("decode-0", 3, 3)
+    for one in (forward, step):
+        assert sum(one["terms_ms"].values()) == pytest.approx(one["ms"])
+    text = output(capsys, "explain", scenario, "--cost", *closed)
+    assert "decode step of decode-0: 3 requests, 3 new tokens, " in text
+    assert "reading KV" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 @pytest.fixture
 def aggregated(tmp_path: Path) -> Path:
     path = tmp_path / "aggregated.yaml"
@@ -135,6 +152,8 @@ def test_every_command_takes_an_aggregated_cluster(capsys, aggregated, scenario,
     assert first["pdsim"]["transfers"] == 0
     assert output_json(capsys, "run", run / "scenario.yaml") == first
     assert output_json(capsys, "replay", run)["identical"]
+    steps = output_json(capsys, "explain", run, "--cost")["steps"]
+    assert [step["instance_id"] for step in steps] == ["aggregated-0", "aggregated-0"]
     report = output_json(capsys, "explain", run)
     assert [stage["stage"] for stage in report["stages"]] == list(AGGREGATED_STAGES)
     assert [limit["instance_id"] for limit in report["instances"]] == ["aggregated-0"]

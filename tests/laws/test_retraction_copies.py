@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
-from pdsim.cost.host_memory import HostCopies, HostMemory
+from pdsim.cost.copies import HostCopies, HostMemory
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.schema import DecodeSettings, Scenario

@@ -4,7 +4,8 @@ import importlib
 
 import pytest
 
-from pdsim.cost.aiconfigurator import AiConfigurator, _compiled
+from pdsim.cost.aiconfigurator import _compiled
+from pdsim.cost.settings import AiConfigurator
 from pdsim.scenario.build import build
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.simulation import simulate

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from pdsim.calibration.fit import forms
-from pdsim.calibration.fit.host import front_end_ns
+from pdsim.calibration.fit import regression
+from pdsim.calibration.fit.machine import front_end_ns
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.regression import fit
 from pdsim.calibration.fit.rows import Measurements, Rows, read_rows, write_rows
-from pdsim.cost.gpu_clock import GpuClock
+from pdsim.cost.affine import GpuClock
 from pdsim.scenario.yaml_file import ConfigError
 from tests.made_rows import (
     BATCHES,
@@ -112,7 +112,7 @@ def test_a_table_is_taken_where_lines_miss(tmp_path):
 def test_a_fitted_table_never_falls(times):
     batches, contexts = np.repeat(np.array(BATCHES, float), 2), np.tile([0.0, 1000], 8)
     rows = Rows("decode", "", {"batch": batches, "context_tokens": contexts, "time_ns": np.repeat(times, 2)})
-    assert all(value >= 0 for value in fit(forms.decode_table(rows), rows).values.values())
+    assert all(value >= 0 for value in fit(regression.decode_table(rows), rows).values.values())
 
 
 def test_a_shape_is_held_out_with_all_its_repeats():
@@ -121,7 +121,7 @@ def test_a_shape_is_held_out_with_all_its_repeats():
     times = 1e6 + 1e4 * shapes
     times[shapes == 16] *= 2
     rows = Rows("decode", "", {"batch": shapes, "context_tokens": 100 * shapes, "time_ns": times})
-    held_out = fit(forms.decode_form(rows), rows).held_out
+    held_out = fit(regression.decode_form(rows), rows).held_out
     assert held_out[shapes == 16] == pytest.approx(-0.5, abs=0.02)
 
 
@@ -131,7 +131,7 @@ def test_a_transfer_is_batch_descriptors_and_bytes_as_its_engine_overlaps_them(o
     posting, moving = 11e3 * count, size / 6
     times = 20e3 + (1 - overlap) * posting + np.maximum(overlap * posting, moving)
     rows = Rows("transfer", "x", {"payload_bytes": size, "num_descriptors": count, "time_ns": times})
-    found = fit(forms.transfer_form(overlap), rows).values
+    found = fit(regression.transfer_form(overlap), rows).values
     assert found == pytest.approx({"batch": 20e3, "per_descriptor": 11e3, "per_byte": 1 / 6}, rel=0.05)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import DecodeStep
-from pdsim.cost.clock import DecodeClock
+from pdsim.cost.decode_clock import DecodeClock
 from pdsim.cost.model import DecodeLine
 
 lines = st.builds(DecodeLine, st.integers(1 << 20, 1 << 45), st.integers(0, 1 << 30), st.integers(0, 1 << 30))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.cost.affine import Affine
 from pdsim.cost.model import CostSettings
+from pdsim.cost.settings import Affine
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.model import FRACTION_BITS
-from pdsim.cost.roofline import Roofline
-from pdsim.cost.step_times import Drafting, Graphs, Rest, StepTimes
-from pdsim.cost.table import Table, TableModel
+from pdsim.cost.settings import Affine, AffineTable, Roofline
+from pdsim.cost.step_times import DecodeHostOverhead, Drafting, Graphs, StepTimes
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names
@@ -86,7 +85,7 @@ def test_affine_takes_more_for_prompts_behind_a_context_and_at_least_their_launc
 
 def test_a_rest_follows_each_decode_step_and_no_forward():
     lines = AffineModel(Affine(prefill_base_ns=3, decode_base_ns=5, decode_per_request_ns=2))
-    resting = StepTimes(prefill=lines, decode=lines, rest=Rest(step_ns=100, request_ns=10))
+    resting = StepTimes(prefill=lines, decode=lines, host_overhead=DecodeHostOverhead(step_ns=100, request_ns=10))
     assert resting.decode_line(4) == lines.decode_line(4)._replace(base=(5 + 8 + 140) << FRACTION_BITS)
     assert resting.prefill_ns(prefill((0, 1)), 0) == 3
 
@@ -100,7 +99,7 @@ def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens,
         Affine(prefill_base_ns=700, prefill_per_token_ns=2, decode_base_ns=300, decode_per_request_ns=8, **beside)
     )
     at_tokens, at_batches = {n: 700 + 2 * n for n in (1, 70, 5000)}, {n: 300 + 8 * n for n in (1, 16, 64)}
-    table = TableModel(Table(prefill_ns=at_tokens, decode_ns=at_batches, **beside))
+    table = TableModel(AffineTable(prefill_ns=at_tokens, decode_ns=at_batches, **beside))
     step = prefill((num_context_tokens, num_tokens))
     assert table.prefill_ns(step, 0) == pytest.approx(lines.prefill_ns(step, 0), abs=1)
     assert table.decode_line(batch) == pytest.approx(lines.decode_line(batch), abs=1)
@@ -139,15 +138,15 @@ workload: {use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens
     st.integers(0, 10**6),
 )
 def test_terms_add_up_to_the_time_of_a_step(kind, chunks, num_requests, context):
-    """Graphs up to 64, larger batches eager; drafts and a rest around them."""
+    """Graphs up to 64, larger batches eager; drafts and host work around them."""
     lines = Affine(
         prefill_base_ns=700, prefill_per_token_ns=20, prefill_per_pair_ns=0.5, prefill_per_context_token_ns=3,
         prefill_least_ns=90_000, decode_base_ns=9000, decode_per_request_ns=80, decode_per_context_token_ns=2,
     )  # fmt: skip
     model = cost() if kind == "roofline" else AffineModel(lines)
     graphs = Graphs([1, 8, 64], launch_ns=30e6, empty_row_kv=0.3)
-    drafting, rest = Drafting(tokens=3, step_ns=500), Rest(step_ns=200, request_ns=7)
-    times = StepTimes(prefill=model, decode=model, graphs=graphs, drafting=drafting, rest=rest)
+    drafting, host_overhead = Drafting(tokens=3, step_ns=500), DecodeHostOverhead(step_ns=200, request_ns=7)
+    times = StepTimes(prefill=model, decode=model, graphs=graphs, drafting=drafting, host_overhead=host_overhead)
     step = prefill(*chunks)
     assert sum(times.prefill_terms(step).values()) == pytest.approx(times.prefill_ns(step, 0), abs=1)
     line = times.decode_line(num_requests)

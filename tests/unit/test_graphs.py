@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.cost.affine import Affine, AffineModel
-from pdsim.cost.graphs import captured_batches
+from pdsim.cost.affine import AffineModel
 from pdsim.cost.model import DecodeLine
-from pdsim.cost.step_times import Drafting, Graphs, StepTimes
+from pdsim.cost.settings import Affine
+from pdsim.cost.step_times import Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario.build import build
 from tests.support import request, small
 

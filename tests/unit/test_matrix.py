@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.calibration.validate.counts import compare_counts
-from pdsim.calibration.validate.matrix import Asked, load_matrix
-from pdsim.calibration.validate.ranking import rank
-from pdsim.calibration.validate.validation import METRICS, Side, Validation, compare_sides
+from pdsim.calibration.validate.comparison import METRICS, Side, Validation, compare_counts, compare_sides, rank
+from pdsim.calibration.validate.suite import Tolerances, load_suite
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -54,11 +52,11 @@ def test_pairs_that_are_almost_equal_have_no_winner():
 
 def test_a_run_beside_itself_has_no_error(scenario):
     one, again = side(scenario), side(scenario)
-    found = compare_sides("same", Asked(0.0, 0.0, 0.0), one, again)
+    found = compare_sides("same", Tolerances(0.0, 0.0, 0.0), one, again)
     assert {error.error for error in (*found.metrics.values(), *found.stages_ms.values())} == {0.0}
     assert found.counts.are_equal
     assert not found.counts.other_prefix_cached
-    validation = Validation("m", Asked(0.0, 0.0, 0.0), (found,))
+    validation = Validation("m", Tolerances(0.0, 0.0, 0.0), (found,))
     assert all(spread.is_met and spread.median == 0 for spread in validation.spreads())
     assert [spread.metric for spread in validation.spreads()] == list(METRICS)
     json.dumps(validation.to_json(), allow_nan=False)
@@ -69,7 +67,7 @@ def test_one_request_at_a_time_sends_the_same_however_long_it_takes(scenario):
         side(scenario, "client.concurrency=1", f"cost={{use: roofline, step_overhead: {overhead}}}")
         for overhead in ("1 ms", "9 ms")
     )
-    found = compare_sides("slow", Asked(mean=0.1), one, slow)
+    found = compare_sides("slow", Tolerances(mean=0.1), one, slow)
     assert found.metrics["mean_tpot_ms"].error > 1
     assert not found.metrics["mean_tpot_ms"].is_met
     assert found.counts.are_equal
@@ -133,12 +131,12 @@ def matrix(scenario, tmp_path):
 
 
 def test_a_matrix_is_read(matrix, tmp_path):
-    found = load_matrix(str(tmp_path), tmp_path)
+    found = load_suite(str(tmp_path), tmp_path)
     assert [variant.name for variant in found.variants] == ["c1", "c4"]
     assert found.real.timeout_s == 90
-    assert found.asked == Asked(median=0.1)
+    assert found.tolerances == Tolerances(median=0.1)
     assert found.runs == tmp_path / "runs"
-    assert load_matrix(str(matrix), tmp_path) == found
+    assert load_suite(str(matrix), tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -160,18 +158,18 @@ def test_a_matrix_is_read(matrix, tmp_path):
 def test_a_wrong_matrix_is_one_message(matrix, before, after, says):
     matrix.write_text(MATRIX.replace(before, after))
     with pytest.raises(ConfigError, match=says):
-        load_matrix(str(matrix), matrix.parent)
+        load_suite(str(matrix), matrix.parent)
 
 
 def test_a_simulation_needs_a_profile(matrix):
-    found = load_matrix(str(matrix), matrix.parent)
+    found = load_suite(str(matrix), matrix.parent)
     with pytest.raises(ConfigError, match="give --profile"):
         found.scenario(found.variants[0])
 
 
 def test_a_variant_has_a_profile_of_its_own_until_another_machine_brings_one(matrix, tmp_path):
     matrix.write_text(MATRIX.replace("c4: []", "c4: {changes: [decode.instances=2], profile: own.yaml}"))
-    found = load_matrix(str(matrix), tmp_path)
+    found = load_suite(str(matrix), tmp_path)
     assert [variant.profile for variant in found.variants] == [None, tmp_path / "own.yaml"]
     (tmp_path / "own.yaml").write_text("""\
 cost: {use: roofline, step_overhead: 9 ms}
@@ -187,7 +185,7 @@ provenance: {}
 
 
 def test_the_folder_of_another_scenario_is_refused(matrix):
-    found = load_matrix(str(matrix), matrix.parent)
+    found = load_suite(str(matrix), matrix.parent)
     one, other = found.variants
     ran = simulate(load_scenario(found.scenario_path, (*one.changes, "model.kv_dtype=fp32"))).scenario
     found.require_same(one, ran, found.runs / "c1")
@@ -205,7 +203,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
     ],
 )
 def test_the_matrices_of_the_repository_can_run(name, num_variants):
-    found = load_matrix(name, Path("experiments"))
+    found = load_suite(name, Path("experiments"))
     assert len(found.variants) == num_variants
     for variant in found.variants:
         assert build(load_scenario(found.scenario_path, variant.changes)).requests
@@ -214,8 +212,8 @@ def test_the_matrices_of_the_repository_can_run(name, num_variants):
 def test_a_trace_is_the_same_whatever_folder_it_is_read_from(matrix, tmp_path, monkeypatch):
     (tmp_path / "trace.csv").write_text("arrival_s,in_tokens,out_tokens\n0,20,3\n")
     matrix.write_text(MATRIX.replace("c1: [", "c1: ['workload={use: request_table, path: trace.csv}', "))
-    found = load_matrix(str(matrix), tmp_path)
+    found = load_suite(str(matrix), tmp_path)
     ran = found.real_scenario(found.variants[0])
     monkeypatch.chdir(tmp_path)
-    here = load_matrix("matrix.yaml", Path())
+    here = load_suite("matrix.yaml", Path())
     here.require_same(here.variants[0], build(ran).scenario, tmp_path / "runs" / "c1")

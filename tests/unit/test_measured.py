@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
-from pdsim.cost.step_times import Measured, Range, StepTimes
-from pdsim.cost.table import Entries, Table, TableModel
+from pdsim.cost.settings import Affine, AffineTable
+from pdsim.cost.step_times import Measured, SizeRange, StepTimes
 from pdsim.scenario.measured import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
@@ -41,17 +41,19 @@ def test_a_table_that_does_not_fall_gives_times_that_do_not_fall(entries, size, 
 
 def test_a_falling_table_is_refused():
     with pytest.raises(ValueError, match="times that do not fall"):
-        Table(decode_ns={1: 5.0, 2: 4.0})
+        AffineTable(decode_ns={1: 5.0, 2: 4.0})
 
 
 def test_a_table_of_an_affine_law_gives_its_times():
-    table = TableModel(Table(prefill_ns={0: 0, 4096: 4096e3}, prefill_per_pair_ns=1, decode_ns={0: 0, 64: 32e3}))
+    table = TableModel(AffineTable(prefill_ns={0: 0, 4096: 4096e3}, prefill_per_pair_ns=1, decode_ns={0: 0, 64: 32e3}))
     for chunks in ([(0, 100)], [(500, 1000), (0, 24)]):
         assert table.prefill_ns(step(*chunks), 0) == AFFINE.prefill_ns(step(*chunks), 0)
     assert base_ns(table, 7) == base_ns(AFFINE, 7)
 
 
-CLAMPED = StepTimes(prefill=AFFINE, decode=AFFINE, measured=Measured(Range(64, 1024), Range(0, 2048), Range(2, 16)))
+CLAMPED = StepTimes(
+    prefill=AFFINE, decode=AFFINE, measured=Measured(SizeRange(64, 1024), SizeRange(0, 2048), SizeRange(2, 16))
+)
 
 
 @given(st.integers(64, 1024), st.integers(0, 2048), st.integers(2, 16))

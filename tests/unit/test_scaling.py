@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pdsim.calibration.scale.operators import OPERATORS, time_ratios
 from pdsim.calibration.scale.scaling import Scaling, scale
-from pdsim.cost.affine import Affine, AffineModel
+from pdsim.cost.affine import AffineModel
+from pdsim.cost.settings import Affine
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml

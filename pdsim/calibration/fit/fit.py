@@ -7,8 +7,7 @@ from importlib.metadata import version
 from math import exp, log
 from typing import Any
 
-from pdsim.calibration.validate.case import Arm, Case
-from pdsim.calibration.validate.compare import Simulate, simulated_metrics
+from pdsim.calibration.validate.case import Arm, Case, Simulate, simulated_metrics
 from pdsim.scenario.measured import reached
 from pdsim.scenario.outside import setup_of
 from pdsim.scenario.schema import Scenario

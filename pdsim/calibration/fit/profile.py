@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pdsim.calibration.fit import forms, host
-from pdsim.calibration.fit.clock import Clock, clock_of
-from pdsim.calibration.fit.forms import Form
-from pdsim.calibration.fit.regression import Fitted, fit
+from pdsim.calibration.fit import machine, regression
+from pdsim.calibration.fit.machine import Clock, clock_of
+from pdsim.calibration.fit.regression import Fitted, Form, fit
 from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
 from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.measured import Setup
@@ -23,10 +22,10 @@ from pdsim.system.model import KV_DTYPES
 TABLE_ABOVE = 0.05
 """Mean held-out error from which on a table is tried instead of straight lines."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
-    "prefill": (forms.prefill_form, forms.prefill_table),
-    "decode": (forms.decode_form, forms.decode_table),
+    "prefill": (regression.prefill_form, regression.prefill_table),
+    "decode": (regression.decode_form, regression.decode_table),
 }
-_NOT_FITTED = (*host.MEASURED_KINDS, "clock")
+_NOT_FITTED = (*machine.MEASURED_KINDS, "clock")
 """As the others are."""
 LEAST_NS = 1e-6
 """What is written as nothing: the fit comes close to its bound, but never there."""
@@ -80,7 +79,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     return Calibration(
         measurements,
         fits,
-        host_ns=host.medians_ns(measurements),
+        host_ns=machine.medians_ns(measurements),
         clock=clock,
         gpu=gpu,
         notes=tuple(notes),
@@ -91,8 +90,8 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name], host.Sending.of(made.measurements, made.fits[rows.name]))
-            | _times(host.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
+            rows.name: _link(made.fits[rows.name], machine.Sending.of(made.measurements, made.fits[rows.name]))
+            | _times(machine.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
         },
@@ -100,11 +99,12 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
         **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
         **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
+    slowdown = {"slowdown": host_slowdown} if host_slowdown != 1 else {}
     cost = {
         "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
-        "host": {**_times(host.loop_ns(made.host_ns)), **({"slowdown": host_slowdown} if host_slowdown != 1 else {})},
-        "rest": _times(host.rest_ns(made.measurements, made.fits["decode"])),
+        "host": {**_times(machine.loop_ns(made.host_ns)), **slowdown},
+        "rest": _times(machine.rest_ns(made.measurements, made.fits["decode"])),
         "graphs": _graphs(made.fits["decode"]),
         "measured": {**_setup(made), **_ranges(made.fits)},
     }
@@ -129,9 +129,9 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 def _fit(rows: Rows, clock: Clock | None, table_above: float) -> Fitted:
     if rows.kind == "transfer":
-        return fit(forms.transfer_form(_overlap(rows.name)), rows)
+        return fit(regression.transfer_form(_overlap(rows.name)), rows)
     if rows.kind not in _PHASES:
-        return fit(forms.staging_form(), rows)
+        return fit(regression.staging_form(), rows)
     if rows.kind == "prefill" and clock is not None:
         rows = clock.rested(rows)
     affine, table = _PHASES[rows.kind]
@@ -207,11 +207,11 @@ def _is_entry(name: str) -> bool:
 
 def _front_end(made: Calibration) -> dict[str, Any]:
     """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
-    told = host.front_end_ns(made.measurements, made.host_ns)
+    told = machine.front_end_ns(made.measurements, made.host_ns)
     return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
-def _link(of: Fitted, sending: host.Sending) -> dict[str, Any]:
+def _link(of: Fitted, sending: machine.Sending) -> dict[str, Any]:
     per_byte = of.values["per_byte"] + sending.ns_per_byte
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {

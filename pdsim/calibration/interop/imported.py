@@ -5,13 +5,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdsim.calibration.interop.tools.aiperf import aiperf
-from pdsim.calibration.interop.tools.bench_serving import sglang, vllm
-from pdsim.calibration.interop.tools.dynosim import dynosim, is_dynosim
-from pdsim.calibration.interop.tools.fields import Fields
-from pdsim.calibration.interop.tools.genai_bench import genai_bench
-from pdsim.calibration.interop.tools.guidellm import benchmarks_of, guidellm, load_of
-from pdsim.calibration.interop.tools.inferencex import inferencex
+from pdsim.calibration.interop.tools import (
+    Fields,
+    aiperf,
+    benchmarks_of,
+    dynosim,
+    genai_bench,
+    guidellm,
+    inferencex,
+    is_dynosim,
+    load_of,
+    sglang,
+    vllm,
+)
 from pdsim.scenario.yaml_file import ConfigError
 
 

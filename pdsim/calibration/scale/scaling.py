@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.scale.operators import Operator, Ratio, time_ratios
-from pdsim.cost.affine import Affine
-from pdsim.cost.roofline import Roofline
-from pdsim.cost.table import Table
+from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.measured import MeasuredSettings
@@ -102,7 +100,7 @@ class Scaling:
         return {**told, "on": {**told["on"], **target}, "scaled_from": source}
 
     def _decode(self, of: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
-        if isinstance(of, Table) or not isinstance(of, Affine):
+        if isinstance(of, AffineTable) or not isinstance(of, Affine):
             raise ConfigError(f"decode of the profile is {component_name(of)}: only that of affine profiles is scaled")
         weights_ns = min(self.weights_ns, of.decode_base_ns)
         return replace(
@@ -120,7 +118,7 @@ def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
     if not isinstance(of, Affine):
         raise ConfigError(f"prefill of the profile is {component_name(of)}: only affine profiles and tables are scaled")
     lines = {name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()}
-    if isinstance(of, Table) and of.prefill_ns and len(of.prefill_ns) > 1:
+    if isinstance(of, AffineTable) and of.prefill_ns and len(of.prefill_ns) > 1:
         sizes = sorted(of.prefill_ns)
         least_ns = of.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
         entries = {size: least_ns + (of.prefill_ns[size] - least_ns) * ratio["matrix"] for size in sizes}

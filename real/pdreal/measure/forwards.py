@@ -23,7 +23,7 @@ from pdreal.stopwatch import Work, once_us, repeat_each_us
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/gpu_clock.py)."""
+"""In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
 """Tokens more than a case has, one length after another; as many as there are repeats at most, and warm-ups."""
 _BURSTS = 3

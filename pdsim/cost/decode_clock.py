@@ -1,4 +1,4 @@
-"""When decode steps end, one at a time or many at once, to the same nanosecond.
+"""Ends of decode steps, one at a time or many at once, to the same nanosecond.
 
 Every step adds the same number of KV tokens, so durations of consecutive steps are an arithmetic progression and the
 time of n steps is a quadratic in n. Fractions of a nanosecond carry over to the next step: n steps at once take
@@ -30,7 +30,7 @@ class DecodeClock:
 
     @property
     def growth_ns(self) -> float:
-        """By how much each step is longer than the one before."""
+        """Time by which each step is longer than the one before."""
         return self._growth / (1 << FRACTION_BITS)
 
     @property

@@ -1,4 +1,4 @@
-"""Scenarios that run for real and are simulated: a matrix, `matrix.yaml` in a folder of its own.
+"""A suite of scenarios that run for real and are simulated: `matrix.yaml` in a folder of its own.
 
 scenario: scenario.yaml     without costs
 profile: profile.yaml       what the simulator takes them from
@@ -25,14 +25,14 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.system.model import KV_DTYPES
 
-MATRIX = "matrix.yaml"
+SUITE_FILE = "matrix.yaml"
 
 _NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults", "prefill", "decode", "aggregated")
 """Sections that a real run and its simulation share."""
 
 
 @dataclass(frozen=True)
-class Real:
+class RealRunSettings:
     """How `pdreal run` is called."""
 
     device: str = "cpu"
@@ -49,7 +49,7 @@ class Real:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Tolerances:
     """Largest relative errors, and the least share of pairs whose winner is found. None asks for nothing."""
 
     median: float | None = None
@@ -70,20 +70,20 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ValidationSuite:
     name: str
     scenario_path: Path
     profile: Path | None
     runs: Path
-    real: Real
-    asked: Asked
+    real: RealRunSettings
+    tolerances: Tolerances
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
         """As the simulator runs it: with the real run's KV and the profile's costs."""
         profile = variant.profile or self.profile
         if profile is None:
-            raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {MATRIX}")
+            raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {SUITE_FILE}")
         profile = profile.resolve()
         sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
         costs = (f"{section}.profile={profile}" for section in sections)
@@ -93,15 +93,15 @@ class Matrix:
         """As `pdreal` runs it."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
-    def with_profile(self, profile: Path) -> "Matrix":
+    def with_profile(self, profile: Path) -> "ValidationSuite":
         """Of another machine: for all variants."""
         return replace(self, profile=profile, variants=tuple(replace(of, profile=None) for of in self.variants))
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
         """Raises ConfigError for the folder of a run of something else."""
-        asked = resolve(self.real_scenario(variant))
+        expected = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):
-            is_there, should_be = _part(ran, name), _part(asked, name)
+            is_there, should_be = _part(ran, name), _part(expected, name)
             if is_there != should_be:
                 raise ConfigError(
                     f"{folder}: is a run of another scenario than variant {variant.name!r}: "
@@ -112,40 +112,44 @@ class Matrix:
         return (*variant.changes, f"model.kv_dtype={KV_DTYPES[self.real.dtype]}")
 
 
-def is_matrix(name: str, experiments: Path) -> bool:
+def is_suite(name: str, experiments: Path) -> bool:
     return any(path.is_file() for path in _places(name, experiments))
 
 
-def load_matrix(name: str, experiments: Path) -> Matrix:
+def load_suite(name: str, experiments: Path) -> ValidationSuite:
     """By folder name, folder or file."""
     path = next(path for path in _places(name, experiments) if path.is_file())
-    return matrix_of(read_yaml(path), path)
+    return suite_of(read_yaml(path), path)
 
 
-def matrix_of(data: Any, path: Path) -> Matrix:
+def suite_of(data: Any, path: Path) -> ValidationSuite:
     """What the file at this path says."""
     _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
     for needed in ("scenario", "variants"):
         if needed not in data:
             raise ConfigError(f"{path}: {needed} is missing")
     folder, profile = path.parent, data.get("profile")
-    return Matrix(
+    return ValidationSuite(
         folder.resolve().name,
         folder / data["scenario"],
         None if profile is None else folder / profile,
         folder / data.get("runs", "runs"),
         _real(data.get("real", {}), f"{path}: real"),
-        _asked(data.get("within", {}), f"{path}: within"),
+        _tolerances(data.get("within", {}), f"{path}: within"),
         tuple(_variants(data["variants"], folder, f"{path}: variants")),
     )
 
 
 def _places(name: str, experiments: Path) -> tuple[Path, ...]:
     given = Path(name)
-    return (experiments / name / MATRIX, given / MATRIX, *([given] if given.suffix in {".yaml", ".yml"} else []))
+    return (
+        experiments / name / SUITE_FILE,
+        given / SUITE_FILE,
+        *([given] if given.suffix in {".yaml", ".yml"} else []),
+    )
 
 
-def _real(data: Any, where: str) -> Real:
+def _real(data: Any, where: str) -> RealRunSettings:
     _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
     for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(KV_DTYPES))):
         if name in data and data[name] not in known:
@@ -159,7 +163,7 @@ def _real(data: Any, where: str) -> Real:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
         except ValueError as wrong:
             raise ConfigError(f"{where}: timeout: {wrong}") from None
-    return Real(**given)
+    return RealRunSettings(**given)
 
 
 def _at_least_one(value: Any, where: str) -> int:
@@ -168,9 +172,9 @@ def _at_least_one(value: Any, where: str) -> int:
     return value
 
 
-def _asked(data: Any, where: str) -> Asked:
-    _require_fields(data, tuple(Asked.__dataclass_fields__), where)
-    return Asked(**{name: percent(value, f"{where}: {name}") for name, value in data.items()})
+def _tolerances(data: Any, where: str) -> Tolerances:
+    _require_fields(data, tuple(Tolerances.__dataclass_fields__), where)
+    return Tolerances(**{name: percent(value, f"{where}: {name}") for name, value in data.items()})
 
 
 def _variants(data: Any, folder: Path, where: str) -> Iterator[Variant]:
@@ -211,10 +215,10 @@ def _part(scenario: Scenario, name: str) -> Any:
     return value
 
 
-def _difference(name: str, there: Any, asked: Any) -> str:
+def _difference(name: str, there: Any, here: Any) -> str:
     """The first field that differs."""
-    if isinstance(there, dict) and isinstance(asked, dict):
-        for key in (*asked, *there):
-            if there.get(key) != asked.get(key):
-                return _difference(f"{name}.{key}", there.get(key), asked.get(key))
-    return f"{name} is {there!r} there, {asked!r} here"
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in (*here, *there):
+            if there.get(key) != here.get(key):
+                return _difference(f"{name}.{key}", there.get(key), here.get(key))
+    return f"{name} is {there!r} there, {here!r} here"

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from pdsim.calibration.validate.compare import MetricError
-from pdsim.calibration.validate.counts import Counts
-from pdsim.calibration.validate.validation import Validation
+from pdsim.calibration.validate.case import MetricError
+from pdsim.calibration.validate.comparison import Counts, Validation
 from pdsim.metrics.summary_rows import percentage, significant
 from pdsim.show.tables import new_console, new_table
 
@@ -92,7 +91,7 @@ def _verdict(counts: Counts) -> str:
 
 
 def _spreads(validation: Validation) -> Table:
-    asked = validation.asked
+    asked = validation.tolerances
     table = new_table("errors over all variants", "metric", "median", "largest", "in variant", "beyond", "asked for")
     for spread in validation.spreads():
         verdict = "" if asked.median is None else "met" if spread.is_met else "[red]missed[/red]"
@@ -106,7 +105,7 @@ def _rankings(validation: Validation) -> Table:
     title = "pairs of variants that differ by more than 5 %, and those whose winner is found"
     table = new_table(title, "metric", "pairs", "right", "share", "asked for")
     for metric, ranking in validation.rankings().items():
-        share, asked = ranking.share, validation.asked.winner
+        share, asked = ranking.share, validation.tolerances.winner
         verdict = "" if share is None or asked is None else "met" if share >= asked else "[red]missed[/red]"
         cells = (str(ranking.num_pairs), str(ranking.num_right), "" if share is None else f"{share:.1%}", verdict)
         table.add_row(metric, *cells)

@@ -1,0 +1,234 @@
+"""Real runs of a suite beside their simulations: errors of every metric, counts that must be equal, and rankings."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import median
+from typing import Any, NamedTuple
+
+from pdsim.calibration.validate.case import MetricError
+from pdsim.calibration.validate.suite import Tolerances
+from pdsim.metrics.explain import stage_times
+from pdsim.metrics.records import RunRecords
+
+
+class Count(NamedTuple):
+    """A total of a whole run."""
+
+    measured: int
+    simulated: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    num_requests: int
+    transfer_bytes: Count
+    descriptors: Count
+    prefill_cached_tokens: Count
+    decode_cached_tokens: Count
+    other_prefix_cached: tuple[int, ...]
+    """Requests that found another prefix cached."""
+    unequal: tuple[int, ...]
+    """Requests that differ without such a reason."""
+
+    @property
+    def are_equal(self) -> bool:
+        """Equal but for what timing decides."""
+        return not self.unequal
+
+    def to_json(self) -> dict[str, Any]:
+        totals = {name: value._asdict() for name, value in vars(self).items() if isinstance(value, Count)}
+        return {**asdict(self), **totals, "equal": self.are_equal}
+
+
+class _Sent(NamedTuple):
+    """What one request sent."""
+
+    cached_tokens: tuple[int, int]
+    num_bytes: int
+
+
+def compare_counts(measured: RunRecords, simulated: RunRecords) -> Counts:
+    ours, theirs = _by_request(measured), _by_request(simulated)
+    both = ours.keys() & theirs.keys()
+    other_prefix = {i for i in both if ours[i].cached_tokens != theirs[i].cached_tokens}
+    unequal = {i for i in both - other_prefix if ours[i] != theirs[i]}
+    return Counts(
+        len(ours),
+        Count(*(sum(row.num_bytes for row in records.transfers) for records in (measured, simulated))),
+        Count(*(sum(row.num_descriptors for row in records.transfers) for records in (measured, simulated))),
+        Count(*(sum(r.num_prefill_cached_tokens for r in records.requests) for records in (measured, simulated))),
+        Count(*(sum(r.num_decode_cached_tokens for r in records.requests) for records in (measured, simulated))),
+        other_prefix_cached=tuple(sorted(other_prefix)),
+        unequal=tuple(sorted((ours.keys() ^ theirs.keys()) | unequal)),
+    )
+
+
+def _by_request(records: RunRecords) -> dict[int, _Sent]:
+    """Requests that finished."""
+    num_bytes = Counter[int]()
+    for row in records.transfers:
+        num_bytes[row.request_id] += row.num_bytes
+    return {
+        r.request_id: _Sent((r.num_prefill_cached_tokens, r.num_decode_cached_tokens), num_bytes[r.request_id])
+        for r in records.requests
+        if r.outcome == "finished"
+    }
+
+
+CLEARLY = 0.05
+"""Measured values that are less than this share apart have no winner."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Of one metric over all configurations."""
+
+    num_pairs: int
+    """That differ clearly, as measured."""
+    num_right: int
+    """Of these, where the simulation has the same order."""
+
+    @property
+    def share(self) -> float | None:
+        return self.num_right / self.num_pairs if self.num_pairs else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "share": self.share}
+
+
+def rank(measured: Mapping[str, float], simulated: Mapping[str, float]) -> Ranking:
+    """Both by configuration."""
+    pairs = [
+        (measured[a] - measured[b], simulated[a] - simulated[b])
+        for a, b in combinations(measured, 2)
+        if abs(measured[a] - measured[b]) > CLEARLY * min(measured[a], measured[b])
+    ]
+    num_right = sum(ours * theirs > 0 for ours, theirs in pairs)
+    return Ranking(len(pairs), num_right)
+
+
+TIMES = ("ttft", "tpot", "itl", "e2e_latency")
+METRICS = (
+    "request_throughput",
+    *(f"{statistic}_{time}_ms" for time in TIMES for statistic in ("mean", "median", "p90", "p99")),
+)
+RANKED = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one run leaves, real or simulated."""
+
+    summary: Mapping[str, Any]
+    records: RunRecords
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One variant."""
+
+    name: str
+    num_requests: int
+    metrics: dict[str, MetricError]
+    stages_ms: dict[str, MetricError]
+    """Means."""
+    counts: Counts
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "variant": self.name,
+            "num_requests": self.num_requests,
+            "metrics": _errors_json(self.metrics),
+            "stages_ms": _errors_json(self.stages_ms),
+            "counts": self.counts.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of a metric's errors over all variants."""
+
+    metric: str
+    median: float
+    """Of the absolute errors."""
+    worst: float
+    where: str
+    num_missed: int
+    """Variants beyond their tolerance."""
+    is_met: bool
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Comparisons of a whole suite."""
+
+    name: str
+    tolerances: Tolerances
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def unequal(self) -> list[str]:
+        """Variants where something differs that does not depend on time."""
+        return [one.name for one in self.comparisons if not one.counts.are_equal]
+
+    def spreads(self) -> list[Spread]:
+        return [self._spread(metric) for metric in METRICS]
+
+    def rankings(self) -> dict[str, Ranking]:
+        return {
+            metric: rank(
+                {one.name: one.metrics[metric].measured for one in self.comparisons},
+                {one.name: one.metrics[metric].simulated for one in self.comparisons},
+            )
+            for metric in RANKED
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "matrix": self.name,
+            "equal": not self.unequal,
+            "unequal": self.unequal,
+            "metrics": {spread.metric: {**vars(spread)} for spread in self.spreads()},
+            "ranking": {metric: ranking.to_json() for metric, ranking in self.rankings().items()},
+            "variants": [one.to_json() for one in self.comparisons],
+        }
+
+    def _spread(self, metric: str) -> Spread:
+        errors = {one.name: one.metrics[metric] for one in self.comparisons}
+        middle = median(abs(error.error) for error in errors.values())
+        where = max(errors, key=lambda name: abs(errors[name].error))
+        num_missed = sum(not error.is_met for error in errors.values())
+        is_met = not num_missed and (self.tolerances.median is None or middle <= self.tolerances.median)
+        return Spread(metric, middle, errors[where].error, where, num_missed, is_met)
+
+
+def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: Side) -> Comparison:
+    errors = {
+        metric: MetricError(measured.summary[metric], simulated.summary[metric], tolerance_of(tolerances, metric))
+        for metric in METRICS
+    }
+    stages_ms = _stages(measured.records, simulated.records)
+    counts = compare_counts(measured.records, simulated.records)
+    return Comparison(name, measured.summary["completed"], errors, stages_ms, counts)
+
+
+def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
+    """The largest error of a metric in each variant."""
+    if metric.startswith("p99"):
+        return tolerances.p99
+    return tolerances.mean if metric.startswith(("mean", "request")) else None
+
+
+def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
+    ours, theirs = (
+        {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, simulated)
+    )
+    return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}
+
+
+def _errors_json(errors: Mapping[str, MetricError]) -> dict[str, Any]:
+    return {
+        name: {"measured": one.measured, "simulated": one.simulated, "error": one.error} for name, one in errors.items()
+    }

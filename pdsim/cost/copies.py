@@ -1,0 +1,69 @@
+"""Copies of KV beside the transfers: to host memory and back, and through staging buffers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCopies:
+    """Costs of copying the KV of retracted requests to host memory and back, layer by layer over the host link.
+
+    They are those of one rank; all ranks copy their shares at the same time.
+    """
+
+    page_bytes: int
+    num_planes: int
+    """Copies that one request takes: of K and of V, in every layer."""
+    copy_ns: int
+    """Launching one of them, where its bytes take no longer."""
+    save_bandwidth: float
+    """Bytes per second."""
+    load_bandwidth: float
+    pinning_bandwidth: float
+    """Bytes per second at which host memory is pinned, once, before its first copy."""
+
+
+class HostMemory:
+    """Times the copies of one instance, one after another."""
+
+    def __init__(self, costs: HostCopies) -> None:
+        self._costs = costs
+        self._held_bytes: dict[int, int] = {}
+        """Bytes of each request that is out."""
+        self._pinned_bytes = 0
+
+    def save_ns(self, request_id: int, num_pages: int) -> int:
+        costs, num_bytes = self._costs, num_pages * self._costs.page_bytes
+        self._held_bytes[request_id] = num_bytes
+        more = max(0, sum(self._held_bytes.values()) - self._pinned_bytes)
+        self._pinned_bytes += more
+        return self._copy_ns(num_bytes, costs.save_bandwidth) + round(1e9 * more / costs.pinning_bandwidth)
+
+    def load_ns(self, request_id: int) -> int:
+        return self._copy_ns(self._held_bytes.pop(request_id), self._costs.load_bandwidth)
+
+    def forget(self, request_id: int) -> None:
+        """Drops what is held of a request that was given up, if anything is."""
+        self._held_bytes.pop(request_id, None)
+
+    def _copy_ns(self, num_bytes: int, bandwidth: float) -> int:
+        return max(self._costs.num_planes * self._costs.copy_ns, round(1e9 * num_bytes / bandwidth))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingCost:
+    """Times of gather and scatter on one rank: host work of each call, and every byte read once and written once."""
+
+    gather_host_ns: int
+    scatter_host_ns: int
+    gather_bandwidth: float
+    """Bytes read and written per second."""
+    scatter_bandwidth: float
+    num_writers: int
+    """Whose cells one decode rank scatters in one call."""
+
+    def gather_ns(self, num_bytes: int) -> int:
+        return self.gather_host_ns + round(2e9 * num_bytes / self.gather_bandwidth)
+
+    def scatter_ns(self, num_bytes: int) -> int:
+        """num_bytes are those of one writer."""
+        return self.scatter_host_ns + round(2e9 * num_bytes * self.num_writers / self.scatter_bandwidth)
