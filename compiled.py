@@ -24,10 +24,8 @@ COMPILED = (
 INTERPRETED = {
     "pdsim/core/invariants.py",
     "pdsim/core/journal.py",
-    "pdsim/cost/affine.py",
     "pdsim/cost/aiconfigurator.py",
-    "pdsim/cost/roofline.py",
-    "pdsim/cost/table.py",
+    "pdsim/cost/settings.py",
     "pdsim/sim/result.py",
     "pdsim/sim/sensitivity.py",
     "pdsim/sim/timeline.py",
