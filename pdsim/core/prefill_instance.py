@@ -153,6 +153,8 @@ class PrefillInstance:
         if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)
         self._blocked_by = ""
+        if not self.granted and not self._builder.has_work:
+            return _WAIT, commands
         self._stop_optimistic_chunks()
         if self.granted:
             self._enqueue_granted()

@@ -73,9 +73,17 @@ class TransferSize(NamedTuple):
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
+def _rises(pages: Sequence[int]) -> bool:
+    return tuple(pages) == tuple(range(pages[0], pages[0] + len(pages)))
+
+
 def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
     """Longest stretches in which the page ids of both sides rise by one."""
-    count = 1 if source else 0
+    if not source:
+        return 0
+    count, most = 1, len(source) - 1
+    if source[-1] - source[0] == most == target[-1] - target[0] and _rises(source) and _rises(target):
+        return 1
     for before, after, target_before, target_after in zip(source, source[1:], target, target[1:], strict=False):
         if after - before != 1 or target_after - target_before != 1:
             count += 1
