@@ -43,7 +43,7 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """What one request sent."""
+    """Cached tokens and bytes of one request."""
 
     cached_tokens: tuple[int, int]
     num_bytes: int
@@ -83,12 +83,12 @@ CLEARLY = 0.05
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of one metric over all configurations."""
+    """The ranking of all configurations by one metric."""
 
     num_pairs: int
-    """That differ clearly, as measured."""
+    """Pairs that differ clearly, as measured."""
     num_right: int
-    """Of these, where the simulation has the same order."""
+    """Pairs among these that the simulation orders alike."""
 
     @property
     def share(self) -> float | None:
@@ -119,7 +119,7 @@ RANKED = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latenc
 
 @dataclass(frozen=True)
 class Side:
-    """What one run leaves, real or simulated."""
+    """Summary and records of one run, real or simulated."""
 
     summary: Mapping[str, Any]
     records: RunRecords
@@ -148,11 +148,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of a metric's errors over all variants."""
+    """The spread of a metric's errors over all variants."""
 
     metric: str
     median: float
-    """Of the absolute errors."""
+    """Median of the absolute errors."""
     worst: float
     where: str
     num_missed: int
