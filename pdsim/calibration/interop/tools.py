@@ -20,7 +20,10 @@ from pdsim.scenario.yaml_file import ConfigError
 
 
 class ResultFields:
-    """ResultFields that are null count as absent."""
+    """A JSON object of a result that knows where it stands, so that errors name file and field.
+
+    Fields that are null count as absent.
+    """
 
     def __init__(self, found: Any, where: str, path: str = "") -> None:
         self.where = f"{where}: {path}" if path else where

@@ -134,6 +134,9 @@ class MetricError:
     def is_met(self) -> bool:
         return self.within is None or abs(self.error) <= self.within
 
+    def to_json(self) -> dict[str, float]:
+        return {"measured": self.measured, "simulated": self.simulated, "error": self.error}
+
 
 @dataclass(frozen=True)
 class ArmErrors:
@@ -143,10 +146,7 @@ class ArmErrors:
     metrics: dict[str, MetricError]
 
     def to_json(self) -> dict[str, Any]:
-        metrics = {
-            name: {"measured": m.measured, "simulated": m.simulated, "error": m.error}
-            for name, m in self.metrics.items()
-        }
+        metrics = {name: one.to_json() for name, one in self.metrics.items()}
         return {"case": self.case, "arm": self.arm, "fitted": self.fitted, "metrics": metrics}
 
 

@@ -159,19 +159,15 @@ def _real(data: Any, where: str) -> RealRunSettings:
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
     given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
     if "threads" in data:
-        given["threads"] = _at_least_one(data["threads"], f"{where}: threads")
+        given["threads"] = threads = data["threads"]
+        if type(threads) is not int or threads < 1:
+            raise ConfigError(f"{where}: threads: expected an integer of at least 1, found {threads!r}")
     if "timeout" in data:
         try:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
         except ValueError as wrong:
             raise ConfigError(f"{where}: timeout: {wrong}") from None
     return RealRunSettings(**given)
-
-
-def _at_least_one(value: Any, where: str) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: expected an integer of at least 1, found {value!r}")
-    return value
 
 
 def _tolerances(data: Any, where: str) -> Tolerances:
