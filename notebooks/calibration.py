@@ -9,9 +9,9 @@
 import pandas as pd
 from setting import REAL
 
+from pdsim.calibration.fit.plots import residuals
 from pdsim.calibration.fit.profile import calibrate
 from pdsim.calibration.fit.rows import read_rows
-from pdsim.calibration.validate.plots import residuals
 
 # %%
 made = calibrate(read_rows(sorted((REAL / "data").glob("*.csv"))), gpu="h200")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from pdsim import simulate
-from pdsim.calibration.validate.case import Case, load_case, simulated_metrics
+from pdsim.calibration.validate.case import MeasuredCase, load_case, simulated_metrics
 from pdsim.scenario.yaml_file import ConfigError
 
 METRICS = ("mean_ttft_ms", "mean_tpot_ms")
@@ -21,7 +21,7 @@ def main() -> None:
         print_errors(load_case(Path(__file__).parent.parent / name))
 
 
-def print_errors(case: Case) -> None:
+def print_errors(case: MeasuredCase) -> None:
     errors: dict[tuple[str, str], list[float]] = {}
     for arm in case.arms:
         backend = next((backend for backend in BACKENDS if f"-{backend}-" in arm.name), "sglang")

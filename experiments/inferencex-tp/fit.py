@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdsim import simulate
 from pdsim.calibration.fit.fit import fit_arm, fitted_profile
-from pdsim.calibration.validate.case import Arm, Case, load_case
+from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, load_case
 from pdsim.scenario.yaml_file import to_yaml, write_yaml
 
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ def settings(values: Mapping[str, float]) -> tuple[str, ...]:
     return (f"cost={to_yaml(cost(values))}", *outside)
 
 
-def fit(case: Case, arm: Arm) -> None:
+def fit(case: MeasuredCase, arm: MeasuredArm) -> None:
     gpu = arm.name.split("-")[0]
     found = fit_arm(case, arm, START[gpu], settings, lambda scenario: simulate(scenario).summary())
     command = "python experiments/inferencex-tp/fit.py"

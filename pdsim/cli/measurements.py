@@ -58,7 +58,7 @@ def calibrate(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_yaml(profile, out)
     if plots is not None:
-        from pdsim.calibration.validate.plots import write_residuals
+        from pdsim.calibration.fit.plots import write_residuals
 
         write_residuals(made, plots)
     for note in made.notes:

@@ -1,4 +1,4 @@
-"""Tables of a validated matrix."""
+"""Tables of a validated suite."""
 
 from collections.abc import Iterable
 
@@ -52,7 +52,7 @@ def _percentiles(validation: Validation) -> Table:
 
 
 def _stages(validation: Validation) -> Table:
-    """Of stages that take time."""
+    """A table of the stages that take time."""
     stages = dict.fromkeys(
         name
         for one in validation.comparisons

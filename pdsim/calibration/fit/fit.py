@@ -7,7 +7,7 @@ from importlib.metadata import version
 from math import exp, log
 from typing import Any
 
-from pdsim.calibration.validate.case import Arm, Case, Simulate, simulated_metrics
+from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, Simulate, simulated_metrics
 from pdsim.scenario.measured import reached
 from pdsim.scenario.outside import setup_of
 from pdsim.scenario.schema import Scenario
@@ -16,7 +16,7 @@ from pdsim.scenario.yaml_file import to_yaml
 DEFAULT_WITHIN = 0.1
 
 Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
-"""From parameter values to changes of the scenario, as --set takes them."""
+"""A function from parameter values to changes of the scenario, as --set takes them."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Fit:
     """Half the sum of squared errors, each divided by what the study asks for."""
     num_simulations: int
     metrics: tuple[str, ...]
-    """That it was fitted to."""
+    """Metrics that it was fitted to."""
 
 
 def fit_arm(
-    case: Case,
-    arm: Arm,
+    case: MeasuredCase,
+    arm: MeasuredArm,
     start: Mapping[str, float],
     settings: Settings,
     simulate: Simulate,
@@ -60,7 +60,14 @@ def fit_arm(
 
 
 def fitted_profile(
-    name: str, case: Case, arm: Arm, fit: Fit, cost: Mapping[str, Any], command: str, *, run: Callable[[Scenario], Any]
+    name: str,
+    case: MeasuredCase,
+    arm: MeasuredArm,
+    fit: Fit,
+    cost: Mapping[str, Any],
+    command: str,
+    *,
+    run: Callable[[Scenario], Any],
 ) -> dict[str, Any]:
     """A profile file's content: the cost settings, what they were fitted on, and where they come from.
 

@@ -10,7 +10,7 @@ from pdsim.calibration.fit.rows import Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
 _MEMORY_NS = 1e8
-"""Where the search begins, and what is told of a GPU that does not slow."""
+"""The search begins here, and a GPU that does not slow is written with it."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
@@ -20,9 +20,9 @@ _ITERATIONS = 8
 
 
 @dataclass(frozen=True)
-class Clock:
+class GpuSlowdown:
     slowdown: float
-    """At full utilisation."""
+    """Relative, at full utilisation."""
     memory_ns: float
     """Time constant of the average utilisation."""
 
@@ -35,12 +35,12 @@ class Clock:
         return replace(rows, columns={**rows.columns, "time_ns": rested_ns})
 
 
-def clock_of(measurements: Measurements) -> Clock | None:
+def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
     """None without clock rows."""
     return next(map(_fitted, measurements.of("clock")), None)
 
 
-def _fitted(rows: Rows) -> Clock:
+def _fitted(rows: Rows) -> GpuSlowdown:
     """Forwards are known by their tokens: those of one size take the same time on a GPU that has rested."""
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -57,20 +57,20 @@ def _fitted(rows: Rows) -> Clock:
     low, high = (bound / _MEMORY_NS for bound in _MEMORY_BOUNDS_NS)
     bounds = ([0, low, *0.5 * ones], [_MOST_SLOWDOWN, high, *1.5 * ones])
     found = least_squares(errors, [0.1, 1, *ones], bounds=bounds, loss="soft_l1", f_scale=_SOFT)
-    return Clock(float(found.x[0]), float(found.x[1]) * _MEMORY_NS)
+    return GpuSlowdown(float(found.x[0]), float(found.x[1]) * _MEMORY_NS)
 
 
 def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
-    """As GpuClock has it, of forwards that begin when the GPU has been busy for so long after a pause."""
+    """GpuClock's factor for forwards that begin when the GPU has been busy for so long after a pause."""
     idle_at_start = np.exp(-busy_ns / memory_ns)
     x = rested_ns / memory_ns
     return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
 
 
 LOOP = ("start", "launch", "result", "send")
-"""What a loop takes on its CPU, as it is measured."""
+"""Parts of a loop's time on its CPU, as they are measured."""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Of which medians are taken, or what fits leave over: none is fitted for itself."""
+"""Kinds of rows that are not fitted: medians are taken of them, or what fits leave over."""
 
 Times = dict[str, float]
 """Settings of a scenario's section, in ns."""
@@ -81,7 +81,7 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """A grant is a message to prefill; what it takes beyond that starts a forward."""
+    """Times of a prefill loop. A grant is a message to prefill; the rest of its time starts a forward."""
     told = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in told and medians.keys() >= {"grant", "message"}:
         told["start"] = max(0.0, medians["grant"] - medians["message"])
@@ -89,7 +89,7 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """The launcher takes requests one after another; decode takes each in, with its prompt, before it grants pages."""
+    """Times of the front end: the launcher takes requests in turn, and decode admits each before it grants pages."""
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
     way_in_ns = medians["route"] + medians["admit"] - medians["message"]
@@ -104,7 +104,7 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Of each request and of each of its tokens; and of one of so many."""
+    """Service time of a request and of each of its tokens; and the time of a request of num_tokens."""
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     terms = np.column_stack([np.ones_like(tokens), tokens])
     service_ns, per_token_ns = map(float, plain_least_squares(terms / times_ns[:, None], np.ones_like(tokens)))
@@ -112,13 +112,13 @@ def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
 
 
 def _tokens_alone(measurements: Measurements) -> float:
-    """Of the requests whose stages were timed."""
+    """Prompt tokens of the requests whose stages were timed."""
     return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
 
 
 @dataclass(frozen=True)
 class Sending:
-    """What a transfer that the harness makes has over the engine's own time, while its worker is busy with it."""
+    """Time of a transfer in the harness beyond the engine's own, while its worker is busy with it."""
 
     batch_ns: float = 0.0
     ns_per_byte: float = 0.0
@@ -126,7 +126,7 @@ class Sending:
     """Workers wait for each other: while all were busy, each took nearer to so many times as long than to as long."""
 
     @classmethod
-    def of(cls, measurements: Measurements, transfer: Fitted) -> "Sending":
+    def fitted(cls, measurements: Measurements, transfer: Fitted) -> "Sending":
         for rows in measurements.of("sending"):
             if rows.name == transfer.rows.name:
                 times_ns, alone_ns = rows.columns["time_ns"], transfer.times_ns(rows.columns)
@@ -145,14 +145,14 @@ class Sending:
 
 
 def _busy_workers(transport: str) -> int:
-    """As rows of `sending` were measured: many transfers to one decode instance."""
+    """Workers that were busy while rows of `sending` were measured: many transfers to one decode instance."""
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: Fitted) -> Times:
-    """What lies between a transfer's begin and a first token, beyond what holds its worker up and a message."""
-    sending = Sending.of(measurements, transfer)
+    """Time from a transfer's begin to a first token, less the time that it holds its worker and a message."""
+    sending = Sending.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
         if rows.name == transfer.rows.name and "message" in medians:
             sent_ns = transfer.times_ns(rows.columns) + sending.times_ns(rows.columns["payload_bytes"])

@@ -1,4 +1,4 @@
-"""From measured rows to a profile: what is fitted, by which form, and how it is written down."""
+"""Makes a profile from measured rows: fits each kind by its form, and writes what was found."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pdsim.calibration.fit import machine, regression
-from pdsim.calibration.fit.machine import Clock, clock_of
+from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
 from pdsim.calibration.fit.regression import Fitted, Form, fit
 from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
 from pdsim.scenario.hint import did_you_mean
@@ -26,9 +26,9 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "decode": (regression.decode_form, regression.decode_table),
 }
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock")
-"""As the others are."""
+"""Kinds of rows without a form of their own."""
 LEAST_NS = 1e-6
-"""What is written as nothing: the fit comes close to its bound, but never there."""
+"""A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
     "decode": {"decode_batch": "batch", "decode_context_tokens": "context_tokens"},
@@ -41,15 +41,15 @@ class Calibration:
 
     measurements: Measurements
     fits: dict[str, Fitted]
-    """By kind, or by transport."""
+    """Fits by kind, or by transport."""
     host_ns: dict[str, float]
     """Medians."""
-    clock: Clock | None
-    """Of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
+    clock: GpuSlowdown | None
+    """Slowdown of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
     gpu: str | None
-    """In the catalog: staging is told as a share of its memory bandwidth."""
+    """Name in the catalog: staging is written as a share of its memory bandwidth."""
     notes: tuple[str, ...] = field(default=())
-    """What could not be fitted, and why."""
+    """Notes on what could not be fitted, and why."""
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
@@ -61,7 +61,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(
             f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
         )
-    clock = clock_of(measurements)
+    clock = gpu_slowdown(measurements)
     fits: dict[str, Fitted] = {}
     notes = list(measurements.notes)
     for rows in measurements.rows:
@@ -90,7 +90,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     """The content of a profile file."""
     network = {
         "transports": {
-            rows.name: _link(made.fits[rows.name], machine.Sending.of(made.measurements, made.fits[rows.name]))
+            rows.name: _link(made.fits[rows.name], machine.Sending.fitted(made.measurements, made.fits[rows.name]))
             | _times(machine.handover_ns(made.measurements, made.host_ns, made.fits[rows.name]))
             for rows in made.measurements.of("transfer")
             if rows.name in made.fits
@@ -127,7 +127,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
 
 
-def _fit(rows: Rows, clock: Clock | None, table_above: float) -> Fitted:
+def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float) -> Fitted:
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name)), rows)
     if rows.kind not in _PHASES:
@@ -163,45 +163,45 @@ def _gpu_of(device: str) -> str | None:
 # As a scenario writes it.
 
 
-def _prefill(of: Fitted) -> dict[str, Any]:
-    entries = {"prefill": _entries(of)} if of.form.name == "table" else {}
-    lines = {name: value for name, value in of.values.items() if not _is_entry(name)}
-    return {"use": of.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+def _prefill(fitted: Fitted) -> dict[str, Any]:
+    entries = {"prefill": _entries(fitted)} if fitted.form.name == "table" else {}
+    lines = {name: value for name, value in fitted.values.items() if not _is_entry(name)}
+    return {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
 
 
-def _slowdown(clock: Clock | None) -> dict[str, Any]:
+def _slowdown(clock: GpuSlowdown | None) -> dict[str, Any]:
     if clock is None or not clock.slowdown:
         return {}
     return {"prefill_slowdown": round(clock.slowdown, 4), "prefill_slowdown_memory": _time(clock.memory_ns)}
 
 
-def _decode(of: Fitted) -> dict[str, Any]:
-    if of.form.name == "table":
+def _decode(fitted: Fitted) -> dict[str, Any]:
+    if fitted.form.name == "table":
         return {
             "use": "table",
-            "decode": _entries(of),
-            "decode_per_context_token": _time(of.values["per_context_token"]),
+            "decode": _entries(fitted),
+            "decode_per_context_token": _time(fitted.values["per_context_token"]),
         }
-    values = {name: value for name, value in of.values.items() if name != "per_empty_row_token"}
+    values = {name: value for name, value in fitted.values.items() if name != "per_empty_row_token"}
     return {"use": "affine", **{f"decode_{name}": _time(value) for name, value in values.items()}}
 
 
-def _graphs(of: Fitted) -> dict[str, Any]:
+def _graphs(fitted: Fitted) -> dict[str, Any]:
     """Larger batches than those that were measured are not run without graphs, but in larger ones."""
-    if not (sizes := _graph_sizes(of.rows)):
+    if not (sizes := _graph_sizes(fitted.rows)):
         return {}
-    per_token = of.values["per_context_token"]
-    share = of.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
+    per_token = fitted.values["per_context_token"]
+    share = fitted.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
     return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
-def _entries(of: Fitted) -> dict[int, str]:
-    climbs = [value for name, value in of.values.items() if _is_entry(name)]
-    return {round(k): _time(float(ns)) for k, ns in zip(of.form.knots, np.cumsum(climbs), strict=True)}
+def _entries(fitted: Fitted) -> dict[int, str]:
+    climbs = [value for name, value in fitted.values.items() if _is_entry(name)]
+    return {round(k): _time(float(ns)) for k, ns in zip(fitted.form.knots, np.cumsum(climbs), strict=True)}
 
 
 def _is_entry(name: str) -> bool:
-    """Of a table: the first, or a step to the next."""
+    """True for a coefficient of a table's entries: the first, or a step to the next."""
     return name == "first" or name.startswith("to ")
 
 
@@ -211,13 +211,13 @@ def _front_end(made: Calibration) -> dict[str, Any]:
     return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
-def _link(of: Fitted, sending: machine.Sending) -> dict[str, Any]:
-    per_byte = of.values["per_byte"] + sending.ns_per_byte
+def _link(fitted: Fitted, sending: machine.Sending) -> dict[str, Any]:
+    per_byte = fitted.values["per_byte"] + sending.ns_per_byte
     bandwidth = {"bandwidth": f"{_digits(1 / per_byte)} GB/s"} if per_byte else {}
     return {
         **bandwidth,
-        "transfer_latency": _time(round(of.values["batch"] + sending.batch_ns)),
-        "descriptor_latency": _time(round(of.values["per_descriptor"])),
+        "transfer_latency": _time(round(fitted.values["batch"] + sending.batch_ns)),
+        "descriptor_latency": _time(round(fitted.values["per_descriptor"])),
         **({"serial": True} if sending.serial else {}),
     }
 
@@ -230,11 +230,11 @@ def _staging(made: Calibration) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for kind in STAGING:
         if kind in made.fits:
-            of = made.fits[kind]
-            submit_ns = 1e3 * of.rows.columns["submit_us"]
+            fitted = made.fits[kind]
+            submit_ns = 1e3 * fitted.rows.columns["submit_us"]
             submitting = float(np.median(submit_ns[submit_ns > 0])) if submit_ns.any() else 0.0
-            told[f"{kind}_host"] = _time(round(of.values["base"] + submitting))
-            told[f"{kind}_efficiency"] = round(min(1.0, 2 / of.values["per_byte"] / memory_bytes_per_ns), 3)
+            told[f"{kind}_host"] = _time(round(fitted.values["base"] + submitting))
+            told[f"{kind}_efficiency"] = round(min(1.0, 2 / fitted.values["per_byte"] / memory_bytes_per_ns), 3)
     return told
 
 
@@ -262,16 +262,16 @@ def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:
     }
 
 
-def _told(of: Fitted) -> dict[str, Any]:
-    """How a part was fitted; times of parameters in ns."""
+def _told(fitted: Fitted) -> dict[str, Any]:
+    """Describes the fit of one part; times of parameters in ns."""
     return {
-        "form": of.form.name,
-        "rows": len(of.rows),
-        "shapes": of.num_shapes,
-        "held_out_error": f"{of.error:.2%} mean absolute, {of.error_p90:.2%} at the 90th percentile",
+        "form": fitted.form.name,
+        "rows": len(fitted.rows),
+        "shapes": fitted.num_shapes,
+        "held_out_error": f"{fitted.error:.2%} mean absolute, {fitted.error_p90:.2%} at the 90th percentile",
         "parameters_ns": {
-            name: f"{value:.4g}, {of.intervals[name][0]:.4g} to {of.intervals[name][1]:.4g}"
-            for name, value in of.values.items()
+            name: f"{value:.4g}, {fitted.intervals[name][0]:.4g} to {fitted.intervals[name][1]:.4g}"
+            for name, value in fitted.values.items()
         },
     }
 

@@ -30,7 +30,7 @@ class Form:
     shape: tuple[str, ...]
     """Columns whose values make a shape: rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
-    """What the host takes while the GPU computes: whichever is slower."""
+    """Terms of the host's time while the GPU computes: the slower of the two counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
 
@@ -69,7 +69,7 @@ class Form:
 
 
 def prefill_form(rows: Rows) -> Form:
-    """Of affine.py."""
+    """Terms of an affine prefill."""
     terms: dict[str, Term] = {"base": _one, "per_token": _column("new_tokens"), "per_pair": _pairs}
     least: dict[str, Term] = {"least": _one}
     if np.ptp(rows.columns["prompts"]):
@@ -165,7 +165,7 @@ ABOVE_LEAST = (1.3, 3.0)
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
-"""In a sample of the bootstrap."""
+"""Rows of one shape in a sample of the bootstrap."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap."""
 SHAPES_PER_DOUBLING = 2
@@ -179,14 +179,14 @@ class Fitted:
     form: Form
     rows: Rows
     values: dict[str, float]
-    """In ns."""
+    """Coefficients in ns."""
     num_shapes: int
     held_out: Floats
     """Relative error of each row, by a fit to other shapes: positive where the fit is too high."""
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together."""
+        """Intervals of the coefficients. Whole shapes are drawn, not rows: repeats of one are off together."""
         rng = np.random.default_rng(0)
         shapes, num_shapes = _shapes(self.form, self.rows.columns)
         of_shape = [_spread(np.flatnonzero(shapes == shape)) for shape in range(num_shapes)]
@@ -199,7 +199,7 @@ class Fitted:
         return {name: (float(low[i]), float(high[i])) for i, name in enumerate(self.values)}
 
     def times_ns(self, columns: Columns) -> Floats:
-        """As the fit to all rows has it."""
+        """Times by the fit to all rows."""
         return self.form.times_ns(np.array(list(self.values.values())), self.form.design(columns))
 
     @property

@@ -34,7 +34,7 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
 }
-"""What a row of each kind must have, besides `time_us`."""
+"""Columns that a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
 """Kinds that one row a shape is made of where they were measured in rounds; rows of served requests are single."""
 STAGING = ("gather", "scatter")
@@ -44,9 +44,9 @@ OPTIONAL: dict[str, dict[str, float]] = {
     "loop": {"graph": 0.0, "rest_us": nan},
     "host": {"new_tokens": 0.0},
 } | {kind: {"submit_us": 0.0} for kind in STAGING}
-"""What it may have, and what stands for an empty field."""
+"""Columns that it may have, each with the value of an empty field."""
 NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
-"""Which column tells apart rows of one kind that are fitted each for themselves."""
+"""The column that tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
@@ -92,9 +92,9 @@ class Rows:
 class Measurements:
     rows: tuple[Rows, ...]
     provenance: tuple[dict[str, str], ...]
-    """Of each file, distinct values joined by commas."""
+    """Origin of each file, distinct values joined by commas."""
     notes: tuple[str, ...] = ()
-    """What is left out of them."""
+    """Notes on what is left out of them."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
     """Distinct devices, models and dtypes of rows of forwards: others may be of the host beside them."""
 
@@ -102,7 +102,7 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
-        """What so many ranks took of what depends on them; of all else, what one did. Raises ConfigError."""
+        """Rows of so many ranks where a kind depends on them, and of one rank elsewhere. Raises ConfigError."""
         asked = dict.fromkeys(("prefill", "clock"), prefill_tp) | dict.fromkeys(("decode", "loop"), decode_tp)
         for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
@@ -258,7 +258,7 @@ def _number(line: Mapping[str, str], name: str, where: str) -> float:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
-    """In the format that read_rows reads: CSV, gzip where the name ends so."""
+    """Writes the format that read_rows reads: CSV, gzip where the name ends in .gz."""
     told: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
     first = next(told)
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""A run of ours as the result files of load generators, each by that tool's own definitions. imported.py reads them.
+"""Result files of load generators for a run of ours, each by that tool's own definitions. imported.py reads them.
 
 tool         file                              differs in
 SGLang       JSON lines of bench_serving       nothing: a summary has its fields
@@ -20,7 +20,7 @@ from pdsim.scenario.schema import Scenario, ServerSettings
 from pdsim.system.catalog import load_model
 
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")
-"""What bench_serving writes in front of its results and a simulation does not have."""
+"""Arguments that bench_serving writes before its results; a simulation has none of them."""
 _AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _AIPERF_TOTALS = {
     "request_throughput": ("request_throughput", "requests/sec"),
@@ -34,7 +34,7 @@ _AIPERF_TOTALS = {
 
 
 class Run(NamedTuple):
-    """What is exported."""
+    """A run to export."""
 
     summary: Mapping[str, Any]
     requests: Sequence[RequestRecord]
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 def write_result(path: Path, tool: str, run: Run) -> None:
-    """As the tool's own file; `tool` is one of TOOLS."""
+    """Writes the tool's own file; `tool` is one of TOOLS."""
     result = TOOLS[tool](run)
     text = json.dumps(result, allow_nan=False, indent=None if tool == "sglang" else 2)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,30 +55,30 @@ def _sglang(run: Run) -> dict[str, Any]:
 
 
 def _vllm(run: Run) -> dict[str, Any]:
-    """As with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
-    of = run.summary
+    """The result with --percentile-metrics ttft,tpot,itl,e2el and --metric-percentiles 90,95,99."""
+    summary = run.summary
     names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-    if of["accept_length"] is not None:
+    if summary["accept_length"] is not None:
         del names["itl"]
     same = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput")
     peaks = ("output_throughput", "max_output_tokens_per_s", "max_concurrent_requests")
     return {
         "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
-        "endpoint_type": of["backend"],
-        "backend": of["backend"],
-        "label": of["tag"],
+        "endpoint_type": summary["backend"],
+        "backend": summary["backend"],
+        "label": summary["tag"],
         "model_id": run.scenario.model.name,
         "tokenizer_id": run.scenario.model.name,
         "num_prompts": len(run.requests),
-        "request_rate": of["request_rate"],
+        "request_rate": summary["request_rate"],
         "burstiness": 1.0,
-        "max_concurrency": of["max_concurrency"],
+        "max_concurrency": summary["max_concurrency"],
         "failed": sum(request.outcome == "failed" for request in run.requests),
-        **{name: of[name] for name in same},
+        **{name: summary[name] for name in same},
         "request_goodput": None,
-        **{name: of[name] for name in peaks},
-        "total_token_throughput": of["total_throughput"],
-        **{f"{s}_{theirs}_ms": of[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
+        **{name: summary[name] for name in peaks},
+        "total_token_throughput": summary["total_throughput"],
+        **{f"{s}_{theirs}_ms": summary[f"{s}_{ours}_ms"] for theirs, ours in names.items() for s in STATISTICS},
     }
 
 
@@ -119,32 +119,32 @@ def _metric(unit: str, values: Iterable[float]) -> dict[str, Any]:
 
 
 def _inferencex(run: Run) -> dict[str, Any]:
-    of, scenario = run.summary, run.scenario
+    summary, scenario = run.summary, run.scenario
     names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency"}
-    times = {f"{s}_{theirs}": of[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in STATISTICS}
+    times = {f"{s}_{theirs}": summary[f"{s}_{ours}_ms"] / 1e3 for theirs, ours in names.items() for s in STATISTICS}
     speeds = {f"{s}_intvty": 1 / time_s for s in STATISTICS if s != "std" and (time_s := times[f"{s}_tpot"])}
-    completed = of["completed"] or 1
+    completed = summary["completed"] or 1
     return {
-        "conc": of["max_concurrency"],
+        "conc": summary["max_concurrency"],
         "model": scenario.model.name,
-        "infmax_model_prefix": of["tag"],
-        "framework": of["backend"],
+        "infmax_model_prefix": summary["tag"],
+        "framework": summary["backend"],
         "precision": scenario.model.weight_dtype or load_model(scenario.model.name).weight_dtype,
-        "spec_decoding": "none" if of["accept_length"] is None else "mtp",
-        "isl": round(of["total_input_tokens"] / completed),
-        "osl": round(of["total_output_tokens"] / completed),
-        **_inferencex_cluster(of, scenario),
+        "spec_decoding": "none" if summary["accept_length"] is None else "mtp",
+        "isl": round(summary["total_input_tokens"] / completed),
+        "osl": round(summary["total_output_tokens"] / completed),
+        **_inferencex_cluster(summary, scenario),
         **times,
         **speeds,
     }
 
 
-def _inferencex_cluster(of: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+def _inferencex_cluster(summary: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Rates are of all GPUs; of a pair, output is of its decode GPUs and input of its prefill GPUs."""
     if scenario.aggregated is not None:
         gpus = scenario.aggregated.num_gpus
         head = {"hw": scenario.aggregated.gpu, "disagg": False, "tp": gpus, "dp_attention": scenario.aggregated.dp > 1}
-        return {**head, **_per_gpu(of, gpus, gpus, gpus)}
+        return {**head, **_per_gpu(summary, gpus, gpus, gpus)}
     prefill, decode = scenario.pair
     sizes = prefill.num_gpus, decode.num_gpus
     return {
@@ -157,7 +157,7 @@ def _inferencex_cluster(of: Mapping[str, Any], scenario: Scenario) -> dict[str, 
         "kv_p2p_transfer": scenario.network.transport,
         **_role("prefill", prefill),
         **_role("decode", decode),
-        **_per_gpu(of, sum(sizes), *sizes),
+        **_per_gpu(summary, sum(sizes), *sizes),
     }
 
 
@@ -166,11 +166,11 @@ def _role(name: str, role: ServerSettings) -> dict[str, Any]:
     return {f"{name}_{field}": value for field, value in has.items()}
 
 
-def _per_gpu(of: Mapping[str, Any], all_gpus: int, prefill_gpus: int, decode_gpus: int) -> dict[str, float]:
+def _per_gpu(summary: Mapping[str, Any], all_gpus: int, prefill_gpus: int, decode_gpus: int) -> dict[str, float]:
     return {
-        "tput_per_gpu": of["total_throughput"] / all_gpus,
-        "output_tput_per_gpu": of["output_throughput"] / decode_gpus,
-        "input_tput_per_gpu": of["input_throughput"] / prefill_gpus,
+        "tput_per_gpu": summary["total_throughput"] / all_gpus,
+        "output_tput_per_gpu": summary["output_throughput"] / decode_gpus,
+        "input_tput_per_gpu": summary["input_throughput"] / prefill_gpus,
     }
 
 

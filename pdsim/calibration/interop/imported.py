@@ -1,4 +1,4 @@
-"""Results of other tools as summaries of ours: whose a result is, is seen from its fields."""
+"""Reads results of other tools; the fields of a result tell whose it is."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdsim.calibration.interop.tools import (
-    Fields,
+    ResultFields,
     aiperf,
     benchmarks_of,
     dynosim,
@@ -29,13 +29,13 @@ class Imported(NamedTuple):
 
 class _Tool(NamedTuple):
     name: str
-    wrote: Callable[[Fields], bool]
-    label: Callable[[Fields], str | None]
-    """What the result is called in the file."""
-    summary: Callable[[Fields], dict[str, float]]
+    wrote: Callable[[ResultFields], bool]
+    label: Callable[[ResultFields], str | None]
+    """The name of the result in the file."""
+    summary: Callable[[ResultFields], dict[str, float]]
 
 
-def _unnamed(_: Fields) -> None:
+def _has_no_name(_: ResultFields) -> None:
     return None
 
 
@@ -43,13 +43,13 @@ _TOOLS = (
     _Tool(
         "AIPerf",
         lambda row: "aiperf_version" in row or isinstance(row.get("request_latency"), dict),
-        _unnamed,
+        _has_no_name,
         aiperf,
     ),
     _Tool("InferenceX", lambda row: "tput_per_gpu" in row, lambda row: row.get("infmax_model_prefix"), inferencex),
     _Tool("GuideLLM", lambda row: "metrics" in row and "scheduler_metrics" in row, load_of, guidellm),
-    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, _unnamed, genai_bench),
-    _Tool("DynoSim", is_dynosim, _unnamed, dynosim),
+    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, _has_no_name, genai_bench),
+    _Tool("DynoSim", is_dynosim, _has_no_name, dynosim),
     _Tool("SGLang", lambda row: "mean_e2e_latency_ms" in row, lambda row: row.get("tag"), sglang),
     _Tool("vLLM", lambda row: "mean_ttft_ms" in row, lambda row: row.get("label"), vllm),
 )
@@ -65,7 +65,7 @@ def read_results(path: Path) -> list[Imported]:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Of a JSON object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
+    """Rows of a JSON object, an array, or lines of objects. Infinity, which SGLang writes, is read."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     try:
@@ -89,7 +89,7 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def _imported(path: Path, number: int, row: Any) -> Imported:
-    result = Fields(row, f"{path}, result {number}")
+    result = ResultFields(row, f"{path}, result {number}")
     for tool in _TOOLS:
         if tool.wrote(result):
             name = f"{tool.label(result) or path.stem}" + (f" #{number}" if number > 1 else "")

@@ -1,4 +1,4 @@
-"""What each tool writes of a run, as a summary of ours. A field that a tool does not report is absent, and never 0.
+"""Results of other tools as summaries of ours. A field that a tool does not report is absent, and never 0.
 
 tool         file                              TPOT is called                  ITL
 SGLang       JSON lines of bench_serving       tpot                            gap between tokens
@@ -19,8 +19,11 @@ from pdsim.metrics.summary import STATISTICS, statistics
 from pdsim.scenario.yaml_file import ConfigError
 
 
-class Fields:
-    """Fields that are null count as absent."""
+class ResultFields:
+    """A JSON object of a result that knows where it stands, so that errors name file and field.
+
+    Fields that are null count as absent.
+    """
 
     def __init__(self, found: Any, where: str, path: str = "") -> None:
         self.where = f"{where}: {path}" if path else where
@@ -38,14 +41,14 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._found.get(name)
 
-    def part(self, name: str) -> "Fields":
-        return Fields(self.get(name), self._file, self._to(name))
+    def part(self, name: str) -> "ResultFields":
+        return ResultFields(self.get(name), self._file, self._to(name))
 
-    def parts(self, name: str) -> "list[Fields]":
+    def parts(self, name: str) -> "list[ResultFields]":
         found = self.get(name)
         if not isinstance(found, list):
             raise ConfigError(f"{self._file}: {self._to(name)}: expected an array, found {_kind(found)}")
-        return [Fields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
+        return [ResultFields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
 
     def number(self, name: str) -> float | None:
         """Finite; None where the field is absent."""
@@ -70,7 +73,7 @@ class Fields:
         return {ours: value * factor for ours, value in found.items() if value is not None}
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
-        """What one of the named unit is worth."""
+        """The factor of the named unit."""
         unit = self.get(name)
         if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
@@ -80,9 +83,9 @@ class Fields:
         return f"{self._path}.{name}" if self._path else name
 
 
-def statistics_of(latency: str, statistics: Mapping[str, str]) -> dict[str, str]:
+def _statistics_of(latency: str, names: Mapping[str, str]) -> dict[str, str]:
     """Our fields of a latency by a tool's names of statistics."""
-    return {theirs: f"{ours}_{latency}_ms" for theirs, ours in statistics.items()}
+    return {theirs: f"{ours}_{latency}_ms" for theirs, ours in names.items()}
 
 
 def _kind(found: Any) -> str:
@@ -98,11 +101,11 @@ _SGLANG_SAME = {name: name for name in (*_SGLANG_COUNTS, *_SGLANG_RATES, "accept
 _VLLM = {"total_token_throughput": "total_throughput"} | {f"{s}_e2el_ms": f"{s}_e2e_latency_ms" for s in STATISTICS}
 
 
-def sglang(result: Fields) -> dict[str, float]:
+def sglang(result: ResultFields) -> dict[str, float]:
     return result.numbers(_SGLANG_SAME)
 
 
-def vllm(result: Fields) -> dict[str, float]:
+def vllm(result: ResultFields) -> dict[str, float]:
     return result.numbers(_SGLANG_SAME | _VLLM)
 
 
@@ -121,7 +124,7 @@ _AIPERF_IN_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}
 
 
-def aiperf(result: Fields) -> dict[str, float]:
+def aiperf(result: ResultFields) -> dict[str, float]:
     summary: dict[str, float] = {}
     for theirs, ours in _AIPERF_TOTALS.items():
         if theirs in result:
@@ -132,7 +135,7 @@ def aiperf(result: Fields) -> dict[str, float]:
     for theirs, ours in _AIPERF_LATENCIES.items():
         if theirs in result:
             latency = result.part(theirs)
-            summary |= latency.numbers(statistics_of(ours, _AIPERF_STATISTICS), latency.unit("unit", _AIPERF_IN_MS))
+            summary |= latency.numbers(_statistics_of(ours, _AIPERF_STATISTICS), latency.unit("unit", _AIPERF_IN_MS))
     return summary
 
 
@@ -142,7 +145,7 @@ _INFERENCEX_TIMES = {
 }
 
 
-def inferencex(row: Fields) -> dict[str, float]:
+def inferencex(row: ResultFields) -> dict[str, float]:
     is_pair = row.get("disagg") in (True, "true", "True")
     sizes = ("num_prefill_gpu", "num_decode_gpu") if is_pair else ("tp",)
     if missing := [name for name in sizes if not row.get(name)]:
@@ -173,7 +176,7 @@ _GUIDELLM_TPOT = "inter_token_latency_ms"
 
 def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
     """Raises ConfigError for another version."""
-    version = Fields(report, where).part("metadata").get("version")
+    version = ResultFields(report, where).part("metadata").get("version")
     if version != _GUIDELLM_VERSION:
         raise ConfigError(
             f"{where}: metadata.version: of GuideLLM's reports {_GUIDELLM_VERSION} is read, found {version!r}"
@@ -183,14 +186,14 @@ def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
     return found
 
 
-def load_of(benchmark: Fields) -> str:
-    """As GuideLLM writes it: concurrent@16, constant@2.5, synchronous."""
+def load_of(benchmark: ResultFields) -> str:
+    """The load as GuideLLM writes it: concurrent@16, constant@2.5, synchronous."""
     strategy = benchmark.part("config").part("strategy")
     amount = strategy.get("streams") or strategy.get("rate")
     return f"{strategy.get('type_')}" + (f"@{amount:g}" if isinstance(amount, int | float) else "")
 
 
-def guidellm(benchmark: Fields) -> dict[str, float]:
+def guidellm(benchmark: ResultFields) -> dict[str, float]:
     metrics = benchmark.part("metrics")
     summary = benchmark.numbers({"duration": "duration"})
     summary |= metrics.part("request_totals").numbers({"successful": "completed"})
@@ -207,19 +210,19 @@ def guidellm(benchmark: Fields) -> dict[str, float]:
     return summary
 
 
-def _guidellm_successful(metrics: Fields, name: str) -> Fields:
+def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
     return metrics.part(name).part("successful")
 
 
-def _guidellm_times(distribution: Fields, latency: str, in_ms: float = 1) -> dict[str, float]:
+def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) -> dict[str, float]:
     """None where their mean is 0: nothing was measured, as without streaming."""
     if not distribution.number("mean"):
         return {}
-    percentiles = distribution.part("percentiles").numbers(statistics_of(latency, _GUIDELLM_PERCENTILES), in_ms)
-    return distribution.numbers(statistics_of(latency, _GUIDELLM_MOMENTS), in_ms) | percentiles
+    percentiles = distribution.part("percentiles").numbers(_statistics_of(latency, _GUIDELLM_PERCENTILES), in_ms)
+    return distribution.numbers(_statistics_of(latency, _GUIDELLM_MOMENTS), in_ms) | percentiles
 
 
-def _guidellm_tpot(benchmark: Fields, metrics: Fields) -> dict[str, float]:
+def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, float]:
     """Each request counts once here, and once for each of its gaps in the file's distribution, whose mean is ITL's.
 
     So where requests are not equally long, they must all be in the file, one by one.
@@ -248,7 +251,7 @@ _GENAI_TOKEN_RATES = {
 _GENAI_IN_MS = {"s": 1e3, "ms": 1.0}
 
 
-def genai_bench(result: Fields) -> dict[str, float]:
+def genai_bench(result: ResultFields) -> dict[str, float]:
     """A latency that was not measured is null or 0 there."""
     metrics = result.part("aggregated_metrics")
     stats = metrics.part("stats")
@@ -257,7 +260,7 @@ def genai_bench(result: Fields) -> dict[str, float]:
     for latency in ("e2e_latency", "ttft", "tpot"):
         times = stats.part(latency)
         if times.number("mean"):
-            summary |= times.numbers(statistics_of(latency, _GENAI_STATISTICS), in_ms)
+            summary |= times.numbers(_statistics_of(latency, _GENAI_STATISTICS), in_ms)
     if _counts_all_tokens(metrics, stats):
         summary |= metrics.numbers(_GENAI_TOKEN_RATES)
         summary |= stats.part("num_input_tokens").numbers({"sum": "total_input_tokens"})
@@ -267,7 +270,7 @@ def genai_bench(result: Fields) -> dict[str, float]:
     return summary
 
 
-def _counts_all_tokens(metrics: Fields, stats: Fields) -> bool:
+def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
     """Its statistics leave out warm-up and cool-down, but the time through which it divides tokens does not."""
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
@@ -285,11 +288,11 @@ _DYNOSIM_TOTALS = {
 }
 
 
-def is_dynosim(result: Fields) -> bool:
+def is_dynosim(result: ResultFields) -> bool:
     return "request_throughput_rps" in result or {"summary", "coverage"} <= set(result)
 
 
-def dynosim(result: Fields) -> dict[str, float]:
+def dynosim(result: ResultFields) -> dict[str, float]:
     """A latency without samples is 0 there. Reports that tell token gaps mean by ITL what others call TPOT."""
     report = result.part("summary") if "summary" in result else result
     summary = report.numbers({"duration_ms": "duration"}, 1e-3) | report.numbers(_DYNOSIM_TOTALS)

@@ -1,4 +1,4 @@
-"""How much longer operators take on one GPU than on another: nominal rates, and what kernels reach of them.
+"""Ratios of operators' times on two GPUs: nominal rates, and what kernels reach of them.
 
 operators.csv has the times of kernels by GPU, all for the same shapes: matrix products (tokens x outputs x inputs), of
 many tokens (matrix) and of few, which wait for the weights (weights); attention in prefill (attention) and in decode
@@ -26,21 +26,22 @@ _FILE = Path(__file__).with_suffix(".csv")
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of an operator's time on one GPU to its time on another."""
+    """The ratio of an operator's time on one GPU to its time on another."""
 
     low: float
     best: float
     high: float
     num_shapes: int
-    """That were timed on both; 0: the nominal rates are all that is known."""
+    """Shapes that were timed on both; 0: the nominal rates are all that is known."""
 
     def __str__(self) -> str:
         return f"{self.best:.3g}, {self.low:.3g} to {self.high:.3g}, {self.num_shapes} shapes"
 
 
 def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) -> dict[Operator, Ratio]:
-    """Of target to source, and of weights in one type to another. Best: the median over shapes; low and high: the range
-    of all shapes and the nominal rates.
+    """Ratios of target to source, and of weights in one type to another.
+
+    Best: the median over shapes; low and high: the range of all shapes and the nominal rates.
 
     A matrix product that was timed in another type than asked for counts by the share of the nominal rate it reaches.
     """
@@ -73,7 +74,7 @@ def _rate(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> float:
 
 @cache
 def _times() -> dict[tuple[str, str], dict[Dtype, dict[str, float]]]:
-    """In us, by GPU and operator, then by type, then by shape."""
+    """Times in us, by GPU and operator, then by type, then by shape."""
     times: dict[tuple[str, str], dict[Dtype, dict[str, float]]] = {}
     with _FILE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -39,22 +39,22 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_continued_pair_ns": "attention",
     "prefill_per_context_token_ns": "kv",
 }
-"""What each coefficient of an affine prefill goes with; the others stay."""
+"""The operator that scales each coefficient of an affine prefill; the others stay."""
 _KEPT = ("host", "rest", "graphs")
-"""Of a profile's cost, beside the two roles."""
+"""Sections of a profile's cost that stay as they are."""
 _DIGITS = 4
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """From one GPU to another, for one model on so many ranks."""
+    """A scaling from one GPU to another, for one model on so many ranks."""
 
     source: GpuSpec
     target: GpuSpec
     model: ModelSpec
     tp: int
     weight_dtypes: tuple[Dtype, Dtype]
-    """As measured, and as derived."""
+    """Types of the weights as measured, and as derived."""
     ratios: Mapping[Operator, Ratio]
 
     @classmethod
@@ -72,7 +72,7 @@ class Scaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the interval does not have."""
+        """Notes on what the interval leaves out."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
         told = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
@@ -90,41 +90,45 @@ class Scaling:
         prefill, token_ns = _prefill(cost.prefill, ratio)
         return {"prefill": _told(prefill), "decode": _told(self._decode(cost.decode, ratio, token_ns))}
 
-    def measured(self, of: MeasuredSettings) -> dict[str, Any]:
-        """What the derived profile is of, and what it is scaled from."""
-        told = of.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-        if of.on is None:
+    def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
+        """The setup of the derived profile, and the one that it is scaled from."""
+        told = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        if settings.on is None:
             return told
         target = {"device": self.target.name, "weight_dtype": self.weight_dtypes[1]}
         source = f"{self.source.name} with {self.weight_dtypes[0]} weights"
         return {**told, "on": {**told["on"], **target}, "scaled_from": source}
 
-    def _decode(self, of: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
-        if isinstance(of, AffineTable) or not isinstance(of, Affine):
-            raise ConfigError(f"decode of the profile is {component_name(of)}: only that of affine profiles is scaled")
-        weights_ns = min(self.weights_ns, of.decode_base_ns)
+    def _decode(self, settings: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
+        if isinstance(settings, AffineTable) or not isinstance(settings, Affine):
+            raise ConfigError(
+                f"decode of the profile is {component_name(settings)}: only that of affine profiles is scaled"
+            )
+        weights_ns = min(self.weights_ns, settings.decode_base_ns)
         return replace(
-            of,
-            decode_base_ns=of.decode_base_ns - weights_ns,
+            settings,
+            decode_base_ns=settings.decode_base_ns - weights_ns,
             decode_weights_ns=weights_ns * ratio["weights"],
             decode_matrices_per_request_ns=token_ns,
-            decode_per_context_token_ns=of.decode_per_context_token_ns * ratio["kv"],
-            decode_per_distinct_token_ns=of.decode_per_distinct_token_ns * ratio["kv"],
+            decode_per_context_token_ns=settings.decode_per_context_token_ns * ratio["kv"],
+            decode_per_distinct_token_ns=settings.decode_per_distinct_token_ns * ratio["kv"],
         )
 
 
-def _prefill(of: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
-    """And its matrix products of one token."""
-    if not isinstance(of, Affine):
-        raise ConfigError(f"prefill of the profile is {component_name(of)}: only affine profiles and tables are scaled")
-    lines = {name: getattr(of, name) * ratio[operator] for name, operator in _PREFILL.items()}
-    if isinstance(of, AffineTable) and of.prefill_ns and len(of.prefill_ns) > 1:
-        sizes = sorted(of.prefill_ns)
-        least_ns = of.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
-        entries = {size: least_ns + (of.prefill_ns[size] - least_ns) * ratio["matrix"] for size in sizes}
+def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
+    """The scaled prefill, and the time of its matrix products of one token."""
+    if not isinstance(settings, Affine):
+        raise ConfigError(
+            f"prefill of the profile is {component_name(settings)}: only affine profiles and tables are scaled"
+        )
+    lines = {name: getattr(settings, name) * ratio[operator] for name, operator in _PREFILL.items()}
+    if isinstance(settings, AffineTable) and settings.prefill_ns and len(settings.prefill_ns) > 1:
+        sizes = sorted(settings.prefill_ns)
+        least_ns = settings.prefill_ns[sizes[0]]  # launches: what is beyond them is compute
+        entries = {size: least_ns + (settings.prefill_ns[size] - least_ns) * ratio["matrix"] for size in sizes}
         token_ns = (entries[sizes[-1]] - least_ns) / (sizes[-1] - sizes[0])
-        return replace(of, prefill_ns=entries, **lines), token_ns
-    return replace(of, **lines), lines["prefill_per_token_ns"]
+        return replace(settings, prefill_ns=entries, **lines), token_ns
+    return replace(settings, **lines), lines["prefill_per_token_ns"]
 
 
 def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
@@ -172,15 +176,15 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
     return next((str(name) for name in named if name), None)
 
 
-def _told(of: Affine) -> dict[str, Any]:
-    """What differs from the defaults, in four digits."""
+def _told(settings: Affine) -> dict[str, Any]:
+    """Settings that differ from the defaults, in four digits."""
     changed = {
-        field.name: _rounded(getattr(of, field.name))
-        for field in fields(of)
-        if getattr(of, field.name) != getattr(type(of)(), field.name)
+        field.name: _rounded(getattr(settings, field.name))
+        for field in fields(settings)
+        if getattr(settings, field.name) != getattr(type(settings)(), field.name)
     }
-    told: dict[str, Any] = describe_component(type(of)(**changed))
-    plain: dict[str, Any] = describe_component(type(of)())
+    told: dict[str, Any] = describe_component(type(settings)(**changed))
+    plain: dict[str, Any] = describe_component(type(settings)())
     return {key: value for key, value in told.items() if key == "use" or value != plain[key]}
 
 

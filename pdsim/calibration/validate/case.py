@@ -27,7 +27,7 @@ MEASURED = "measured.yaml"
 
 
 @dataclass(frozen=True)
-class Arm:
+class MeasuredArm:
     name: str
     changes: tuple[str, ...]
     fitted: bool
@@ -45,18 +45,18 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredCase:
     name: str
     scenario_path: Path
     client: Client
     seeds: tuple[int, ...]
-    arms: tuple[Arm, ...]
+    arms: tuple[MeasuredArm, ...]
 
-    def scenario(self, arm: Arm, seed: int, changes: tuple[str, ...] = ()) -> Scenario:
+    def scenario(self, arm: MeasuredArm, seed: int, changes: tuple[str, ...] = ()) -> Scenario:
         return load_scenario(self.scenario_path, (*arm.changes, *changes, f"seed={seed}"))
 
 
-def find_cases(names: tuple[str, ...], experiments: Path) -> list[Case]:
+def find_cases(names: tuple[str, ...], experiments: Path) -> list[MeasuredCase]:
     """Cases by folder name or path; all of the experiments folder if none is named."""
     known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
     if not names:
@@ -66,7 +66,7 @@ def find_cases(names: tuple[str, ...], experiments: Path) -> list[Case]:
     return [load_case(_folder(name, experiments, [path.name for path in known])) for name in names]
 
 
-def load_case(folder: Path) -> Case:
+def load_case(folder: Path) -> MeasuredCase:
     path = folder / MEASURED
     data = read_yaml(path)
     if not isinstance(data, dict):
@@ -80,7 +80,7 @@ def load_case(folder: Path) -> Case:
         raise ConfigError(
             f"{path}: no client {client!r}{did_you_mean(str(client), known)}; there are {', '.join(known)}"
         )
-    return Case(
+    return MeasuredCase(
         folder.resolve().name,
         folder / data["scenario"],
         client,
@@ -89,16 +89,16 @@ def load_case(folder: Path) -> Case:
     )
 
 
-def _arm(name: str, data: dict[str, Any], path: Path) -> Arm:
+def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
     if not data.get("runs"):
         raise ConfigError(f"{path}: arm {name!r} has no runs")
     runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
     within = {metric: percent(value, f"{path}: within") for metric, value in data.get("within", {}).items()}
-    return Arm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within)
+    return MeasuredArm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within)
 
 
 def percent(value: Any, where: str) -> float:
-    """As a fraction: 0.15 of '15 %'."""
+    """A percentage as a fraction: 0.15 of '15 %'."""
     text = str(value)
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")
@@ -123,7 +123,7 @@ class MetricError:
     measured: float
     simulated: float
     within: float | None
-    """Asked for by the study."""
+    """Tolerance of the study."""
 
     @property
     def error(self) -> float:
@@ -134,6 +134,9 @@ class MetricError:
     def is_met(self) -> bool:
         return self.within is None or abs(self.error) <= self.within
 
+    def to_json(self) -> dict[str, float]:
+        return {"measured": self.measured, "simulated": self.simulated, "error": self.error}
+
 
 @dataclass(frozen=True)
 class ArmErrors:
@@ -143,14 +146,11 @@ class ArmErrors:
     metrics: dict[str, MetricError]
 
     def to_json(self) -> dict[str, Any]:
-        metrics = {
-            name: {"measured": m.measured, "simulated": m.simulated, "error": m.error}
-            for name, m in self.metrics.items()
-        }
+        metrics = {name: one.to_json() for name, one in self.metrics.items()}
         return {"case": self.case, "arm": self.arm, "fitted": self.fitted, "metrics": metrics}
 
 
-def compare_case(case: Case, simulate: Simulate) -> Iterable[ArmErrors]:
+def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
     for arm in case.arms:
         simulated = simulated_metrics(case, arm, simulate)
         metrics = {
@@ -159,13 +159,15 @@ def compare_case(case: Case, simulate: Simulate) -> Iterable[ArmErrors]:
         yield ArmErrors(case.name, arm.name, arm.fitted, metrics)
 
 
-def simulated_metrics(case: Case, arm: Arm, simulate: Simulate, changes: tuple[str, ...] = ()) -> dict[str, float]:
+def simulated_metrics(
+    case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
+) -> dict[str, float]:
     """Means over the case's seeds, of the metrics that the arm reports."""
     summaries = [by_client(simulate(case.scenario(arm, seed, changes)), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
 
 
-def _value(summary: Mapping[str, Any], name: str, case: Case) -> float:
+def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
     value = summary[name] if name in summary else summary["pdsim"].get(name)
     if value is None:
         raise KeyError(f"case {case.name} measures {name}, which no summary has")

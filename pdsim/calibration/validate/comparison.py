@@ -14,7 +14,7 @@ from pdsim.metrics.records import RunRecords
 
 
 class Count(NamedTuple):
-    """A total of a whole run."""
+    """A total of a whole run, on both sides."""
 
     measured: int
     simulated: int
@@ -22,6 +22,12 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
+    """Totals of both sides. The bytes that each request sends do not depend on time, and must be equal.
+
+    A request that found another prefix cached, because it came at another time, is counted, and its bytes are not
+    compared. Descriptors also depend on which pages were free: they are shown, not compared.
+    """
+
     num_requests: int
     transfer_bytes: Count
     descriptors: Count
@@ -34,7 +40,7 @@ class Counts:
 
     @property
     def are_equal(self) -> bool:
-        """Equal but for what timing decides."""
+        """True if all is equal but what timing decides."""
         return not self.unequal
 
     def to_json(self) -> dict[str, Any]:
@@ -43,7 +49,7 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """What one request sent."""
+    """Cached tokens and bytes of one request."""
 
     cached_tokens: tuple[int, int]
     num_bytes: int
@@ -83,12 +89,12 @@ CLEARLY = 0.05
 
 @dataclass(frozen=True)
 class Ranking:
-    """Of one metric over all configurations."""
+    """The ranking of all configurations by one metric."""
 
     num_pairs: int
-    """That differ clearly, as measured."""
+    """Pairs that differ clearly, as measured."""
     num_right: int
-    """Of these, where the simulation has the same order."""
+    """Pairs among these that the simulation orders alike."""
 
     @property
     def share(self) -> float | None:
@@ -99,7 +105,7 @@ class Ranking:
 
 
 def rank(measured: Mapping[str, float], simulated: Mapping[str, float]) -> Ranking:
-    """Both by configuration."""
+    """Ranks configurations, which both mappings have as keys."""
     pairs = [
         (measured[a] - measured[b], simulated[a] - simulated[b])
         for a, b in combinations(measured, 2)
@@ -119,7 +125,7 @@ RANKED = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latenc
 
 @dataclass(frozen=True)
 class Side:
-    """What one run leaves, real or simulated."""
+    """Summary and records of one run, real or simulated."""
 
     summary: Mapping[str, Any]
     records: RunRecords
@@ -140,19 +146,19 @@ class Comparison:
         return {
             "variant": self.name,
             "num_requests": self.num_requests,
-            "metrics": _errors_json(self.metrics),
-            "stages_ms": _errors_json(self.stages_ms),
+            "metrics": {name: one.to_json() for name, one in self.metrics.items()},
+            "stages_ms": {name: one.to_json() for name, one in self.stages_ms.items()},
             "counts": self.counts.to_json(),
         }
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of a metric's errors over all variants."""
+    """The spread of a metric's errors over all variants."""
 
     metric: str
     median: float
-    """Of the absolute errors."""
+    """Median of the absolute errors."""
     worst: float
     where: str
     num_missed: int
@@ -226,9 +232,3 @@ def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricErro
         {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, simulated)
     )
     return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}
-
-
-def _errors_json(errors: Mapping[str, MetricError]) -> dict[str, Any]:
-    return {
-        name: {"measured": one.measured, "simulated": one.simulated, "error": one.error} for name, one in errors.items()
-    }

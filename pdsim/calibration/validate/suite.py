@@ -33,13 +33,13 @@ _NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults"
 
 @dataclass(frozen=True)
 class RealRunSettings:
-    """How `pdreal run` is called."""
+    """Flags of `pdreal run`."""
 
     device: str = "cpu"
     dtype: str = "float32"
     weights: str = "seed:0"
     threads: int | None = None
-    """Of each rank; None lets pdreal divide the cores."""
+    """Threads of each rank; None lets pdreal divide the cores."""
     timeout_s: float = 120.0
 
     @property
@@ -50,14 +50,14 @@ class RealRunSettings:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Largest relative errors, and the least share of pairs whose winner is found. None asks for nothing."""
+    """Largest relative errors, and the least share of pairs whose winner is found. None: any."""
 
     median: float | None = None
-    """Of each metric, over the variants."""
+    """Median error of each metric over the variants."""
     mean: float | None = None
-    """Of throughput and of every mean, in each variant."""
+    """Errors of throughput and of every mean, in each variant."""
     p99: float | None = None
-    """Of every 99th percentile, in each variant."""
+    """Errors of every 99th percentile, in each variant."""
     winner: float | None = None
 
 
@@ -66,7 +66,7 @@ class Variant:
     name: str
     changes: tuple[str, ...]
     profile: Path | None = None
-    """Of its own, instead of the matrix's."""
+    """A profile of its own, instead of the suite's."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ValidationSuite:
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
-        """As the simulator runs it: with the real run's KV and the profile's costs."""
+        """The scenario that the simulator runs: with the real run's KV and the profile's costs."""
         profile = variant.profile or self.profile
         if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {SUITE_FILE}")
@@ -90,12 +90,14 @@ class ValidationSuite:
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
-        """As `pdreal` runs it."""
+        """The scenario that `pdreal` runs."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
     def with_profile(self, profile: Path) -> "ValidationSuite":
-        """Of another machine: for all variants."""
-        return replace(self, profile=profile, variants=tuple(replace(of, profile=None) for of in self.variants))
+        """The suite with the profile of another machine for all variants."""
+        return replace(
+            self, profile=profile, variants=tuple(replace(variant, profile=None) for variant in self.variants)
+        )
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
         """Raises ConfigError for the folder of a run of something else."""
@@ -117,13 +119,13 @@ def is_suite(name: str, experiments: Path) -> bool:
 
 
 def load_suite(name: str, experiments: Path) -> ValidationSuite:
-    """By folder name, folder or file."""
+    """Reads a suite, named by its folder in experiments, a folder or a file."""
     path = next(path for path in _places(name, experiments) if path.is_file())
     return suite_of(read_yaml(path), path)
 
 
 def suite_of(data: Any, path: Path) -> ValidationSuite:
-    """What the file at this path says."""
+    """The suite that the file at this path describes."""
     _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
     for needed in ("scenario", "variants"):
         if needed not in data:
@@ -157,19 +159,15 @@ def _real(data: Any, where: str) -> RealRunSettings:
             raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
     given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
     if "threads" in data:
-        given["threads"] = _at_least_one(data["threads"], f"{where}: threads")
+        given["threads"] = threads = data["threads"]
+        if type(threads) is not int or threads < 1:
+            raise ConfigError(f"{where}: threads: expected an integer of at least 1, found {threads!r}")
     if "timeout" in data:
         try:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
         except ValueError as wrong:
             raise ConfigError(f"{where}: timeout: {wrong}") from None
     return RealRunSettings(**given)
-
-
-def _at_least_one(value: Any, where: str) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: expected an integer of at least 1, found {value!r}")
-    return value
 
 
 def _tolerances(data: Any, where: str) -> Tolerances:
@@ -201,7 +199,7 @@ def _require_fields(data: Any, known: tuple[str, ...], where: str) -> None:
 
 
 def _part(scenario: Scenario, name: str) -> Any:
-    """What decides on both sides; what only costs the simulator is left out."""
+    """A part of a scenario that decides on both sides, without what only costs the simulator."""
     section, _, inside = name.partition(".")
     value: Any = getattr(scenario, section)
     value = getattr(value, inside) if inside and value is not None else value

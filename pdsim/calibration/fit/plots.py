@@ -9,18 +9,20 @@ from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.fit.regression import Fitted
 
 
-def residuals(name: str, of: Fitted) -> Figure:
+def residuals(name: str, fitted: Fitted) -> Figure:
     """Relative errors in percent, by measured time and by each column of the shape."""
-    columns = ("time_ns", *of.form.shape)
+    columns = ("time_ns", *fitted.form.shape)
     figure = Figure(figsize=(4 * len(columns), 3.4), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(columns), sharey=True), columns, strict=True):
-        axes.scatter(of.rows.columns[column], 100 * of.held_out, s=8, alpha=0.5, linewidths=0)
+        axes.scatter(fitted.rows.columns[column], 100 * fitted.held_out, s=8, alpha=0.5, linewidths=0)
         axes.axhline(0, color="black", linewidth=0.8)
-        has_zero = np.any(of.rows.columns[column] == 0)
+        has_zero = np.any(fitted.rows.columns[column] == 0)
         axes.set_xscale(**{"value": "symlog", "linthresh": 1} if has_zero else {"value": "log"})
         axes.set_xlabel(column)
     figure.axes[0].set_ylabel("held-out error, %")
-    figure.suptitle(f"{name}: {of.form.name}, {len(of.rows)} rows, {of.num_shapes} shapes, mean {of.error:.1%}")
+    figure.suptitle(
+        f"{name}: {fitted.form.name}, {len(fitted.rows)} rows, {fitted.num_shapes} shapes, mean {fitted.error:.1%}"
+    )
     return figure
 
 
