@@ -525,7 +525,10 @@ def test_a_trace_that_is_not_in_order_is_sorted_with_a_word(capsys, scenario, mo
         ),
         (["explain", "s.yaml", "--set", SESSIONS], "1,000,000,000 requests"),
         (["sweep", "sweep.yaml"], "sweep.yaml: 2,000,000,000 runs: about 12,000.0 GB and 46.3 days at least"),
-        (["ask", "routing", "s.yaml", "--set", "workload.num_requests=1000000000"], "1,000,000,000 requests: about 7,000.0 GB"),
+        (
+            ["ask", "routing", "s.yaml", "--set", "workload.num_requests=1000000000"],
+            "1,000,000,000 requests: about 7,000.0 GB",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
