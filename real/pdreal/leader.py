@@ -28,7 +28,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario import wiring
-from pdsim.scenario.build import build_agents, build_instances, restarted
+from pdsim.scenario.build import build_machine
 from pdsim.scenario.sizing import layout_of
 
 _SETTLE_AGAIN_S = 0.02
@@ -397,14 +397,15 @@ class Leader:
     # State machines.
 
     def _state_machines(self) -> tuple[Any, dict[str, Any]]:
-        """Of this life: fresh ones, or those of an instance that was started again."""
+        """The instance and its sender or receiver: fresh, or as they are after a restart."""
         spec = self._spec
-        names = {sender_of(spec.instance_id), receiver_of(spec.instance_id)}
-        machines: list[Any] = [*build_instances(spec.scenario), *build_agents(spec.scenario)]
-        found = [machine for machine in machines if machine.instance_id in {spec.instance_id, *names}]
-        if spec.life:
-            found = [restarted(spec.scenario, machine.instance_id) for machine in found]
-        instance, *agents = map(self._recorded, found)
+        present = [spec.instance_id]
+        if spec.role == "prefill":
+            present.append(sender_of(spec.instance_id))
+        elif spec.role == "decode" and spec.scenario.network.staging is not None:
+            present.append(receiver_of(spec.instance_id))
+        build = partial(build_machine, spec.scenario, has_restarted=spec.life > 0)
+        instance, *agents = (self._recorded(build(name)) for name in present)
         return instance, {agent.instance_id: agent for agent in agents}
 
     def _recorded(self, machine: Any) -> Any:
