@@ -5,16 +5,18 @@ from typing import Any
 
 from pdreal import notices
 from pdreal.channel import Channel
-from pdreal.crew import describe
-from pdreal.hands import Hands
+from pdreal.rank_group import describe
+from pdreal.rank_threads import RankThreads
 from pdreal.tasks import Task
 
 
 class Follower:
-    def __init__(self, leader: str, channel: Channel, hands: Hands, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, leader: str, channel: Channel, threads: RankThreads, fail: Callable[[BaseException], None]
+    ) -> None:
         self._leader = leader
         self._channel = channel
-        self._hands = hands
+        self._threads = threads
         self._fail = fail
 
     def levels(self) -> list[Any]:
@@ -34,4 +36,4 @@ class Follower:
             elif error is not None:
                 self._fail(error)
 
-        self._hands.begin(task, on_done)
+        self._threads.begin(task, on_done)

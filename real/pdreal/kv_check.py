@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdreal.crew import Crew
+from pdreal.rank_group import RankGroup
 from pdreal.tasks import DigestArrived, DigestSent
 from pdsim.core.messages import KvGranted
 from pdsim.core.transfer_plan import TransferUnit
@@ -16,8 +16,8 @@ class KvDamagedError(Exception):
 class KvCheck:
     """Of one instance."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
         self._pages: dict[int, list[int]] = {}
         """Of requests that are being sent, all that were sent so far."""
         self._digests: dict[int, dict[str, int]] = {}
@@ -49,7 +49,7 @@ class KvCheck:
             self._digests[unit.request_id] = _joined(results)
             then()
 
-        self._crew.begin(DigestSent(worker, pages, num_tokens), on_done)
+        self._group.begin(DigestSent(worker, pages, num_tokens), on_done)
 
     def sent(self, request_id: int) -> dict[str, int]:
         return self._digests.pop(request_id)
@@ -76,7 +76,7 @@ class KvCheck:
             what = error or f"heads {', '.join(damaged)} of {num_tokens} tokens differ from what was sent"
             fail(KvDamagedError(f"KV of request {grant.request_id} is damaged: {what}"))
 
-        self._crew.begin(DigestArrived(grant.pages, num_tokens), on_done)
+        self._group.begin(DigestArrived(grant.pages, num_tokens), on_done)
 
 
 def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -9,12 +9,12 @@ from typing import Any
 from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel
 from pdreal.clock import Timeline
-from pdreal.crew import Crew
 from pdreal.executor import Executor
-from pdreal.hands import Hands
 from pdreal.kv_check import KvCheck
 from pdreal.logbook import Logbook
+from pdreal.rank_group import RankGroup
 from pdreal.rank_spec import RankSpec
+from pdreal.rank_threads import RankThreads
 from pdreal.sampling import Sampling
 from pdreal.tasks import Compute, ScatterCell, SendUnit
 from pdsim.core import messages as m
@@ -28,7 +28,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario import wiring
-from pdsim.scenario.build import build_agents, build_instances, restarted
+from pdsim.scenario.build import build_machine
 from pdsim.scenario.sizing import layout_of
 
 _SETTLE_AGAIN_S = 0.02
@@ -40,7 +40,7 @@ class Leader:
         self,
         spec: RankSpec,
         channel: Channel,
-        hands: Hands,
+        threads: RankThreads,
         loop: AbstractEventLoop,
         fail: Callable[[BaseException], None],
         end_tokens: Sequence[int],
@@ -55,7 +55,7 @@ class Leader:
         self._instance, self._agents = self._state_machines()
         self._machines = [self._inner(machine) for machine in (self._instance, *self._agents.values())]
         self._executor = Executor(self._inner(self._instance), end_tokens)
-        self._crew = Crew(channel, hands, spec.followers)
+        self._group = RankGroup(channel, threads, spec.followers)
         self._inbox: list[m.Message] = []
         self._loop = instance_loop(
             self._instance, drain=self._drain, carry_out=self._carry_out, now_ns=lambda: self._timeline.now_ns
@@ -72,7 +72,7 @@ class Leader:
         self._layer_groups = spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0
         staging = spec.scenario.network.staging if is_pair else None
         self._cell_pages = 0 if staging is None else wiring.staging_plan(spec.scenario, staging).cell_pages
-        self._check = KvCheck(self._crew) if spec.options.check_kv and is_pair else None
+        self._check = KvCheck(self._group) if spec.options.check_kv and is_pair else None
         self._first_tokens: dict[int, int] = {}
         """Of prompts that are computed and not sent."""
         self._granted: dict[int, m.KvGranted] = {}
@@ -112,7 +112,7 @@ class Leader:
     def on_message(self, to: str, message: Any, extra: Any) -> None:
         match message:
             case notices.Done():
-                self._crew.on_done(message)
+                self._group.on_done(message)
             case notices.Settle():
                 self._settle_until_ns = self._timeline.now_ns + message.timeout_ns
                 self._settle()
@@ -203,7 +203,7 @@ class Leader:
     def _begin(self, step: m.Step) -> None:
         batch = self._executor.begin(step)
         on_layers = partial(self._on_layers, step.step_id) if self._layer_groups else None
-        self._crew.compute(Compute(batch, step.step_id), partial(self._on_computed, step), on_layers)
+        self._group.compute(Compute(batch, step.step_id), partial(self._on_computed, step), on_layers)
 
     def _on_layers(self, step_id: int, num_layers: int) -> None:
         """Called by the thread that computes, as so many layers are done."""
@@ -269,7 +269,7 @@ class Leader:
     def _save(self, command: m.SaveKv) -> None:
         """Nobody may hear of pages that were given back before their KV is copied."""
         self._num_saves += 1
-        self._crew.begin(Compute(self._executor.save(command)), self._on_saved)
+        self._group.begin(Compute(self._executor.save(command)), self._on_saved)
 
     def _on_saved(self, _: list[Any], error: str | None) -> None:
         if error is not None:
@@ -280,7 +280,7 @@ class Leader:
         self._carry_out(held)
 
     def _load(self, command: m.LoadKv) -> None:
-        self._crew.compute(Compute(self._executor.load(command)), self._on_copied)
+        self._group.compute(Compute(self._executor.load(command)), self._on_copied)
 
     def _on_copied(self, _: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -294,7 +294,7 @@ class Leader:
         self._granted.pop(request_id, None)
         self._first_tokens.pop(request_id, None)
         if (work := self._executor.forget(request_id)) is not None:
-            self._crew.compute(Compute(work), self._on_copied)
+            self._group.compute(Compute(work), self._on_copied)
 
     # Transfers.
 
@@ -302,7 +302,7 @@ class Leader:
         unit, offset = command
         worker = self._sender.worker(unit)
         start_ns = self._timeline.now_ns
-        self._crew.begin(SendUnit(worker, unit, offset), partial(self._on_sent, unit, worker, start_ns))
+        self._group.begin(SendUnit(worker, unit, offset), partial(self._on_sent, unit, worker, start_ns))
 
     def _on_sent(self, unit: TransferUnit, worker: int, start_ns: int, _: list[Any], error: str | None) -> None:
         sender_id = sender_of(unit.source)
@@ -331,7 +331,7 @@ class Leader:
         pages = self._granted[command.request_id].pages
         first = command.cell * self._cell_pages
         task = ScatterCell(command, pages[first : first + self._cell_pages])
-        self._crew.begin(task, partial(self._on_scattered, command))
+        self._group.begin(task, partial(self._on_scattered, command))
 
     def _on_scattered(self, command: m.Scatter, _: list[Any], error: str | None) -> None:
         if error is not None:
@@ -397,14 +397,15 @@ class Leader:
     # State machines.
 
     def _state_machines(self) -> tuple[Any, dict[str, Any]]:
-        """Of this life: fresh ones, or those of an instance that was started again."""
+        """The instance and its sender or receiver: fresh, or as they are after a restart."""
         spec = self._spec
-        names = {sender_of(spec.instance_id), receiver_of(spec.instance_id)}
-        machines: list[Any] = [*build_instances(spec.scenario), *build_agents(spec.scenario)]
-        found = [machine for machine in machines if machine.instance_id in {spec.instance_id, *names}]
-        if spec.life:
-            found = [restarted(spec.scenario, machine.instance_id) for machine in found]
-        instance, *agents = map(self._recorded, found)
+        present = [spec.instance_id]
+        if spec.role == "prefill":
+            present.append(sender_of(spec.instance_id))
+        elif spec.role == "decode" and spec.scenario.network.staging is not None:
+            present.append(receiver_of(spec.instance_id))
+        build = partial(build_machine, spec.scenario, has_restarted=spec.life > 0)
+        instance, *agents = (self._recorded(build(name)) for name in present)
         return instance, {agent.instance_id: agent for agent in agents}
 
     def _recorded(self, machine: Any) -> Any:

@@ -14,12 +14,12 @@ from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel
 from pdreal.envelope import Envelope
 from pdreal.follower import Follower
-from pdreal.hands import Hands
 from pdreal.kv_check import KvDamagedError
 from pdreal.leader import Leader
 from pdreal.model.config import ModelError
-from pdreal.parts import Parts, build_parts
+from pdreal.rank_resources import RankResources, build_rank_resources
 from pdreal.rank_spec import RankSpec
+from pdreal.rank_threads import RankThreads
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -37,8 +37,8 @@ def run_rank(spec: RankSpec) -> None:
     channel.connect(LAUNCHER)
     exit_code = 0
     try:
-        parts = build_parts(spec)
-        asyncio.run(Rank(spec, channel, parts).live())
+        resources = build_rank_resources(spec)
+        asyncio.run(Rank(spec, channel, resources).live())
     except Exception as broken:  # noqa: BLE001  whatever it is, the launcher must hear of it
         exit_code = notices.BROKEN
         channel.send(LAUNCHER, notices.Broken(spec.process, spec.life, _explain(broken)))
@@ -50,10 +50,10 @@ def run_rank(spec: RankSpec) -> None:
 class Rank:
     """A leader or a follower, and how it gets to know its peers."""
 
-    def __init__(self, spec: RankSpec, channel: Channel, parts: Parts) -> None:
+    def __init__(self, spec: RankSpec, channel: Channel, resources: RankResources) -> None:
         self._spec = spec
         self._channel = channel
-        self._parts = parts
+        self._resources = resources
         self._actor: Any = None
         self._peers: dict[str, int] = {}
         """Lives of instances that are connected."""
@@ -67,17 +67,17 @@ class Rank:
         launcher = parent_process()
         assert launcher is not None
         loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
-        self._hands = hands = Hands(loop, self._parts)
-        hands.warm_up()
+        self._threads = threads = RankThreads(loop, self._resources)
+        threads.warm_up()
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
             self._channel.connect(follower, self._spec.life)
         if self._spec.rank == 0:
-            self._actor = Leader(self._spec, self._channel, hands, loop, self._fail, self._parts.end_tokens)
+            self._actor = Leader(self._spec, self._channel, threads, loop, self._fail, self._resources.end_tokens)
         else:
             self._channel.connect(self._spec.instance_id, self._spec.life)
-            self._actor = Follower(self._spec.instance_id, self._channel, hands, self._fail)
-        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._spec.life, self._parts.memory))
+            self._actor = Follower(self._spec.instance_id, self._channel, threads, self._fail)
+        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._spec.life, self._resources.memory))
         await self._end
 
     def _fail(self, error: BaseException) -> None:
@@ -107,7 +107,7 @@ class Rank:
                 self._channel.connect(instance_id, life)
             for rank, memory in enumerate(peers.memories[instance_id]):
                 with self._may_be_gone(instance_id):
-                    self._parts.connect(instance_id, rank, memory)
+                    self._resources.connect(instance_id, rank, memory)
             met.append(instance_id)
         if peers.epoch_ns is not None and isinstance(self._actor, Leader):
             self._actor.begin(peers.epoch_ns)
@@ -120,7 +120,7 @@ class Rank:
         """While other work goes on."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
-                await self._hands.greet(instance_id)
+                await self._threads.greet(instance_id)
         self._channel.send(LAUNCHER, notices.Connected(self._spec.process, number))
 
     @contextmanager

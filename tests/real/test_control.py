@@ -105,7 +105,7 @@ def test_the_last_answer_of_the_dead_is_not_their_load():
 def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
     reasons = []
-    monkeypatch.setattr(launcher, "_on_death", lambda *of: reasons.append((*of, launcher._deaths.get("decode-0"))))
+    monkeypatch.setattr(launcher, "_on_death", lambda *args: reasons.append((*args, launcher._deaths.get("decode-0"))))
 
     async def play():
         launcher._on_exit("prefill-0", -9)  # killed: it says nothing

@@ -120,13 +120,13 @@ def test_kv_that_was_saved_is_kept_once():
 
 
 def test_a_cache_lies_in_the_memory_it_is_given():
-    of = {"num_pages": 8, "page_size": 4}
+    sizes = {"num_pages": 8, "page_size": 4}
     size = tiny_model().config
     num_bytes = runner().kv.num_bytes(
-        **of, num_layers=size.num_layers, num_kv_heads=4, head_dim=size.head_dim, dtype=torch.float32
+        **sizes, num_layers=size.num_layers, num_kv_heads=4, head_dim=size.head_dim, dtype=torch.float32
     )
     memory = torch.zeros(num_bytes, dtype=torch.uint8)
-    r = runner(**of, memory=memory)
+    r = runner(**sizes, memory=memory)
     r.prefill(whole((tokens(1, 4), [8])))
     assert memory.any()
     assert r.kv.planes[0].data_ptr() == memory.data_ptr()

@@ -161,8 +161,9 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
     """Writes each row when it has it; returns how many. Raises ConfigError if the file cannot be written."""
-    of = measurement
-    provenance = Provenance.here(of.model.name, of.device, of.options.dtype, of.page_size, of.tp)
+    provenance = Provenance.here(
+        measurement.model.name, measurement.device, measurement.options.dtype, measurement.page_size, measurement.tp
+    )
     try:
         file = RowFile(out, provenance)
     except OSError as error:

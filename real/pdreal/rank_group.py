@@ -1,4 +1,4 @@
-"""All ranks of one instance at one task: the leader's own hands, and its followers' over the control channel."""
+"""All ranks of one instance: the leader's own threads, and its followers over the control channel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 from pdreal import notices
 from pdreal.channel import Channel
-from pdreal.hands import Hands
+from pdreal.rank_threads import RankThreads
 from pdreal.tasks import Compute, Task
 
 
@@ -18,10 +18,10 @@ class _UnderWay:
     error: str | None = None
 
 
-class Crew:
-    def __init__(self, channel: Channel, hands: Hands, followers: Sequence[str]) -> None:
+class RankGroup:
+    def __init__(self, channel: Channel, threads: RankThreads, followers: Sequence[str]) -> None:
         self._channel = channel
-        self._hands = hands
+        self._threads = threads
         self._followers = followers
         self._under_way: dict[int, _UnderWay] = {}
         self._num_tickets = 0
@@ -32,10 +32,10 @@ class Crew:
         on_done: Callable[[Any, BaseException | None], None],
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Told to all; the leader's result is everybody's. A follower that fails brings the instance down."""
+        """Broadcast; return the leader's result to on_done. A follower that fails brings the instance down."""
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
-        self._hands.begin(task, on_done, on_layers)
+        self._threads.begin(task, on_done, on_layers)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
         """on_done: called when all ranks are done, with what each returned, or with why one failed."""
@@ -44,7 +44,7 @@ class Crew:
         self._under_way[ticket] = _UnderWay(1 + len(self._followers), on_done)
         for follower in self._followers:
             self._channel.send(follower, notices.Task(ticket), payload=task)
-        self._hands.begin(task, lambda result, error: self._take(ticket, result, describe(error) if error else None))
+        self._threads.begin(task, lambda result, error: self._take(ticket, result, describe(error) if error else None))
 
     def on_done(self, done: notices.Done) -> None:
         self._take(done.ticket, done.result, done.error)

@@ -1,4 +1,4 @@
-"""What a rank is made of: model and cache, and what moves its KV."""
+"""The resources of a rank: model, cache and the mover of its KV."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from pdsim.scenario import wiring
 
 
 @dataclass(frozen=True)
-class Parts:
+class RankResources:
     runner: ModelRunner | NullRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
@@ -50,33 +50,33 @@ class Parts:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))
 
 
-def build_parts(spec: RankSpec) -> Parts:
+def build_rank_resources(spec: RankSpec) -> RankResources:
     """Raises ModelError, UnavailableError or ConfigError for what this machine or this model cannot do."""
     torch.set_num_threads(spec.num_threads)
     device = _device(spec)
     if device.type == "cpu":
-        return _parts(spec, device, None)
+        return _resources(spec, device, None)
     stream = compute_stream(device)
     with torch.cuda.stream(stream):
-        parts = _parts(spec, device, stream)
+        resources = _resources(spec, device, stream)
     stream.synchronize()  # other threads and peers do not wait for it
-    return parts
+    return resources
 
 
-def _parts(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream | None) -> Parts:
+def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream | None) -> RankResources:
     model = _model(spec, device)
     where = device, stream, model.config.end_tokens
     if spec.role == "aggregated":
-        return Parts(_runner(spec, model, None), *where)
+        return RankResources(_runner(spec, model, None), *where)
     transport = open_transport(spec.scenario.network.transport, device)
     runner = _runner(spec, model, transport)
     planes = runner.kv.planes
     worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return Parts(worker, *where, sender, wiring.transport(spec.scenario).num_queues)
+        return RankResources(worker, *where, sender, wiring.transport(spec.scenario).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return Parts(worker, *where, receiver, memory=receiver.describe()._asdict())
+    return RankResources(worker, *where, receiver, memory=receiver.describe()._asdict())
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:

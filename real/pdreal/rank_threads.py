@@ -11,7 +11,7 @@ from threading import Condition
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
-from pdreal.parts import Parts
+from pdreal.rank_resources import RankResources
 from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
 
@@ -26,18 +26,20 @@ class Computed(NamedTuple):
     end_ns: int
 
 
-class Hands:
-    def __init__(self, loop: AbstractEventLoop, parts: Parts) -> None:
+class RankThreads:
+    def __init__(self, loop: AbstractEventLoop, resources: RankResources) -> None:
         self._loop = loop
-        self._runner = parts.runner
-        self._mover: Any = parts.mover
-        self._on_gpu = parts.device.type == "cuda"
+        self._runner = resources.runner
+        self._mover: Any = resources.mover
+        self._on_gpu = resources.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
         """By this rank: the step that computes layers, and how many groups it has."""
-        self._compute = ThreadPoolExecutor(1, "compute", parts.enter_compute)
-        self._scatter = ThreadPoolExecutor(1, "scatter", parts.enter_copies)
-        self._workers = [ThreadPoolExecutor(1, f"transfer-{i}", parts.enter_copies) for i in range(parts.num_workers)]
+        self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
+        self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
+        self._workers = [
+            ThreadPoolExecutor(1, f"transfer-{i}", resources.enter_copies) for i in range(resources.num_workers)
+        ]
 
     def warm_up(self) -> None:
         """What each thread does for the first time, before anybody waits for it. Returns when it is done."""
