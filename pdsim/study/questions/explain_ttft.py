@@ -3,7 +3,7 @@
 from pdsim.metrics.explain import STAGES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.pd_or_not import TOGETHER, aggregated
+from pdsim.study.questions.pd_or_not import AGGREGATED, aggregated
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import change, milliseconds, number, percent
@@ -15,7 +15,7 @@ _SAID = 3
 
 def arms(base: Base) -> list[Arm]:
     alone = {"client": {"use": "closed_loop", "concurrency": 1}}
-    return [Arm(_APART, {}), Arm(_ALONE, alone), Arm(TOGETHER, aggregated(base))]
+    return [Arm(_APART, {}), Arm(_ALONE, alone), Arm(AGGREGATED, aggregated(base))]
 
 
 def verdict(study: Study) -> Verdict:
@@ -33,11 +33,11 @@ def verdict(study: Study) -> Verdict:
 
 
 def _compared(study: Study) -> list[str]:
-    if TOGETHER not in study.labels():
+    if AGGREGATED not in study.labels():
         return []
-    if study[TOGETHER].is_saturated:
+    if study[AGGREGATED].is_saturated:
         return ["The same GPUs without disaggregation cannot take the load."]
-    ratio = study.ratio(_APART, TOGETHER, "mean_ttft_ms")
+    ratio = study.ratio(_APART, AGGREGATED, "mean_ttft_ms")
     return [f"Against the same GPUs without disaggregation, TTFT is {change(ratio)}."]
 
 

@@ -7,7 +7,7 @@ from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import change, is_told_apart, number, share, times
 
-TOGETHER = "aggregated"
+AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
 """Of the prompts' own tokens: where the crossover is looked for."""
@@ -27,7 +27,7 @@ def aggregated(base: Base) -> Changes:
 
 
 def arms(base: Base) -> list[Arm]:
-    return [Arm(TOGETHER, aggregated(base)), *splits(base)]
+    return [Arm(AGGREGATED, aggregated(base)), *splits(base)]
 
 
 def other_prompts(study: Study) -> list[Arm]:
@@ -43,15 +43,15 @@ def other_prompts(study: Study) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    apart = [label for label in study.labels("") if label != TOGETHER]
-    if TOGETHER not in study.labels(""):
+    apart = [label for label in study.labels("") if label != AGGREGATED]
+    if AGGREGATED not in study.labels(""):
         best = study.best(apart)
-        return Verdict(best, _DO, f"the aggregated cluster is not possible: {study.error(TOGETHER)}")
+        return Verdict(best, _DO, f"the aggregated cluster is not possible: {study.error(AGGREGATED)}")
     if not apart:
-        return Verdict(TOGETHER, _DO_NOT, "no split is possible.")
+        return Verdict(AGGREGATED, _DO_NOT, "no split is possible.")
     best = study.best(apart)
-    winner = study.best([best, TOGETHER])
-    other = TOGETHER if winner == best else best
+    winner = study.best([best, AGGREGATED])
+    other = AGGREGATED if winner == best else best
     goodput = study.goodput_ratio(winner, other)
     if study.meets(winner) and not study.meets(other):
         text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
@@ -64,7 +64,7 @@ def verdict(study: Study) -> Verdict:
     if not study[winner].is_saturated and not study[other].is_saturated:
         text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
         text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
-    return Verdict(winner, _DO_NOT if winner == TOGETHER else _DO, text + ".", _crossover(study))
+    return Verdict(winner, _DO_NOT if winner == AGGREGATED else _DO, text + ".", _crossover(study))
 
 
 def _crossover(study: Study) -> list[str]:
@@ -75,7 +75,7 @@ def _crossover(study: Study) -> list[str]:
     found: dict[int, str] = {}
     for series, tokens in {**lengths, "": round(_own_tokens(study))}.items():
         labels = study.labels(series)
-        together = next((label for label in labels if label.startswith(TOGETHER)), None)
+        together = next((label for label in labels if label.startswith(AGGREGATED)), None)
         apart = [label for label in labels if label != together]
         if together is None or not apart:
             continue
@@ -88,7 +88,7 @@ def _better(study: Study, apart: str, together: str) -> str:
     """Which of the two meets the SLO; if both or none do, by goodput; where that is the same, by latency."""
     name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
-        return f"{name if study.meets(apart) else TOGETHER} alone meets the SLO"
+        return f"{name if study.meets(apart) else AGGREGATED} alone meets the SLO"
     if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
         return f"{name} has {times(goodput)} the aggregated goodput"
     return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
