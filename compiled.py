@@ -65,7 +65,7 @@ def compile_in_place() -> None:
             name="pdsim_compiled",
             packages=[],
             ext_modules=extensions,
-            script_args=["--quiet", "build_ext", "--inplace", "--build-temp", folder],
+            script_args=["--quiet", "build_ext", "--inplace", "--build-temp", folder, "--build-lib", folder],
         )
 
 

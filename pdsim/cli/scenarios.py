@@ -60,7 +60,7 @@ def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
         Which of the two.
 
     """
-    from pdsim.scenario.json_schema import scenario_schema
+    from pdsim.scenario.loading import scenario_schema
     from pdsim.study.sweep_file import sweep_schema
 
     print_json(sweep_schema() if of == "sweep" else scenario_schema())

@@ -18,8 +18,8 @@ from pdsim.cli.command import print_json
 from pdsim.cli.finished import progress_over
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.run_folder import JOURNAL, SCENARIO, SUMMARY, read_records, read_summary
+from pdsim.scenario.component import imports_are_allowed
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.trust import imports_are_allowed
 from pdsim.scenario.yaml_file import ConfigError
 
 _CANNOT = 2

@@ -5,9 +5,12 @@ tables below or an import path. In a file a field with a unit goes without its s
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from importlib.machinery import PathFinder
 from math import isfinite
 from pathlib import Path
 from types import NoneType
@@ -25,13 +28,42 @@ from pdsim.policy.protocols import (
     RoutingPolicy,
     TransferPolicy,
 )
-from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.quantity import DIMENSIONS, Dimension
-from pdsim.scenario.trust import require_trust
+from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.clients import Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload
+
+_ALLOWED: ContextVar[bool] = ContextVar("imports_allowed", default=True)
+
+
+@contextmanager
+def imports(*, allowed: bool) -> Iterator[None]:
+    """Whether components may be named by import path, for as long as this lasts."""
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def imports_are_allowed() -> bool:
+    return _ALLOWED.get()
+
+
+def require_trust(name: str, module: str) -> None:
+    """Raises ValueError with the file that would be imported, which is found without importing anything."""
+    if imports_are_allowed():
+        return
+    package = module.partition(".")[0]
+    found = PathFinder.find_spec(package) or PathFinder.find_spec(package, [""])
+    where = "which is nowhere to be found" if found is None else f"from {found.origin or package}"
+    raise ValueError(
+        f"{name!r} is no built-in name: pdsim would import the module {module}, {where}, and run its code; "
+        "if you trust whoever wrote it, give --trust or set PDSIM_TRUST=1"
+    )
+
 
 BUILT_IN: dict[Any, dict[str, str]] = {
     PrefillPolicy: {

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from pdsim.core.router import RetryLimits
-from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.quantity import Duration
 from pdsim.scenario.section import Section
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 
 class Kill(Section):

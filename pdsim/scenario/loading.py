@@ -1,17 +1,19 @@
 """From a scenario file and --set changes to a Scenario; every mistake with its file, line and field."""
 
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
+from pdsim.scenario.component import describe_component
 from pdsim.scenario.faults import KINDS, TAG
-from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
 from pdsim.scenario.section import Section
-from pdsim.scenario.yaml_file import ConfigError, line_of, parse_yaml, read_yaml
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
@@ -95,3 +97,13 @@ def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
             options = (hint, *get_args(hint))
             section = next(one for one in options if isinstance(one, type) and issubclass(one, Section))
     return [field.alias or name for name, field in section.model_fields.items()]
+
+
+class _Generator(GenerateJsonSchema):
+    def encode_default(self, dft: Any) -> Any:
+        return describe_component(dft) if is_dataclass(dft) else super().encode_default(dft)
+
+
+def scenario_schema() -> dict[str, Any]:
+    schema: dict[str, Any] = Scenario.model_json_schema(schema_generator=_Generator)
+    return schema

@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from pdsim.scenario.component import base_folder
-from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.yaml_file import ConfigError, read_yaml
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 _BESIDE = ("measured", "host")
 """Sections of a profile's cost that a scenario may change."""

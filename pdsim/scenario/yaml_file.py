@@ -1,6 +1,7 @@
 """YAML 1.2 files: reading, writing, and where a field stands."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,8 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
             break
         line, node = found[0].start_mark.line + 1, found[1]
     return line
+
+
+def did_you_mean(word: str, among: Iterable[str]) -> str:
+    close = get_close_matches(word, list(among), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

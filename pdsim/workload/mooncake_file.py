@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.core.sequence import Spans
+from pdsim.workload.client_driver import sessions_of
 from pdsim.workload.request_spec import RequestSpec
-from pdsim.workload.sessions import sessions_of
 
 
 class NotASessionError(ValueError):

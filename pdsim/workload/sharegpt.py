@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.checks import above_zero
+from pdsim.workload.lengths import above_zero
 from pdsim.workload.request_spec import RequestSpec, Streams
-from pdsim.workload.trace import Trace
-from pdsim.workload.trace_file import Line, in_order, json_records
+from pdsim.workload.trace_file import Line, Trace, in_order, json_records
 
 _LEAST_TOKENS = 2
 """Of a prompt and of an answer: SGLang's client drops shorter ones."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from pdsim.core.sequence import Spans
-from pdsim.workload.checks import positive
-from pdsim.workload.lengths import Lengths
+from pdsim.workload.lengths import Lengths, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
 
 

@@ -6,10 +6,12 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
+from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -146,3 +148,34 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
         spec._replace(request_id=i, after=tuple(places[earlier] for earlier in spec.after))
         for i, spec in enumerate(ordered)
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    path: Path
+    num_requests: int | None = None
+    """The first so many; None reads all."""
+
+    def __post_init__(self) -> None:
+        positive(self, num_requests=self.num_requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedTrace(Trace):
+    speedup: float = 1.0
+    """2 replays the arrivals in half the time; delays stay."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(self, speedup=self.speedup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTrace(TimedTrace):
+    """Prompts are hash ids, one for each block."""
+
+    block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, block_tokens=self.block_tokens)

@@ -8,8 +8,7 @@ from itertools import islice
 from pdsim.core.sequence import Spans
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace import BlockTrace, TimedTrace
-from pdsim.workload.trace_file import Line, csv_lines, in_order, json_lines
+from pdsim.workload.trace_file import BlockTrace, Line, TimedTrace, csv_lines, in_order, json_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,8 @@ from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
 from pdsim.calibration.fit.regression import Fitted, Form, fit
 from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
-from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.measured import Setup
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_transport, names
 from pdsim.system.model import KV_DTYPES
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 Floats = NDArray[np.float64]
 Columns = dict[str, Floats]

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pdsim.metrics.summary import Client, by_client
-from pdsim.scenario.hint import did_you_mean
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError, read_yaml
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 MEASURED = "measured.yaml"
 

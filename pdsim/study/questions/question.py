@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 

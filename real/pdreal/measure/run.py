@@ -21,8 +21,7 @@ from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.options import Options
-from pdsim.scenario.hint import did_you_mean
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import UnknownNameError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
