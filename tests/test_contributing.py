@@ -10,7 +10,7 @@ import pytest
 from pdsim import load_scenario, simulate
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import parse_yaml, to_yaml
-from pdsim.system.gpu import GpuSpec
+from pdsim.system.catalog import GpuSpec
 from tests.markdown import ROOT, blocks, commands
 
 PAGE = ROOT / "CONTRIBUTING.md"

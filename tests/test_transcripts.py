@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pdsim.study.folder import read_sweep
+from pdsim.study.result import read_sweep
 from tests.markdown import ROOT, blocks
 
 LEFT_OUT = {

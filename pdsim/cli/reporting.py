@@ -16,7 +16,7 @@ from pdsim.show.page import Page
 from pdsim.show.run_page import ReportedRun, run_page
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.study.folder import is_sweep_folder, read_sweep
+from pdsim.study.result import is_sweep_folder, read_sweep
 
 
 def make_page(

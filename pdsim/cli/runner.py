@@ -28,7 +28,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.system.catalog import names
-from pdsim.workload.clients import ClosedLoop
+from pdsim.workload.client_driver import ClosedLoop
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 """What is told of a run between the ends of its cost."""

@@ -35,7 +35,7 @@ from pdsim.scenario.schema import (
 from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Role, default_mem_fraction
-from pdsim.workload.clients import Client
+from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
 

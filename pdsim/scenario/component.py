@@ -31,7 +31,7 @@ from pdsim.policy.protocols import (
 from pdsim.scenario.quantity import DIMENSIONS, Dimension
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.arrivals import Arrivals
-from pdsim.workload.clients import Client
+from pdsim.workload.client_driver import Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload
 
@@ -112,12 +112,12 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "bailian_trace": "pdsim.workload.traces:BailianTrace",
         "burstgpt_trace": "pdsim.workload.traces:BurstGptTrace",
         "azure_trace": "pdsim.workload.traces:AzureTrace",
-        "sharegpt": "pdsim.workload.sharegpt:ShareGpt",
+        "sharegpt": "pdsim.workload.traces:ShareGpt",
         "request_table": "pdsim.workload.traces:RequestTable",
     },
     Client: {
-        "open_loop": "pdsim.workload.clients:OpenLoop",
-        "closed_loop": "pdsim.workload.clients:ClosedLoop",
+        "open_loop": "pdsim.workload.client_driver:OpenLoop",
+        "closed_loop": "pdsim.workload.client_driver:ClosedLoop",
     },
     Arrivals: {
         "poisson": "pdsim.workload.arrivals:Poisson",

@@ -27,7 +27,7 @@ from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_o
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
 from pdsim.system.model import Dtype, KvDtype, StateDtype
-from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
+from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
 

@@ -10,7 +10,7 @@ from pdsim.scenario.build import resolve
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings
 from pdsim.workload.arrivals import Poisson
-from pdsim.workload.clients import ClosedLoop
+from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 

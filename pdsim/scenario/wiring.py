@@ -13,8 +13,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_transport
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
-from pdsim.system.topology import Path, Topology
-from pdsim.system.transport import Transport
+from pdsim.system.transport import Path, Topology, Transport
 
 
 @dataclass(frozen=True, kw_only=True)

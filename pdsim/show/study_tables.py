@@ -12,10 +12,9 @@ from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.quantity import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits
-from pdsim.study.interval import Estimate
 from pdsim.study.plan import shown
 from pdsim.study.questions.answer import Answer
-from pdsim.study.result import PointResult, SweepResult
+from pdsim.study.result import Estimate, PointResult, SweepResult
 from pdsim.study.sweep_file import SloSettings
 
 _LEAST = 4

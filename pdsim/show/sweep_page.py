@@ -9,9 +9,8 @@ from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.page import Card, FigureBlock, Page, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
 from pdsim.show.table import Cell, Table, cell
-from pdsim.study.interval import Estimate
 from pdsim.study.plan import described, shown
-from pdsim.study.result import PointResult, SweepResult
+from pdsim.study.result import Estimate, PointResult, SweepResult
 
 _LOADS = ("client.concurrency", "client.arrivals.rate")
 _PREFILL, _DECODE = "prefill.instances", "decode.instances"

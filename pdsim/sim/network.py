@@ -19,8 +19,7 @@ from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.timeline import Alarm, Timeline
-from pdsim.system.topology import Path, Topology
-from pdsim.system.transport import Transport
+from pdsim.system.transport import Path, Topology, Transport
 
 
 @dataclass(slots=True, eq=False)

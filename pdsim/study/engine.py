@@ -1,12 +1,104 @@
-"""Who computes tasks: this process, others of this machine, or a Ray cluster."""
+"""Engines compute tasks: in this process, in a pool of processes, or on a Ray cluster."""
 
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
 
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.compute import Done, compute
+from pdsim.study.compute import Done, compute, crashed
 from pdsim.study.plan import Task
-from pdsim.study.pool import Pool
+
+_ATTEMPTS = 2
+
+
+class WorkerDiedError(Exception):
+    """Says how."""
+
+
+class Pool:
+    """So many workers, started when there is work for them and kept until the pool is closed."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._idle: list[_Worker] = []
+        self._busy: dict[Any, tuple[_Worker, Task, int]] = {}
+        """By the stream that their answers come from: with the task and which attempt it is."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        """As they are done."""
+        waiting = deque((task, 1) for task in tasks)
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._num_workers:
+                self._begin(*waiting.popleft())
+            for stream in wait(list(self._busy)):
+                worker, task, attempt = self._busy.pop(stream)
+                try:
+                    done = worker.answer()
+                except WorkerDiedError as death:
+                    if attempt < _ATTEMPTS:
+                        waiting.appendleft((task, attempt + 1))
+                    else:
+                        yield crashed(task, f"{_ATTEMPTS} times, the last time of {death}")
+                else:
+                    self._idle.append(worker)
+                    yield done
+
+    def close(self) -> None:
+        """Also in the midst of work, which is then lost."""
+        for worker in [*self._idle, *(worker for worker, _, _ in self._busy.values())]:
+            worker.stop()
+        self._idle.clear()
+        self._busy.clear()
+
+    def _begin(self, task: Task, attempt: int) -> None:
+        worker = self._idle.pop() if self._idle else _Worker()
+        worker.send(task)
+        self._busy[worker.answers] = (worker, task, attempt)
+
+
+class _Worker:
+    """A process that runs pdsim.study.worker. It finds modules where this process finds them."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pdsim.study.worker"],  # -P: not the folder that it starts in, too
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._tasks, self.answers = self._process.stdin, self._process.stdout
+
+    def send(self, task: Task) -> None:
+        with suppress(BrokenPipeError):  # it has died, which its answer will show
+            pickle.dump(task, self._tasks)
+            self._tasks.flush()
+
+    def answer(self) -> Done:
+        try:
+            done: Done = pickle.load(self.answers)  # noqa: S301  it is our own process
+        except (EOFError, pickle.UnpicklingError):
+            code = self.stop()
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise WorkerDiedError(how) from None
+        return done
+
+    def stop(self) -> int:
+        """It ends when its tasks do."""
+        with suppress(BrokenPipeError):
+            self._tasks.close()
+        self.answers.close()
+        return self._process.wait()
 
 
 class Engine(Protocol):
@@ -16,7 +108,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Here:
+class InProcessEngine:
     """This process: nothing to start, but one that dies takes all with it."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
@@ -34,7 +126,7 @@ def open_engine(name: str, num_workers: int) -> Engine:
 
         return RayCluster(address or None)
     if name == "here":
-        return Here()
+        return InProcessEngine()
     if name != "pool":
         raise ConfigError(f"--engine {name}: there are pool, here, ray and ray:ADDRESS")
     if num_workers < 1:

@@ -1,21 +1,92 @@
-"""What a sweep found: each point's estimates over its replications, read from the shards."""
+"""A sweep's result: each point's estimates over its replications, goodput, and the folder read back."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+from math import atan, cos, pi, sin, sqrt
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from pyarrow import parquet
 
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.compute import metrics
 from pdsim.study.design import Changes
-from pdsim.study.goodput import Attained, attained
 from pdsim.study.identity import scenario_of
-from pdsim.study.interval import Estimate, estimate
 from pdsim.study.plan import Point, described
-from pdsim.study.shard import metrics
-from pdsim.study.store import Store
+from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
+
+_CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    mean: float
+    half_width: float | None
+    """The true mean lies so far from it at most, with 95 % confidence; None: one replication says nothing of that."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    mean = fmean(values)
+    if len(values) == 1:
+        return Estimate(mean, None)
+    return Estimate(mean, quantile(len(values) - 1) * stdev(values) / sqrt(len(values)))
+
+
+@cache
+def quantile(degrees: int) -> float:
+    """Within so many standard errors of 0 lies 95 % of a t-distribution."""
+    low, high = 0.0, 100.0
+    while high - low > 1e-9:  # noqa: PLR2004
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < _CONFIDENCE else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability of [-t, t]: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    angle = atan(t / sqrt(degrees))
+    is_odd = degrees % 2
+    term = cos(angle) if is_odd else 1.0
+    total = 0.0
+    for k in range(2 + is_odd, degrees + 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (k - 1) / k
+    return (angle + sin(angle) * total) * 2 / pi if is_odd else sin(angle) * total
+
+
+class Attained(NamedTuple):
+    attainment: float
+    """Of all requests that were sent; those that failed do not meet it."""
+    goodput_per_gpu: float
+    """Requests that meet it, per second and GPU."""
+    ttft_ms: float
+    """At the percentile that is to meet the SLO, of finished requests; as is the next."""
+    tpot_ms: float
+
+
+def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_tokens: Any) -> Attained:
+    """Of a row and its arrays over finished requests. A request of one token has no time per token to meet."""
+    meets = np.ones(len(ttft_ns), dtype=bool)
+    if slo.ttft is not None:
+        meets &= ttft_ns <= slo.ttft
+    if slo.e2e is not None:
+        meets &= e2e_ns <= slo.e2e
+    if slo.tpot is not None:
+        meets &= e2e_ns - ttft_ns <= slo.tpot * (output_tokens - 1)
+    number = int(meets.sum())
+    sent = row["completed"] + row["failed"] + row["unfinished"]
+    seconds = row["duration"] * row["gpus"]
+    several = output_tokens > 1
+    tpot_ns = (e2e_ns - ttft_ns)[several] / (output_tokens[several] - 1)
+    tails = (float(np.percentile(ns, 100 * slo.attainment)) / 1e6 if len(ns) else 0.0 for ns in (ttft_ns, tpot_ns))
+    return Attained(number / sent if sent else 0.0, number / seconds if seconds else 0.0, *tails)
 
 
 @dataclass(frozen=True)
@@ -163,3 +234,37 @@ def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
         return Replication(row, {})
     arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]
     return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()}, scenario)
+
+
+def is_sweep_folder(folder: Path) -> bool:
+    return (folder / PLAN).is_file()
+
+
+def read_sweep(folder: Path) -> SweepResult:
+    """All points whose runs have been computed. Raises ConfigError if there is none, or if the folder is damaged."""
+    store = Store(folder)
+    if not (folder / HEAD).is_file():
+        raise ConfigError(f"{folder} has no {HEAD}: start its sweep again, which keeps what is computed")
+    try:
+        head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
+        rows = parquet.read_table(folder / PLAN).to_pylist()
+    except (pa.ArrowException, ValueError, KeyError, TypeError) as broken:
+        raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
+    keys: dict[int, list[str]] = {}
+    changes: dict[int, Changes] = {}
+    for row in rows:
+        number = row.pop("point")
+        keys.setdefault(number, []).append(row.pop("key"))
+        changes[number] = _changes(row)
+    found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
+    computed = [number for number in keys if not {found[key] for key in keys[number]} & {None, DAMAGED}]
+    if not computed:
+        raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
+    points = [PointResult(n, changes[n], replications(store, keys[n], slos)) for n in computed]
+    num_damaged = sum(status == DAMAGED for status in found.values())
+    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[n]) for n in computed), num_damaged)
+
+
+def _changes(row: Mapping[str, Any]) -> Changes:
+    return {field: value for field, value in row.items() if field != "seed" and value is not None}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pdsim.system.gpu import GpuSpec
+from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, ModelSpec, StateDtype
 
 GIB = 1 << 30

@@ -1,12 +1,38 @@
-"""Sends the requests of a workload: at their times, or as earlier ones end."""
+"""Open and closed loops: send the requests of a workload at their times, or as earlier ones end."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from pdsim.workload.clients import Client, ClosedLoop
+from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.request_spec import RequestSpec, Streams
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Sends each request at its time, whatever is still unanswered."""
+
+    arrivals: Arrivals | None = None
+    """None: at the times of the trace."""
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Keeps so many requests in flight: all at once at the start, then one for each that ends.
+
+    A request's latency counts from when it is sent, so waiting in the client is not in it (as in SGLang's client).
+    """
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"a closed loop needs concurrency >= 1, found {self.concurrency}")
+
+
+Client = OpenLoop | ClosedLoop
 
 
 class Timeline(Protocol):

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are."""
+"""Distributions of token counts, and what the settings of a workload must be."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from pdsim.core.sequence import Spans
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.arrivals import Constant, Gamma, Poisson
-from pdsim.workload.client_driver import ClientDriver
-from pdsim.workload.clients import OpenLoop
+from pdsim.workload.client_driver import ClientDriver, OpenLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 rates = st.floats(0.1, 1000)

@@ -14,10 +14,10 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.show.study_tables import EXAMPLE, print_answer
-from pdsim.study.interval import Estimate
 from pdsim.study.questions import base
 from pdsim.study.questions.question import NAMES
 from pdsim.study.questions.study import Study
+from pdsim.study.result import Estimate
 from tests.questions.test_questions import SCENARIO
 
 BURSTY = SCENARIO.replace(

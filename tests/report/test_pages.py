@@ -18,7 +18,7 @@ from pdsim.show.style import to_svg
 from pdsim.show.sweep_figures import Dot, frontier
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
-from pdsim.study.folder import read_sweep
+from pdsim.study.result import read_sweep
 from pdsim.study.running import sweep
 from tests.support import run, small, small_aggregated
 

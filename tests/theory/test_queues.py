@@ -12,8 +12,7 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.sim.network import Network
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.sim.timeline import Timeline
-from pdsim.system.topology import Topology
-from pdsim.system.transport import Transport
+from pdsim.system.transport import Topology, Transport
 from tests.support import MILLISECOND, run, small
 
 

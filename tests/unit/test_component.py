@@ -11,7 +11,7 @@ from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy
 from pdsim.scenario.component import BUILT_IN, build_component, describe_component
 from pdsim.workload.arrivals import Poisson
-from pdsim.workload.clients import Client, ClosedLoop, OpenLoop
+from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.request_spec import Workload
 from pdsim.workload.synthetic import RandomLengths, Sessions

@@ -6,9 +6,8 @@ import pytest
 
 from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.request_spec import Streams
-from pdsim.workload.sharegpt import ShareGpt
 from pdsim.workload.trace_file import TraceError
-from pdsim.workload.traces import MooncakeTrace
+from pdsim.workload.traces import MooncakeTrace, ShareGpt
 
 
 def node(name, *awaited, **more):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
-from pdsim.system.gpu import GpuSpec
+from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, Dtype
 
 Operator = Literal["matrix", "weights", "attention", "kv"]

@@ -29,7 +29,7 @@ from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.gpu import GpuSpec
+from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import Dtype, ModelSpec
 
 ENDS = ("low", "best", "high")

@@ -18,14 +18,13 @@ from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
-from pdsim.study.questions.answer import SATURATED, Answer, Row
+from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, Row
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
-from pdsim.study.questions.columns import COLUMNS
 from pdsim.study.questions.question import Arm, Question, Verdict, place_of, question
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
 from pdsim.study.running import Progress
-from pdsim.workload.clients import ClosedLoop
+from pdsim.workload.client_driver import ClosedLoop
 
 
 def ask(

@@ -14,7 +14,7 @@ from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, 
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
-from pdsim.workload.clients import ClosedLoop
+from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
 from pdsim.workload.trace_file import TraceError, open_trace
 

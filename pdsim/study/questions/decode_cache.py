@@ -1,12 +1,12 @@
 """Does a radix cache on decode pay, and what does it cost?"""
 
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.interval import Estimate
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import change, is_told_apart, milliseconds, number, percent, times
-from pdsim.workload.clients import ClosedLoop
+from pdsim.study.result import Estimate
+from pdsim.workload.client_driver import ClosedLoop
 
 _OFF, _ON = "off", "on"
 _FIELD = "decode.radix_cache"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.scenario.yaml_file import write_yaml
-from pdsim.study.interval import Estimate, estimate
 from pdsim.study.questions.base import AskOptions, Base
 from pdsim.study.questions.question import Arm
 from pdsim.study.questions.words import is_told_apart, times
-from pdsim.study.result import PointResult
+from pdsim.study.result import Estimate, PointResult, estimate
 from pdsim.study.running import Progress, sweep
 from pdsim.study.sweep_file import SloSettings
 

@@ -2,7 +2,7 @@
 
 from math import isinf
 
-from pdsim.study.interval import Estimate
+from pdsim.study.result import Estimate
 
 
 def number(value: float, digits: int = 3) -> str:
