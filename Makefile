@@ -86,6 +86,7 @@ plain: ## remove what `make fast` compiled
 test-compiled: .venv/dev plain ## build a compiled wheel, and run the golden scenarios, laws and replays on it
 	$(SAY) wheel build/wheel
 	@rm -rf build/wheel build/compiled
+	@command -v cc > /dev/null || { echo "a compiled wheel needs a C compiler (Debian, Ubuntu: apt install gcc)" >&2; exit 1; }
 	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target build/compiled build/wheel/*.whl
 	$(SAY) pytest "tests, compiled"
