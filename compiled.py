@@ -19,7 +19,6 @@ COMPILED = (
     "pdsim/policy/protocols.py",
     "pdsim/policy/views.py",
     "pdsim/metrics/recorder.py",
-    "pdsim/workload/client_driver.py",
 )
 INTERPRETED = {
     "pdsim/core/invariants.py",
