@@ -27,7 +27,6 @@ INTERPRETED = {
     "pdsim/cost/settings.py",
     "pdsim/sim/result.py",
     "pdsim/sim/sensitivity.py",
-    "pdsim/sim/timeline.py",
 }
 
 MYPY = """

@@ -2,31 +2,26 @@
 
 from collections.abc import Sequence
 
-from pdsim.cli.asking import ask
 from pdsim.cli.command import program, run_app
-from pdsim.cli.measurements import calibrate, scale, validate
-from pdsim.cli.runs import compare, explain, export, replay, report, run
-from pdsim.cli.scenarios import catalog, schema, sglang
-from pdsim.cli.sweeping import sweep
 
 app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
-for command in (
-    ask,
-    run,
-    compare,
-    validate,
-    calibrate,
-    scale,
-    explain,
-    report,
-    replay,
-    sweep,
-    export,
-    sglang,
-    catalog,
-    schema,
+for path in (
+    "asking:ask",
+    "runs:run",
+    "runs:compare",
+    "measurements:validate",
+    "measurements:calibrate",
+    "measurements:scale",
+    "runs:explain",
+    "runs:report",
+    "runs:replay",
+    "sweeping:sweep",
+    "runs:export",
+    "scenarios:sglang",
+    "scenarios:catalog",
+    "scenarios:schema",
 ):
-    app.command(command)
+    app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,19 +10,20 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from simpy import Environment, Event
+from simpy import Environment
 from simpy.events import EventPriority
 
 FIRST = EventPriority(1)
 CHOICES = EventPriority(1 << 20)
 
+Callback = Callable[[Any], None]
+"""Takes the alarm's payload."""
 
-class Alarm(Event):
+
+class Alarm:
     """Calls back once, at its time."""
 
-    _ok = True
-
-    def __init__(self, callback: "Callback", payload: Any) -> None:
+    def __init__(self, callback: Callback, payload: Any) -> None:
         self.callback = callback
         self.payload = payload
 
@@ -31,20 +32,18 @@ class Alarm(Event):
         self.callback = _nothing
 
 
-Callback = Callable[[Any], None]
-"""Takes the alarm's payload."""
-
-
 def _nothing(_: Any) -> None:
     pass
 
 
-class Timeline(Environment):
-    """SimPy's environment, whose every delay is a whole number of ns."""
+class Timeline:
+    """SimPy's event queue, whose every delay is a whole number of ns. Law: tests/laws/test_alarms.py."""
 
-    now_ns = 0
-    num_events = 0
-    """Scheduled so far."""
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.num_events = 0
+        """Scheduled so far."""
+        self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
         """A SimPy timeout with a callback, in its place among the events of that instant."""
@@ -55,11 +54,11 @@ class Timeline(Environment):
         return alarm
 
     def run_all(self) -> None:
-        """SimPy's run, for alarms alone: nothing else is scheduled here, and none of them can fail."""
-        queue: list[Any] = self._queue
+        """Do what SimPy's run does, for alarms alone: nothing else is scheduled here, and none of them can fail."""
+        queue = self._queue
         while queue:
             now_ns, _, _, alarm = heappop(queue)
-            self._now = self.now_ns = now_ns
+            self.now_ns = now_ns
             alarm.callback(alarm.payload)
 
     @property
