@@ -18,7 +18,10 @@ COMPILED = (
     "pdsim/sim/*.py",
     "pdsim/policy/protocols.py",
     "pdsim/policy/views.py",
+    "pdsim/metrics/distribution.py",
     "pdsim/metrics/recorder.py",
+    "pdsim/metrics/summary.py",
+    "pdsim/workload/hash_blocks.py",
 )
 INTERPRETED = {
     "pdsim/core/invariants.py",

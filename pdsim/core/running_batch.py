@@ -8,7 +8,6 @@ Law: tests/laws/test_decode_steps.py.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
@@ -179,12 +178,12 @@ class RunningBatch(Generic[Request]):
 
     def _due(self, skip_steps: int, num_steps: int) -> list[Lease]:
         """Leases that open a page, in order, in num_steps <= page_size steps after the next skip_steps."""
-        start = (self.num_steps + skip_steps) % self._page_size
-        stop = start + num_steps
-        phases = self._by_phase[start:stop]
-        if stop > self._page_size:
-            phases += self._by_phase[: stop - self._page_size]
-        return list(chain.from_iterable(map(dict.values, filter(None, phases))))
+        start = self.num_steps + skip_steps
+        leases: list[Lease] = []
+        for step in range(start, start + num_steps):
+            if due := self._by_phase[step % self._page_size]:
+                leases += due.values()
+        return leases
 
     def _open_later_pages(self, num_steps: int) -> None:
         leases = self._due(1, min(num_steps, self._page_size))

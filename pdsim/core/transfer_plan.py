@@ -38,7 +38,7 @@ class RankPairLayout:
     """State of linear-attention layers per request, sent behind the last page."""
     num_state_planes: int = 0
 
-    def size(self, source: Sequence[int], target: Sequence[int], *, with_state: bool) -> "TransferSize":
+    def size(self, source: tuple[int, ...], target: tuple[int, ...], *, with_state: bool) -> "TransferSize":
         """The size of these pages, and of the request's state."""
         if self.slices:
             pieces = len(source) * self.page_size
@@ -73,19 +73,11 @@ class TransferSize(NamedTuple):
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
-def _rises(pages: Sequence[int]) -> bool:
-    return tuple(pages) == tuple(range(pages[0], pages[0] + len(pages)))
-
-
-def num_runs(source: Sequence[int], target: Sequence[int]) -> int:
+def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
     """Longest stretches in which the page ids of both sides rise by one."""
-    if not source:
-        return 0
-    count, most = 1, len(source) - 1
-    if source[-1] - source[0] == most == target[-1] - target[0] and _rises(source) and _rises(target):
-        return 1
-    for before, after, target_before, target_after in zip(source, source[1:], target, target[1:], strict=False):
-        if after - before != 1 or target_after - target_before != 1:
+    count = min(1, len(source))
+    for i in range(1, len(source)):
+        if source[i] - source[i - 1] != 1 or target[i] - target[i - 1] != 1:
             count += 1
     return count
 

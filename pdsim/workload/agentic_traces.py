@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
+from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace_file import BlockTrace, HashBlocks, Line, Trace, in_order, json_lines
+from pdsim.workload.trace_file import BlockTrace, Line, Trace, in_order, json_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,15 @@ import csv
 import gzip
 import json
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-from pdsim.core.sequence import Spans
 from pdsim.workload.lengths import above_zero, positive
-from pdsim.workload.request_spec import RequestSpec, fresh_streams
+from pdsim.workload.request_spec import RequestSpec
 
 
 class TraceError(ValueError):
@@ -146,6 +144,8 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
     if not ordered:
         raise TraceError(f"{path}: no requests in it")
     places = {spec.request_id: i for i, spec in enumerate(ordered)}
+    if all(before == i for before, i in places.items()):
+        return ordered
     return [
         spec._replace(request_id=i, after=tuple(places[earlier] for earlier in spec.after))
         for i, spec in enumerate(ordered)
@@ -181,93 +181,3 @@ class BlockTrace(TimedTrace):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, block_tokens=self.block_tokens)
-
-
-class BlockRun(NamedTuple):
-    """Blocks whose ids rise by one and whose tokens follow each other in one stream."""
-
-    first_id: int
-    stream: int
-    offset: int
-    """Of the first block's first token."""
-    num_blocks: int
-
-
-class HashBlocks:
-    """Prompts as hash ids, one for each block: an id stands for its block and all before it.
-
-    So equal leading ids are a shared prefix. Each id has one parent, and a chain of first children is one stream: few
-    spans, however long the prompt and however short the blocks.
-    """
-
-    def __init__(self, block_tokens: int) -> None:
-        self._size = block_tokens
-        self._streams = fresh_streams()
-        self._first_ids: list[int] = []
-        self._runs: list[BlockRun] = []
-        """Of ids that are above all before them, as most traces number theirs: sorted."""
-        self._others: dict[int, BlockRun] = {}
-        """Of one block each."""
-        self._parents: set[int] = set()
-        """Ids at the end of a run whose first child is in another."""
-
-    def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
-        num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
-        prompt = self._prompt(line, num_tokens)
-        output = Spans.of(next(self._streams), num_outputs)
-        return RequestSpec(number, prompt, output, num_outputs, arrival_ns=round(arrival_ns))
-
-    def _prompt(self, line: Line, num_tokens: int) -> Spans:
-        ids = line.value("hash_ids")
-        size = self._size
-        if not isinstance(ids, list) or len(ids) != -(-num_tokens // size):
-            raise line.error("hash_ids", ids, f"a list of {-(-num_tokens // size)} ids, one per {size} input tokens")
-        if not set(map(type, ids)) <= {int}:
-            raise line.error("hash_ids", ids, "whole numbers")
-        spans: list[tuple[int, int, int]] = []
-        at = 0
-        while at < len(ids):
-            run = self._known(ids[at]) or self._add(ids, at, spans[-1] if spans else None)
-            skipped = ids[at] - run.first_id
-            num_blocks = _num_rising(ids, at, run.num_blocks - skipped)
-            num_span_tokens = min(num_blocks * size, num_tokens - at * size)
-            spans.append((run.stream, run.offset + skipped * size, num_span_tokens))
-            at += num_blocks
-        return Spans(spans)
-
-    def _known(self, block: int) -> BlockRun | None:
-        place = bisect_right(self._first_ids, block) - 1
-        if place >= 0 and block - self._first_ids[place] < self._runs[place].num_blocks:
-            return self._runs[place]
-        return self._others.get(block)
-
-    def _add(self, ids: Sequence[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """The run that begins with a new block; before: the span that it follows in its prompt."""
-        block = ids[at]
-        if before is not None and self._has_no_child(ids[at - 1]):
-            self._parents.add(ids[at - 1])
-            stream, offset = before[0], before[1] + before[2]
-        else:
-            stream, offset = next(self._streams), 0
-        if self._runs and block < self._runs[-1].first_id + self._runs[-1].num_blocks:
-            self._others[block] = run = BlockRun(block, stream, offset, 1)
-            return run
-        run = BlockRun(block, stream, offset, _num_rising(ids, at, len(ids) - at))
-        self._first_ids.append(block)
-        self._runs.append(run)
-        return run
-
-    def _has_no_child(self, block: int) -> bool:
-        run = self._known(block)
-        return run is not None and block == run.first_id + run.num_blocks - 1 and block not in self._parents
-
-
-def _num_rising(ids: Sequence[int], at: int, limit: int) -> int:
-    """How many ids from here on, at most `limit`, rise by one."""
-    stop = min(at + limit, len(ids))
-    if ids[stop - 1] - ids[at] == stop - 1 - at and ids[at:stop] == list(range(ids[at], ids[at] + stop - at)):
-        return stop - at
-    count = 1
-    while at + count < stop and ids[at + count] == ids[at] + count:
-        count += 1
-    return count

@@ -6,11 +6,11 @@ from datetime import datetime
 from itertools import islice
 
 from pdsim.core.sequence import Spans
+from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.lengths import above_zero
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
 from pdsim.workload.trace_file import (
     BlockTrace,
-    HashBlocks,
     Line,
     TimedTrace,
     Trace,

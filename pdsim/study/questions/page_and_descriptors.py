@@ -65,7 +65,7 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     wire = replace(wire_of(scenario, prefill, decode), page_size=page_size)
     wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
-    apart = range(0, 2 * ceil(num_tokens / page_size), 2)
+    apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
     load = wire.size(apart, apart, with_state=False)
     engine = transport(scenario)
     bandwidth = link_bandwidth(scenario.network, engine, prefill) / max(wire.num_writers, wire.num_targets)
