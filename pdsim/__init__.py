@@ -8,25 +8,17 @@ print(result.summary()["request_throughput"])
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pdsim.core import instance
-from pdsim.metrics.run_folder import RunFolderError, StoredRun
-from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.result import RunResult
-from pdsim.sim.simulation import Observation, simulate
-
 if TYPE_CHECKING:
+    from pdsim.metrics.run_folder import RunFolderError, StoredRun
+    from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.schema import Scenario
+    from pdsim.scenario.yaml_file import ConfigError
+    from pdsim.sim.result import RunResult
+    from pdsim.sim.simulation import Observation, simulate
     from pdsim.study.questions.answering import ask
     from pdsim.study.running import sweep
 
 __version__ = "0.1.0"
-
-
-def is_compiled() -> bool:
-    """Whether the core runs as machine code: a compiled wheel, or `make fast`."""
-    return not (instance.__file__ or "").endswith(".py")
-
 
 __all__ = [
     "ConfigError",
@@ -42,12 +34,27 @@ __all__ = [
     "sweep",
 ]
 
-
-_LATER = {"ask": "pdsim.study.questions.answering", "sweep": "pdsim.study.running"}
-"""They load Arrow, which takes longer to load than all the rest."""
+_PLACES = {
+    "ConfigError": "scenario.yaml_file",
+    "Observation": "sim.simulation",
+    "RunFolderError": "metrics.run_folder",
+    "RunResult": "sim.result",
+    "Scenario": "scenario.schema",
+    "StoredRun": "metrics.run_folder",
+    "ask": "study.questions.answering",
+    "load_scenario": "scenario.loading",
+    "simulate": "sim.simulation",
+    "sweep": "study.running",
+}
+"""Loaded when they are asked for: a command needs few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _PLACES:
+        return getattr(import_module(f"pdsim.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def is_compiled() -> bool:
+    """Whether the core runs as machine code: a compiled wheel, or `make fast`."""
+    return not (import_module("pdsim.core.instance").__file__ or "").endswith(".py")
