@@ -83,15 +83,18 @@ plain: ## remove what `make fast` compiled
 	@find pdsim -name '*.so' -delete
 
 # What mypy narrows is checked at run time only, so the laws run compiled, too: from the wheel that users get.
-test-compiled: .venv/dev plain ## build a compiled wheel, and run the golden scenarios, laws and replays on it
+test-compiled: build/compiled ## build a compiled wheel, and run the golden scenarios, laws and replays on it
+	$(SAY) pytest "tests, compiled"
+	@PDSIM_COMPILED=1 $(BIN)/pytest -q -o pythonpath="build/compiled ." --numprocesses $(WORKERS) \
+	tests/golden tests/laws tests/theory tests/unit tests/test_determinism.py tests/test_compiled_runs.py
+
+.PHONY: build/compiled
+build/compiled: .venv/dev plain
 	$(SAY) wheel build/wheel
 	@rm -rf build/wheel build/compiled
 	@command -v cc > /dev/null || { echo "a compiled wheel needs a C compiler (Debian, Ubuntu: apt install gcc)" >&2; exit 1; }
 	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --target build/compiled build/wheel/*.whl
-	$(SAY) pytest "tests, compiled"
-	@PDSIM_COMPILED=1 $(BIN)/pytest -q -o pythonpath="build/compiled ." --numprocesses $(WORKERS) \
-	tests/golden tests/laws tests/theory tests/unit tests/test_determinism.py
 
 golden: .venv/dev ## store what the golden scenarios give now
 	@$(BIN)/pytest -q tests/golden --update-golden
@@ -115,9 +118,9 @@ bench: .venv/demo ## time the simulator
 clients: .venv/dev ## run public HTTP clients against pdreal serve, each in its own environment
 	@real/clients/run.sh
 
-bench-peers: .venv/demo ## time other simulators on the same load
-	@$(BIN)/python -m compileall -q pdsim
-	@$(BIN)/python bench/peers.py
+bench-peers: build/compiled ## time other simulators on the same load, beside pdsim as it is and compiled
+	@$(BIN)/python -m compileall -q pdsim build/compiled
+	@$(BIN)/python bench/peers.py build/compiled
 
 clean: ## remove .venv, .bench, .clients, caches and the demo's results
 	@$(MAKE) --no-print-directory plain

@@ -13,7 +13,7 @@ from pdsim.core.journal import digest, replay
 from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
 from pdsim.scenario.build import resolve, state_machines
 from pdsim.scenario.loading import load_scenario
-from tests.support import run
+from tests.support import decisions, run
 
 FOLDERS = sorted(path.parent for path in Path(__file__).parent.glob("*/scenario.yaml"))
 ON_GPUS = Path("experiments/validation-h200/data/c1")
@@ -48,6 +48,13 @@ def test_a_stored_run_is_still_the_same(folder, request):
     stored = json.loads(expected.read_text())
     assert found.pop("digest") == stored.pop("digest")
     assert found == pytest.approx(stored, rel=1e-12)  # Python 3.12 adds floats more exactly
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_stored_run_is_the_same_step_by_step(folder):
+    scenario = load_scenario(folder / "scenario.yaml")
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
 
 
 @pytest.mark.parametrize("folder", [*FOLDERS, ON_GPUS], ids=lambda folder: folder.name)
