@@ -1,0 +1,84 @@
+"""How the cost of a simulated request grows: python bench/growth.py
+
+With instances, context, concurrency and prefixes, one at a time, around the load of experiments/speed. CPU time of
+building, running and summing up, best of two; n log n is how much the last column may grow.
+"""
+
+from collections.abc import Callable, Sequence
+from math import log2
+from pathlib import Path
+from time import process_time
+
+from pdsim import load_scenario, simulate
+
+SCENARIO = Path(__file__).parent.parent / "experiments" / "speed" / "scenario.yaml"
+
+
+def instances(n: int) -> list[str]:
+    return [
+        "workload.num_requests=4000",
+        f"prefill.instances={n}",
+        f"decode.instances={n}",
+        f"client.arrivals.rate={4 * n}/s",
+        "router=least_loaded",
+    ]
+
+
+def context(num_tokens: int) -> list[str]:
+    return [
+        "workload.num_requests=100",
+        f"workload.input_tokens={num_tokens}",
+        "workload.output_tokens=200",
+        "model={name: llama-3.1-8b, context_tokens: 2000000}",
+        "prefill.pool_tokens=4000000",
+        "decode.pool_tokens=4000000",
+        "client={use: closed_loop, concurrency: 2}",
+    ]
+
+
+def concurrency(n: int) -> list[str]:
+    return [
+        "workload.num_requests=8192",
+        f"client={{use: closed_loop, concurrency: {n}}}",
+        "decode.pool_tokens=20000000",
+        "decode.max_running_requests=4096",
+    ]
+
+
+def prefixes(n: int) -> list[str]:
+    pool = f"{{use: prefix_pool, num_requests: 4000, num_prefixes: {n}, prefix_tokens: 1024, "
+    lengths = "input_tokens: {use: uniform, low: 100, high: 900}, output_tokens: {use: uniform, low: 100, high: 300}}"
+    return [f"workload={pool}{lengths}", "decode.radix_cache=true"]
+
+
+AXES: dict[str, tuple[Callable[[int], list[str]], Sequence[int]]] = {
+    "instances (xPxD)": (instances, (1, 4, 16, 64)),
+    "context (tokens)": (context, (1_000, 10_000, 100_000, 1_000_000)),
+    "concurrency": (concurrency, (16, 64, 256, 1_024, 4_096)),
+    "prefixes": (prefixes, (10, 100, 1_000, 10_000)),
+}
+
+
+def request_us(changes: Sequence[str]) -> float:
+    best = float("inf")
+    for _ in range(2):
+        scenario = load_scenario(SCENARIO, changes)
+        before = process_time()
+        summary = simulate(scenario).summary()
+        best = min(best, (process_time() - before) / summary["completed"])
+    return best * 1e6
+
+
+def main() -> None:
+    print(f"{'':18} {'':>10} {'us/request':>11} {'times':>7} {'n log n':>9}")
+    for name, (changes, sizes) in AXES.items():
+        least = None
+        for size in sizes:
+            found_us = request_us(changes(size))
+            least = least or found_us
+            most = size / sizes[0] * log2(2 * size) / log2(2 * sizes[0])
+            print(f"{name:18} {size:>10,} {found_us:11.0f} {found_us / least:7.2f} {most:9.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
