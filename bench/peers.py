@@ -94,7 +94,7 @@ def main() -> None:
         tool = str(python.parent / "sched-sim")
         commands["sched-sim 0.2.1"] = [tool, "trace", str(plain), "--token-budget", "2048", "--no-gantt"]
     os.chdir(HOME)  # a tree that is compiled or not must not be found by chance
-    costs = {name: measure(command) for name, command in commands.items()}
+    costs = {name: measure(command, repeats=1 if changes else 3) for name, command in commands.items()}
     base = next((name for name in costs if name.endswith("vllm")), "pdsim")
     for name, cost in costs.items():
         ratio = cost.cpu_s / costs[base].cpu_s

@@ -20,7 +20,7 @@ class Spans:
     Adjoining spans are joined, hence equal sequences are made of equal spans.
     """
 
-    __slots__ = ("_ends", "_length", "_places", "spans")
+    __slots__ = ("_ends", "_length", "spans")
 
     def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
         joined: list[StreamSpan] = []
@@ -37,9 +37,7 @@ class Spans:
                 joined.append(StreamSpan(stream, offset, n))
                 ends.append(length)
         self.spans = tuple(joined)
-        self._ends = ends
-        self._places = [(stream, offset + n - end) for (stream, offset, n), end in zip(joined, ends, strict=True)]
-        """(stream, shift) of each span: token i of the sequence is token i + shift of the stream."""
+        self._ends = tuple(ends)
         self._length = length
 
     @classmethod
@@ -62,8 +60,8 @@ class Spans:
     def page_key(self, start: int, size: int) -> Hashable:
         i = bisect_right(self._ends, start) if start else 0
         if start + size <= self._ends[i]:
-            stream, shift = self._places[i]
-            return (stream, start + shift)
+            stream, offset, length = self.spans[i]
+            return (stream, start + offset + length - self._ends[i])
         return tuple(self._slice(start, start + size))
 
     def common_prefix(self, start: int, other: "Spans", other_start: int) -> int:
@@ -72,11 +70,11 @@ class Spans:
         i = bisect_right(self._ends, start) if start else 0
         j = bisect_right(other._ends, other_start) if other_start else 0
         while n < limit:
-            stream, shift = self._places[i]
-            other_stream, other_shift = other._places[j]
-            if stream != other_stream or start + shift != other_start + other_shift:
-                return n
             mine, theirs = self._ends[i] - start, other._ends[j] - other_start
+            stream, offset, length = self.spans[i]
+            other_stream, other_offset, other_length = other.spans[j]
+            if stream != other_stream or offset + length - mine != other_offset + other_length - theirs:
+                return n
             n = min(mine, theirs)
             i += n == mine
             j += n == theirs

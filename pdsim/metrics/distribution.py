@@ -3,11 +3,13 @@
 Percentiles interpolate linearly between order statistics, as numpy's do by default.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from math import floor, sqrt
-from operator import add
+from operator import add, mul
+from typing import TypeVar
 
 
 class Samples:
@@ -32,6 +34,8 @@ class Samples:
         return _interpolate(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
 
 
+Number = TypeVar("Number", int, float)
+
 Run = tuple[float, float, int, int]
 """(first, growth, length, weight): weight copies each of the values first, first + growth, ... : length of them."""
 
@@ -39,18 +43,26 @@ Run = tuple[float, float, int, int]
 class RunSamples:
     """Values given as arithmetic progressions that do not fall: exact, without writing them all out."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = sorted(runs)
-        counts = [length * weight for _, _, length, weight in self._runs]
-        spans = [growth * (length - 1) for _, growth, length, _ in self._runs]
-        self._firsts = [first for first, _, _, _ in self._runs]
-        self._up_to_first = list(accumulate(counts))
-        ends = sorted(zip(map(add, self._firsts, spans), counts, strict=True))
-        self._lasts = [last for last, _ in ends]
-        self._up_to_last = list(accumulate(count for _, count in ends))
+    def __init__(self, runs: Iterable[Run]) -> None:
+        firsts, growths, lengths, weights = array("d"), array("d"), array("q"), array("q")
+        for first, growth, length, weight in runs:
+            firsts.append(first)
+            growths.append(growth)
+            lengths.append(length)
+            weights.append(weight)
+        order = _order(firsts)
+        self._firsts, self._growths = _arranged(firsts, order), _arranged(growths, order)
+        self._lengths, self._weights = _arranged(lengths, order), _arranged(weights, order)
+        counts = array("q", map(mul, self._lengths, self._weights))
+        spans = array("d", (growth * (n - 1) for growth, n in zip(self._growths, self._lengths, strict=True)))
+        lasts = array("d", map(add, self._firsts, spans))
+        self._up_to_first = array("q", accumulate(counts))
         self._longest = max(spans, default=0.0)
         self.count = sum(counts)
         self._total = sum(n * (first + span / 2) for n, first, span in zip(counts, self._firsts, spans, strict=True))
+        order = _order(lasts)
+        self._lasts = _arranged(lasts, order)
+        self._up_to_last = array("q", accumulate(_arranged(counts, order)))
 
     def mean(self) -> float:
         return self._total / self.count if self.count else 0.0
@@ -61,7 +73,7 @@ class RunSamples:
             return 0.0
         mean = self.mean()
         total = 0.0
-        for first, growth, n, weight in self._runs:
+        for first, growth, n, weight in self._runs(0, len(self._firsts)):
             start = first - mean
             squares = n * start * start + start * growth * n * (n - 1) + growth * growth * n * (n - 1) * (2 * n - 1) / 6
             total += weight * squares
@@ -79,10 +91,10 @@ class RunSamples:
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)
         below = self._up_to_last[num_below - 1] if num_below else 0
-        reach = slice(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
+        reach = self._runs(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
         near = sorted(
             (first + growth * i, weight)
-            for first, growth, length, weight in self._runs[reach]
+            for first, growth, length, weight in reach
             if first + growth * (length - 1) >= low
             for i in range(length)
         )
@@ -91,6 +103,18 @@ class RunSamples:
             if below > rank:
                 return value
         raise AssertionError(f"rank {rank} of {self.count}")
+
+    def _runs(self, start: int, stop: int) -> Iterator[Run]:
+        reach = slice(start, stop)
+        return zip(self._firsts[reach], self._growths[reach], self._lengths[reach], self._weights[reach], strict=True)
+
+
+def _order(values: "array[float]") -> list[int]:
+    return sorted(range(len(values)), key=values.__getitem__)
+
+
+def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
+    return array(values.typecode, map(values.__getitem__, order))
 
 
 def _interpolate(percent: float, count: int, value_at: Callable[[int], float]) -> float:

@@ -3,7 +3,7 @@
 docs/metrics.md has the formulas. Times are those of the client: TTFT includes the hand-over from prefill to decode.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any, Literal
 
@@ -73,16 +73,18 @@ def tpot_ms(request: RequestRecord) -> float:
 
 def itl_samples(records: RunRecords) -> RunSamples:
     """Gaps between tokens: each decode step is one for every request of its batch, except those with a pause."""
-    runs: list[Run] = [
-        (p.duration_ns / _MS / p.num_tokens, 0.0, 1, p.num_requests * p.num_tokens) for p in records.token_gaps
-    ]
+    return RunSamples(_gaps(records))
+
+
+def _gaps(records: RunRecords) -> Iterator[Run]:
+    for gap in records.token_gaps:
+        yield gap.duration_ns / _MS / gap.num_tokens, 0.0, 1, gap.num_requests * gap.num_tokens
     for step in records.steps:
         if step.kind == "decode":
             first, growth = step.first_ns / _MS, step.growth_ns / _MS
-            runs.append((first, growth, step.num_steps, step.num_requests - step.num_resumed))
+            yield first, growth, step.num_steps, step.num_requests - step.num_resumed
             if step.num_resumed and step.num_steps > 1:
-                runs.append((first + growth, growth, step.num_steps - 1, step.num_resumed))
-    return RunSamples(runs)
+                yield first + growth, growth, step.num_steps - 1, step.num_resumed
 
 
 def _end_ns(request: RequestRecord) -> int:
