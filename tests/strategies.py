@@ -63,11 +63,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ),
     }
     prefill_tp, decode_tp = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (4, 1), (1, 2), (8, 4)]))
-    ring = draw(st.sampled_from(["8 MB", "20 MB", "1 GB"]))
     staging: dict[str, Any] = {
-        "ring": ring,
+        "ring": draw(st.sampled_from(["8 MB", "20 MB", "1 GB"])),
         "prefill_buffer": draw(st.sampled_from(["1 MB", "1 GB"])),
-        "oversized": draw(st.sampled_from(["fail", "slices"])),
     }
     return small(
         *specs,
@@ -147,14 +145,12 @@ def speculative_scenarios(draw: st.DrawFn) -> Scenario:
     settings = SpeculativeSettings(
         draft_tokens=(draft_tokens := draw(st.integers(2, 6))),
         accept_length=draw(st.sampled_from([1, 1.5, 2])),
-        draws=draw(st.sampled_from(["chain", "even"])),
-        reserved_steps=draw(st.integers(1, 2)),
         draft="300 us",
     )
     scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
-    pool = given.pool_tokens + draft_tokens * settings.reserved_steps
+    pool = given.pool_tokens + 2 * draft_tokens
     changes = {"speculative": settings, "pool_tokens": pool, **({"radix_cache": False} if role == "decode" else {})}
     return scenario.model_copy(update={role: given.model_copy(update=changes)})
 

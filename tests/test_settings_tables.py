@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
+from pdsim.scenario.decoding import GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings, Setup
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
@@ -34,7 +34,7 @@ BY_FIELD = {"Top level": Scenario} | {
 }
 BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
 BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.measured.on": Setup, "cost.interval": CostInterval}
-BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
+BY_FIELD |= {"decode.speculative": SpeculativeSettings}
 
 BY_USE = {
     "Prefill": protocols.PrefillPolicy,

@@ -289,8 +289,9 @@ def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
 
 
 def _host_copies(scenario: Scenario) -> HostCopies | None:
-    backup = scenario.pair.decode.retraction_backup
-    return None if backup is None else backup.costs(layout_of(scenario, "decode"), scenario.page_size)
+    if not scenario.pair.decode.retraction_backup:
+        return None
+    return wiring.host_copies(layout_of(scenario, "decode"), scenario.page_size)
 
 
 def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
@@ -405,7 +406,7 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
         release_timeout_ns=None if health is None else health.release_timeout,
         polling_interval_steps=settings.polling_interval,
-        saves_retracted=settings.retraction_backup is not None,
+        saves_retracted=settings.retraction_backup,
         speculation=speculation(settings.speculative),
         grants_computed_only=settings.allocation == "prefill_complete",
     )

@@ -22,9 +22,9 @@ def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettin
     cost, speculative = scenario.cost, settings.speculative
     drafting, graphs = NO_DRAFTING, None
     if speculative is not None:
-        drafting = Drafting(speculative.draft_tokens, speculative.draft, speculative.draft_per_request)
+        drafting = Drafting(speculative.draft_tokens, speculative.draft)
     if cost.graphs is not None:
-        largest = cost.graphs.max_batch or memory_tier(layout.gpu, settings.tp).max_graph_batch
+        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
         launch_ns = cost.host.slowdown * cost.graphs.eager_layer * layout.model.num_layers
         graphs = Graphs(sorted(cost.graphs.sizes or default), launch_ns, cost.graphs.empty_row_kv)

@@ -100,16 +100,12 @@ class HealthSettings(Section):
     """Of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
     max_retries: int = Field(default=5, ge=0)
     initial_backoff: Duration = Field(default=50_000_000, gt=0)
-    backoff_multiplier: float = Field(default=1.5, ge=1, allow_inf_nan=False)
-    max_backoff: Duration = Field(default=30_000_000_000, gt=0)
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
 
     def retry_limits(self, seed: int) -> RetryLimits:
         return RetryLimits(
             max_retries=self.max_retries,
             initial_backoff_ns=self.initial_backoff,
-            backoff_multiplier=self.backoff_multiplier,
-            max_backoff_ns=self.max_backoff,
             backoff_jitter=self.backoff_jitter,
             seed=seed,
         )

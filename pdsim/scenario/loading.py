@@ -15,6 +15,26 @@ from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
 from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 
+GONE = {
+    "network.deduplicate_kv_heads": "is gone: as in SGLang, prefill ranks send all copies of a KV head",
+    "network.staging.oversized": "is gone: as in SGLang, a request with a cell larger than the ring fails",
+    "front_end.latency_in_per_token": "is gone: service_per_token is what a prompt's tokens take",
+    "front_end.stall_within": "is gone: it is 40 ms, as long as Linux delays an acknowledgement",
+    "cost.graphs.max_batch": "is gone: the last of the sizes is the largest batch",
+    "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
+    "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
+    **{
+        f"{role}.speculative.{name}": why
+        for role in ("decode", "aggregated")
+        for name, why in {
+            "draws": "is gone: draft tokens are accepted in turn, each with one probability",
+            "reserved_steps": "is gone: it is 2, as with SGLang's overlap schedule",
+            "draft_per_request": "is gone: draft is what all drafting takes in one step",
+        }.items()
+    },
+}
+"""Fields of earlier versions, and where to turn."""
+
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
     """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""
@@ -77,6 +97,8 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
+    if error["type"] == "extra_forbidden" and name in GONE:
+        return f"{place}: {name} {GONE[name]}"
     if error["type"] == "extra_forbidden":
         known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)

@@ -20,7 +20,7 @@ from pdsim.policy.protocols import (
 )
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
-from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
+from pdsim.scenario.decoding import GraphSettings, SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
@@ -110,8 +110,8 @@ class DecodeSettings(ServerSettings):
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    retraction_backup: BackupSettings | None = BackupSettings()
-    """None: copying the KV of retracted requests to host memory and back takes no time."""
+    retraction_backup: bool = True
+    """False: copying the KV of retracted requests to host memory and back takes no time."""
     speculative: SpeculativeSettings | None = None
     """None: a step gives each request one token."""
 
@@ -155,8 +155,6 @@ class StagingSettings(Section):
     """Of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
     """Of one prefill worker; a request with a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
-    oversized: Literal["fail", "slices"] = "fail"
-    """What becomes of a request with a cell larger than the ring."""
     gather_host: Duration = 840_000
     """Python and launch of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
     scatter_host: Duration = 678_000
@@ -198,8 +196,6 @@ class NetworkSettings(Section):
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
     ranks: RankSettings | None = None
     """None: all ranks see the same at the same time, and agree in no time or in what a step was measured to take."""
-    deduplicate_kv_heads: bool = False
-    """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
     handover: Duration = 0
@@ -238,7 +234,6 @@ class FrontEndSettings(Section):
     service_per_token: FineDuration = 0
     latency_in: Duration = 0
     """On the way in, of all at once."""
-    latency_in_per_token: FineDuration = 0
     latency_out: Duration = 0
     """From decode to the client, of the first token and of the last."""
     ending: Duration = 0
@@ -249,8 +244,6 @@ class FrontEndSettings(Section):
     """The decode stream is forwarded only after the prefill instance has answered (SGLang's Rust gateway)."""
     stall: Duration = 0
     """A first token held back on a connection that was used a moment ago: Nagle against delayed acknowledgement."""
-    stall_within: Duration = 40_000_000
-    """How long ago that moment may be."""
 
     @property
     def is_none(self) -> bool:

@@ -7,7 +7,6 @@ from pdreal.model_choice import model_config
 from pdreal.options import Options
 from pdreal.serve.room import Room
 from pdsim.scenario.build import build, resolve
-from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -65,7 +64,7 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     if scenario.network.ranks is not None:
         raise ConfigError("network.ranks: the agreement of ranks is modelled in simulation only")
     decode = scenario.decode
-    if decode is not None and decode.retraction_backup is None:
-        decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
+    if decode is not None:
+        decode = decode.model_copy(update={"retraction_backup": True})
     model = scenario.model.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype]})
     return scenario.model_copy(update={"model": model, "decode": decode})

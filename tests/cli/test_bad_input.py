@@ -38,8 +38,8 @@ CHANGES = [
     ("network.gpus_per_nic=0", "network.gpus_per_nic: Input should be greater than or equal to 1"),
     ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
     ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
+    ("network.staging.oversized=fail", "network.staging.oversized is gone: as in SGLang, a request with a cell larger"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
-    ("network.staging.oversized=drop", "network.staging.oversized: Input should be 'fail' or 'slices', found 'drop'"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",

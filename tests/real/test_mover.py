@@ -196,11 +196,10 @@ def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engin
         stage_and_scatter(sides)
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_ranks_with_copies_of_heads_pass_the_ring(deduplicate, pair):
+def test_ranks_with_copies_of_heads_pass_the_ring(pair):
     """16 prefill ranks hold each of 8 heads twice."""
     staging = {"ring": "16 MiB"}
-    stage_and_scatter(pair(settings_of("shared-memory", 16, 4, staging=staging, deduplicate_kv_heads=deduplicate)))
+    stage_and_scatter(pair(settings_of("shared-memory", 16, 4, staging=staging)))
 
 
 def stage_and_scatter(sides):

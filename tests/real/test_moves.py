@@ -46,7 +46,7 @@ def exchanges(draw):
     num_layers, page_size = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     sides = [layout(tp, num_kv_heads, num_layers) for tp in (prefill_tp, decode_tp)]
     return Exchange(
-        wire=wire(*sides, page_size, draw(st.booleans()), deduplicate=draw(st.booleans())),
+        wire=wire(*sides, page_size, draw(st.booleans())),
         num_kv_heads=num_kv_heads,
         prefill_tp=prefill_tp,
         decode_tp=decode_tp,

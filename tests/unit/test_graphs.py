@@ -46,8 +46,8 @@ def test_empty_rows_take_their_share_of_the_kv_that_the_others_read():
 
 
 def test_drafted_tokens_pass_the_matrices_as_requests_do():
-    verifying = times(drafting=Drafting(tokens=4, step_ns=300, request_ns=5))
-    assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300 + 5 * 3, 2, 0)
+    verifying = times(drafting=Drafting(tokens=4, step_ns=300))
+    assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300, 2, 0)
 
 
 def test_a_cluster_pads_requests_then_counts_their_drafts():
