@@ -73,7 +73,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         decode__tp=decode_tp,
         prefill__layer_groups=draw(st.sampled_from([0, 1, 5, 28])) if prefill_tp == decode_tp else 0,
         network__staging=draw(st.sampled_from([None, staging])),
-        network__ranks=draw(st.sampled_from([None, None, {"agreement": "300 us", "skew": "7 ms"}])),
         page_size=page,
         prefill__instances=draw(st.integers(1, 3)),
         prefill__pool_tokens=prefill_pool,

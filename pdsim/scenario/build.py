@@ -59,8 +59,6 @@ class Cluster:
     router: Router
     monitor: HealthMonitor | None
     """Watches the instances, if anybody does."""
-    num_ranks: Mapping[str, int]
-    """Tensor-parallel, of each instance."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Host times of the loops of prefill instances."""
@@ -101,7 +99,6 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         agents=build_agents(scenario),
         router=build_router(scenario),
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
-        num_ranks=_num_ranks(scenario),
         costs=_costs(scenario),
         hosts={} if is_aggregated else _hosts(scenario),
         host_copies=None if is_aggregated else _host_copies(scenario),
@@ -265,10 +262,6 @@ def _roles(scenario: Scenario) -> dict[Role, list[str]]:
     return {role: instance_ids(getattr(scenario, role), role) for role in roles}
 
 
-def _num_ranks(scenario: Scenario) -> dict[str, int]:
-    return {i: layout_of(scenario, role).tp for role, ids in _roles(scenario).items() for i in ids}
-
-
 def _costs(scenario: Scenario) -> dict[str, StepTimes]:
     costs: dict[str, StepTimes] = {}
     for role, ids in _roles(scenario).items():
@@ -281,11 +274,7 @@ def _costs(scenario: Scenario) -> dict[str, StepTimes]:
 
 
 def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
-    """A prefill loop agrees on what has been sent while it launches a forward."""
-    host, ranks = scenario.cost.host.slowed(), scenario.network.ranks
-    if ranks is not None and layout_of(scenario, "prefill").tp > 1:
-        host = host.model_copy(update={"launch": host.launch + ranks.agreement})
-    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), host)
+    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), scenario.cost.host.slowed())
 
 
 def _host_copies(scenario: Scenario) -> HostCopies | None:

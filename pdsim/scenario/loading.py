@@ -17,6 +17,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_y
 
 GONE = {
     "network.deduplicate_kv_heads": "is gone: as in SGLang, prefill ranks send all copies of a KV head",
+    "network.ranks": "is gone: ranks agree in the time that a step was measured to take",
     "network.staging.oversized": "is gone: as in SGLang, a request with a cell larger than the ring fails",
     "front_end.latency_in_per_token": "is gone: service_per_token is what a prompt's tokens take",
     "front_end.stall_within": "is gone: it is 40 ms, as long as Linux delays an acknowledgement",

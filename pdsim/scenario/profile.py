@@ -44,16 +44,15 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     given = {key: setting for key, setting in value.items() if key != "profile"}
     fitted = dict(read_profile(path).get("network") or {})
     transports = fitted.pop("transports", {})
-    optional = {section: fitted.pop(section, {}) for section in ("staging", "ranks")}
+    staging = fitted.pop("staging", {})
     name = given.get("transport") or (next(iter(transports)) if len(transports) == 1 else None)
     if name not in transports:
         hint = did_you_mean(str(name), transports) if name else ""
         what = f"has no transport {name!r}{hint}" if name else "has more than one transport, or none: name one"
         raise ValueError(f"profile {path} {what}; there are {', '.join(transports) or 'none'}")
     found = {"transport": name, **fitted, **transports[name], **given}
-    for section, settings in optional.items():  # whether there is such a thing is the scenario's choice
-        if isinstance(given.get(section), dict):
-            found[section] = {**settings, **given[section]}
+    if isinstance(given.get("staging"), dict):  # whether there is staging is the scenario's choice
+        found["staging"] = {**staging, **given["staging"]}
     return found
 
 

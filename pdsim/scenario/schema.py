@@ -166,15 +166,6 @@ class StagingSettings(Section):
     """As that of the network, of requests that are staged; None: the engine's."""
 
 
-class RankSettings(Section):
-    """Tensor-parallel ranks see the end of a transfer each for itself, and agree on it once per turn of their loop."""
-
-    agreement: Duration = 490_000
-    """Of one agreement: gloo's all-reduce of 32 states among 4 processes of a host with 16 cores."""
-    skew: Duration = 0
-    """Ranks see the end of one transfer up to so much apart; drawn uniformly."""
-
-
 class NetworkSettings(Section):
     """What lies between instances."""
 
@@ -194,8 +185,6 @@ class NetworkSettings(Section):
     """The workers of a prefill rank post descriptors and move bytes one at a time; None: as the engine does."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
-    ranks: RankSettings | None = None
-    """None: all ranks see the same at the same time, and agree in no time or in what a step was measured to take."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
     handover: Duration = 0

@@ -61,8 +61,6 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"model.context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.speculative is not None:
         raise ConfigError("speculative: decoding with drafts runs in simulation only")
-    if scenario.network.ranks is not None:
-        raise ConfigError("network.ranks: the agreement of ranks is modelled in simulation only")
     decode = scenario.decode
     if decode is not None:
         decode = decode.model_copy(update={"retraction_backup": True})

@@ -96,7 +96,6 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
         },
         "staging": _staging(made),
         **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
-        **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
     slowdown = {"slowdown": host_slowdown} if host_slowdown != 1 else {}
     cost = {
