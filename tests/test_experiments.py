@@ -42,7 +42,7 @@ def test_a_profile_says_what_it_was_measured_on(path):
     if "stated" in read_yaml(path)["provenance"]:  # rates of kernels of many sources, of no one setup
         assert measured is None
     else:
-        assert measured.on.model in names("models")
+        assert measured.model in names("models")
         assert measured.prefill_new_tokens
 
 

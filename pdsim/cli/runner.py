@@ -59,7 +59,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.cost.interval is not None and not interrupted and not foreign_setup(scenario):
+    if loaded.cost.ends and not interrupted and not foreign_setup(scenario):
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:

@@ -19,22 +19,23 @@ def prefill_times(scenario: Scenario, layout: Layout) -> StepTimes:
 def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> StepTimes:
     """An instance that decodes, in a resolved scenario; an aggregated one computes prompts as well."""
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    cost, speculative = scenario.cost, settings.speculative
+    cost, host, speculative = scenario.cost, scenario.cost.host, settings.speculative
     drafting, graphs = NO_DRAFTING, None
     if speculative is not None:
         drafting = Drafting(speculative.draft_tokens, speculative.draft)
-    if cost.graphs is not None:
+    if cost.graph_sizes is not None:
         largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
         default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
-        launch_ns = cost.host.slowdown * cost.graphs.eager_layer * layout.model.num_layers
-        graphs = Graphs(sorted(cost.graphs.sizes or default), launch_ns, cost.graphs.empty_row_kv)
+        launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
+        sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
+        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
     return StepTimes(
         prefill=_model(scenario, cost.prefill, layout),
         decode=_model(scenario, cost.decode, layout),
         measured=None if cost.measured is None else cost.measured.bounds(),
         drafting=drafting,
         graphs=graphs,
-        host_overhead=DecodeHostOverhead(cost.host.slowdown * cost.rest.step, cost.host.slowdown * cost.rest.request),
+        host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of decode steps beyond one token for each request: speculation and CUDA graphs."""
+"""Settings of decode steps beyond one token for each request."""
 
 from pydantic import Field, model_validator
 
@@ -26,24 +26,6 @@ class SpeculativeSettings(Section):
 
     def acceptance(self) -> Acceptance:
         return Acceptance(draft_tokens=self.draft_tokens, accept_length=self.accept_length)
-
-
-class GraphSettings(Section):
-    """Decode steps run in the batch sizes that CUDA graphs were captured for. Fitted profiles have their own."""
-
-    sizes: tuple[int, ...] | None = None
-    """That are captured (--cuda-graph-bs); None: SGLang's. Larger batches run without graphs."""
-    eager_layer: Duration = 310_000
-    """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
-    empty_row_kv: float = Field(default=0, ge=0)
-    """What each empty row of a graph takes, as a share of what a row takes to read its KV: parts of the context are
-    dealt out as if all rows had one."""
-
-    @model_validator(mode="after")
-    def _has_positive_sizes(self) -> "GraphSettings":
-        if self.sizes is not None and (not self.sizes or min(self.sizes) < 1):
-            raise ValueError(f"sizes are batch sizes, at least one and each at least 1, found {list(self.sizes)}")
-        return self
 
 
 def speculation(settings: SpeculativeSettings | None) -> Speculation | None:

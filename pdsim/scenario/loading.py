@@ -21,7 +21,10 @@ GONE = {
     "network.staging.oversized": "is gone: as in SGLang, a request with a cell larger than the ring fails",
     "front_end.latency_in_per_token": "is gone: service_per_token is what a prompt's tokens take",
     "front_end.stall_within": "is gone: it is 40 ms, as long as Linux delays an acknowledgement",
-    "cost.graphs.max_batch": "is gone: the last of the sizes is the largest batch",
+    "cost.graphs": "is gone: graph_sizes, graph_empty_row_kv and eager_layer stand in its place",
+    "cost.interval": "is gone: prefill_interval and decode_interval stand in its place, each [fastest, slowest]",
+    "cost.measured.on": "is gone: its fields stand in cost.measured",
+    "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
     "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
     "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
     **{

@@ -31,9 +31,9 @@ Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
 class Setup(Section):
     """A model, and what it runs on."""
 
-    model: str
-    weight_dtype: str | None = None
+    model: str | None = None
     """None: not told, here and below."""
+    weight_dtype: str | None = None
     kv_dtype: str | None = None
     device: str | None = None
     """GPU of the catalog; other devices by their own name."""
@@ -67,10 +67,9 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
     return f"{what}{prefill}" if prefill == decode else f"{what}{prefill} to {what}{decode}"
 
 
-class MeasuredSettings(Section):
+class MeasuredSettings(Setup):
     """Setup, and least and most of a step, that times were measured on; profiles have it. None: not told."""
 
-    on: Setup | None = None
     scaled_from: str | None = None
     """Where nothing was measured on this setup: what its times are scaled from."""
     prefill_new_tokens: Bounds | None = None
@@ -91,11 +90,11 @@ class MeasuredSettings(Section):
         return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
 
     def __str__(self) -> str:
-        if self.on is None:
+        if self.model is None:
             return "profile does not say what it was measured on"
         if self.scaled_from is not None:
-            return f"profile scaled from {self.scaled_from} to {self.on}, where nothing was measured"
-        return f"profile measured on {self.on}"
+            return f"profile scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
+        return f"profile measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
         """Each field that steps leave, with the value that is farthest outside."""

@@ -25,14 +25,13 @@ def setup_of(scenario: Scenario) -> Setup:
 def device_of(scenario: Scenario) -> str:
     """The device whose step times a run has."""
     measured = scenario.cost.measured
-    told = None if measured is None or measured.on is None else measured.on.device
-    return told or _gpus(scenario)
+    return (None if measured is None else measured.device) or _gpus(scenario)
 
 
 def foreign_setup(scenario: Scenario) -> list[str]:
     """Parts of a scenario's setup that its profile was not measured on."""
     measured = scenario.cost.measured
-    return [] if measured is None or measured.on is None else measured.on.differences(setup_of(scenario))
+    return [] if measured is None or measured.model is None else measured.differences(setup_of(scenario))
 
 
 def cost_warnings(scenario: Scenario, steps: Iterable[StepRecord]) -> list[str]:
@@ -46,9 +45,9 @@ def cost_warnings(scenario: Scenario, steps: Iterable[StepRecord]) -> list[str]:
     setup = foreign_setup(scenario)
     outside = ", ".join([*setup, *cost.measured.exceeded(steps)])
     if outside:
-        interval = "; its interval is left out" if setup and cost.interval is not None else ""
+        interval = "; its interval is left out" if setup and cost.ends else ""
         return [f"cost: {cost.measured}; this run: {outside}: outside{interval}"]
-    is_certain = cost.measured.on is not None and cost.measured.scaled_from is None
+    is_certain = cost.measured.model is not None and cost.measured.scaled_from is None
     return [] if is_certain else [f"cost: {cost.measured}"]
 
 

@@ -1,7 +1,7 @@
 """Settings that were fitted to measurements, in a file of their own with where they come from.
 
 name: qwen3-32b-b200-tp2
-cost: {use: affine, ..., measured: {on: {...}, ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
+cost: {use: affine, ..., measured: {model: ..., ...}}   or {prefill: {...}, decode: {...}, host: {...}, measured: {...}}
 network:                          optional
   transports: {mooncake-tcp: {bandwidth: ..., transfer_latency: ..., descriptor_latency: ...,
     handover: ...}}

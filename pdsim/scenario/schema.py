@@ -20,7 +20,7 @@ from pdsim.policy.protocols import (
 )
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
-from pdsim.scenario.decoding import GraphSettings, SpeculativeSettings
+from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import AnyFault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
@@ -192,7 +192,7 @@ class NetworkSettings(Section):
 
 
 class HostSettings(Section):
-    """What the loop of a prefill instance takes on its CPU, besides what the GPU takes."""
+    """Times of the instances' loops on their CPU, besides what the GPU takes; all but two are of prefill loops."""
 
     start: Duration = 0
     """From the choice of a forward to its first kernel, on a GPU that waits for it."""
@@ -202,15 +202,20 @@ class HostSettings(Section):
     """Taking in the result of a forward."""
     send: Duration = 0
     """Handing one unit to the transfer workers, one after another."""
+    decode_step: Duration = 0
+    """Between two steps of a decode loop, while its GPU rests."""
+    decode_request: Duration = 0
+    """Added to it for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
-    """Factor of all host work: this loop's, rests, launches of forwards, batches and descriptors of transfers."""
+    """Factor of all host work: of the loops, launches of forwards, batches and descriptors of transfers."""
 
     @property
     def is_none(self) -> bool:
+        """True if a prefill loop takes no time."""
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
-        """The same times with the slowdown applied to them."""
+        """Times of a prefill loop with the slowdown applied to them."""
         times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
         return self.model_copy(update={**times, "slowdown": 1})
 
@@ -239,28 +244,7 @@ class FrontEndSettings(Section):
         return self == FrontEndSettings()
 
 
-class RestSettings(Section):
-    """What a decode loop takes on its CPU between two steps, while its GPU rests."""
-
-    step: Duration = 0
-    request: Duration = 0
-    """For each of the batch."""
-
-
-class CostEnd(Section):
-    """One end of an interval, in place of what the cost says of the same roles."""
-
-    prefill: Annotated[CostSettings, Component()]
-    decode: Annotated[CostSettings, Component()]
-
-
-class CostInterval(Section):
-    """Between what steps may take: `pdsim scale` writes it."""
-
-    low: CostEnd
-    """The fastest."""
-    high: CostEnd
-    """The slowest."""
+Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
 
 
 class CostChoice(Section):
@@ -268,23 +252,42 @@ class CostChoice(Section):
 
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
+    prefill_interval: Interval | None = None
+    """Fastest and slowest, as `pdsim scale` writes them; None: steps take what they take."""
+    decode_interval: Interval | None = None
     host: HostSettings = HostSettings()
-    rest: RestSettings = RestSettings()
-    graphs: GraphSettings | None = None
-    """None: a decode step is as large as its batch."""
+    graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
+    """Batches that CUDA graphs were captured for (--cuda-graph-bs); larger ones run without graphs.
+
+    sglang: SGLang's sizes. None: a decode step is as large as its batch. Fitted profiles have their own.
+    """
+    graph_empty_row_kv: float = Field(default=0, ge=0)
+    """Time of each empty row of a graph, as a share of what a row takes to read its KV: parts of the context are dealt
+    out as if all rows had one."""
+    eager_layer: Duration = 310_000
+    """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
     measured: MeasuredSettings | None = None
     """None: whatever a run asks for is taken as known."""
-    interval: CostInterval | None = None
-    """None: steps take what they take."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "CostChoice":
+        sizes = self.graph_sizes
+        if isinstance(sizes, tuple) and (not sizes or min(sizes) < 1):
+            raise ValueError(f"graph_sizes are batch sizes, at least one and each at least 1, found {list(sizes)}")
+        if (self.prefill_interval is None) != (self.decode_interval is None):
+            raise ValueError("prefill_interval and decode_interval: one needs the other")
+        return self
 
     @property
     def ends(self) -> "tuple[CostChoice, ...]":
-        """The same at either end of the interval, fastest first."""
-        if self.interval is None:
+        """The fastest and the slowest cost; none where steps take what they take."""
+        if self.prefill_interval is None or self.decode_interval is None:
             return ()
-        ends = (self.interval.low, self.interval.high)
         return tuple(
-            self.model_copy(update={"prefill": end.prefill, "decode": end.decode, "interval": None}) for end in ends
+            self.model_copy(
+                update={"prefill": prefill, "decode": decode, "prefill_interval": None, "decode_interval": None}
+            )
+            for prefill, decode in zip(self.prefill_interval, self.decode_interval, strict=True)
         )
 
 

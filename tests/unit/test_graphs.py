@@ -54,7 +54,7 @@ def test_a_cluster_pads_requests_then_counts_their_drafts():
     lines = {"use": "affine", "decode_base": "1 ms", "decode_per_request": "10 us"}
     scenario = small(
         request(0, 10, 10),
-        cost={"prefill": lines, "decode": lines, "graphs": {"sizes": [8, 4]}},
+        cost={"prefill": lines, "decode": lines, "graph_sizes": [8, 4]},
         decode__speculative={"draft_tokens": 3, "accept_length": 2},
     )
     assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_000_000 + 10_000 * 8 * 3, 0, 0)

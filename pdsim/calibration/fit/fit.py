@@ -76,7 +76,7 @@ def fitted_profile(
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)
     ranges = {name: list(extremes) for name, extremes in sizes.items()}
-    measured = {"on": setup_of(scenarios[0]).model_dump(mode="json"), **ranges, "outside": "extend"}
+    measured = {**setup_of(scenarios[0]).model_dump(mode="json"), **ranges, "outside": "extend"}
     return {
         "name": name,
         "cost": {**cost, "measured": measured},

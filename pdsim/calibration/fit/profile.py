@@ -101,9 +101,12 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     cost = {
         "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
-        "host": {**_times(machine.loop_ns(made.host_ns)), **slowdown},
-        "rest": _times(machine.rest_ns(made.measurements, made.fits["decode"])),
-        "graphs": _graphs(made.fits["decode"]),
+        "host": {
+            **_times(machine.loop_ns(made.host_ns)),
+            **_times(machine.rest_ns(made.measurements, made.fits["decode"])),
+            **slowdown,
+        },
+        **_graphs(made.fits["decode"]),
         "measured": {**_setup(made), **_ranges(made.fits)},
     }
     sections: dict[str, dict[str, Any]] = {
@@ -190,7 +193,7 @@ def _graphs(fitted: Fitted) -> dict[str, Any]:
         return {}
     per_token = fitted.values["per_context_token"]
     share = fitted.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
-    return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+    return {"graph_sizes": sizes, "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(fitted: Fitted) -> dict[int, str]:
@@ -249,7 +252,7 @@ def _setup(made: Calibration) -> dict[str, Any]:
         device=made.gpu or ", ".join(told["device"]),
         tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
     )
-    return {"on": setup.model_dump(mode="json", exclude_none=True)}
+    return setup.model_dump(mode="json", exclude_none=True)
 
 
 def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:
