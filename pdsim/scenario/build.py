@@ -357,13 +357,13 @@ def _require_room(request_id: int, what: str, num_tokens: int, where: str, room:
 
 def _check_context(scenario: Scenario, largest: _Size) -> None:
     role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model.name
+    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model
     if largest.total > context:
         server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
         raise ConfigError(
             f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
             f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
-            "model.context_tokens how far the context is extended"
+            "context_tokens how far the context is extended"
         )
 
 

@@ -13,9 +13,9 @@ def setup_of(scenario: Scenario) -> Setup:
     """The setup of a scenario's instances."""
     prefill, decode = _servers(scenario)
     return Setup(
-        model=scenario.model.name,
-        weight_dtype=scenario.model.weight_dtype or load_model(scenario.model.name).weight_dtype,
-        kv_dtype=scenario.model.kv_dtype,
+        model=scenario.model,
+        weight_dtype=scenario.weight_dtype or load_model(scenario.model).weight_dtype,
+        kv_dtype=scenario.kv_dtype,
         device=_gpus(scenario),
         tp=(prefill.tp, decode.tp),
         dp=(prefill.dp, decode.dp),

@@ -31,20 +31,6 @@ from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
 
-class ModelSettings(Section):
-    """Which model, and in which types. `model: NAME` is short for `model: {name: NAME}`."""
-
-    name: str
-    """In the catalog."""
-    weight_dtype: Dtype | None = None
-    """None: the catalog's."""
-    kv_dtype: KvDtype = "bf16"
-    state_dtype: StateDtype = "fp32"
-    """Of linear-attention layers (--mamba-ssm-dtype)."""
-    context_tokens: int | None = Field(default=None, ge=1)
-    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
-
-
 class ServerSettings(Section):
     """What servers of every kind have."""
 
@@ -291,8 +277,12 @@ class CostChoice(Section):
         )
 
 
-def by_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def a_name(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(
+            f"expected a name, found {value!r}; weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"
+        )
+    return value
 
 
 def by_role(value: Any) -> Any:
@@ -322,7 +312,7 @@ class Pair(NamedTuple):
     decode: DecodeSettings
 
 
-SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
+SHORTHANDS = {"router": by_role, "cost": by_role}
 """What a plain value of these fields stands for."""
 
 
@@ -337,7 +327,15 @@ class Scenario(Section):
     """Also of the run's folder, in a comparison."""
     description: str = ""
     seed: int = 0
-    model: Annotated[ModelSettings, BeforeValidator(by_name), OrShort()]
+    model: Annotated[str, BeforeValidator(a_name)]
+    """In the catalog."""
+    weight_dtype: Dtype | None = None
+    """None: the catalog's."""
+    kv_dtype: KvDtype = "bf16"
+    state_dtype: StateDtype = "fp32"
+    """Of linear-attention layers (--mamba-ssm-dtype)."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings | None = None

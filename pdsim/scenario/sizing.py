@@ -29,19 +29,19 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
     try:
-        model = load_model(scenario.model.name)
+        model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)
-        if scenario.model.weight_dtype is not None:
-            model = replace(model, weight_dtype=scenario.model.weight_dtype)
-        if scenario.model.context_tokens is not None:
-            model = replace(model, max_context_tokens=scenario.model.context_tokens)
+        if scenario.weight_dtype is not None:
+            model = replace(model, weight_dtype=scenario.weight_dtype)
+        if scenario.context_tokens is not None:
+            model = replace(model, max_context_tokens=scenario.context_tokens)
         return Layout(
             model=model,
             gpu=gpu,
             tp=settings.tp // settings.dp,
             dp=settings.dp,
-            kv_dtype=scenario.model.kv_dtype,
-            state_dtype=scenario.model.state_dtype,
+            kv_dtype=scenario.kv_dtype,
+            state_dtype=scenario.state_dtype,
         )
     except (UnknownNameError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None

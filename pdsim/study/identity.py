@@ -86,7 +86,7 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
     """The entries that it names, as they stand; those that are missing are left out."""
     servers = (scenario.prefill, scenario.decode, scenario.aggregated)
     named: list[tuple[Any, str]] = [
-        (load_model, scenario.model.name),
+        (load_model, scenario.model),
         (load_transport, scenario.network.transport),
         *((load_gpu, server.gpu) for server in servers if server is not None),
     ]

@@ -28,7 +28,7 @@ class Clients:
     ) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._tokens = Tokens(model_config(options, scenario.model.name).vocab_size)
+        self._tokens = Tokens(model_config(options, scenario.model).vocab_size)
         self._progress = progress
         self._has_next_turn = {earlier for spec in requests for earlier in spec.after}
         self._specs = {spec.request_id: spec for spec in requests}

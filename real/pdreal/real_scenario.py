@@ -41,7 +41,7 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
 
 
 def _room(scenario: Scenario, options: Options) -> Room:
-    return Room.of(scenario, model_config(options, scenario.model.name).max_context_tokens)
+    return Room.of(scenario, model_config(options, scenario.model).max_context_tokens)
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
@@ -54,15 +54,14 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
     try:
-        context = model_config(options, scenario.model.name).max_context_tokens
+        context = model_config(options, scenario.model).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
-    if (scenario.model.context_tokens or 0) > context:
-        raise ConfigError(f"model.context_tokens: at most the model's own {context}; extended in simulation only")
+    if (scenario.context_tokens or 0) > context:
+        raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.speculative is not None:
         raise ConfigError("speculative: decoding with drafts runs in simulation only")
     decode = scenario.decode
     if decode is not None:
         decode = decode.model_copy(update={"retraction_backup": True})
-    model = scenario.model.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype]})
-    return scenario.model_copy(update={"model": model, "decode": decode})
+    return scenario.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype], "decode": decode})

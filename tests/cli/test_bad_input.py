@@ -40,6 +40,7 @@ CHANGES = [
     ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
     ("network.staging.oversized=fail", "network.staging.oversized is gone: as in SGLang, a request with a cell larger"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
+    ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",
@@ -55,7 +56,7 @@ CHANGES = [
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
-    ("model.kv_dtype=int4", "model.kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
+    ("kv_dtype=int4", "kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
@@ -66,8 +67,8 @@ CHANGES = [
         "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",
     ),
     ("workload.input_tokens=40956", "context of 40960, and a server ends its answer there: leave such requests out"),
-    ("model.context_tokens=14", "a context of 14, and a server ends its answer there"),
-    ("model.context_tokens=10", "a context of 10, and a server refuses its prompt"),
+    ("context_tokens=14", "a context of 14, and a server ends its answer there"),
+    ("context_tokens=10", "a context of 10, and a server refuses its prompt"),
     ("prefill.tp=16", "prefill: tp 16 goes beyond a server of h100, which has 8 GPUs: at most 8, and more instances"),
     ("prefill={gpu: h200, tp: 16, dp: 16}", "prefill: tp 16 goes beyond a server of h200, which has 8 GPUs"),
     ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
@@ -489,7 +490,7 @@ def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
 
 def test_a_context_may_be_extended(scenario):
     longer = ("--set", "workload.input_tokens=41000", "--set", "workload.num_requests=1")
-    assert main_exit("run", scenario, *longer, "--set", "model.context_tokens=41005") == 0
+    assert main_exit("run", scenario, *longer, "--set", "context_tokens=41005") == 0
 
 
 def test_a_rack_is_one_server(scenario):

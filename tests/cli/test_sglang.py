@@ -8,7 +8,8 @@ from tests.cli.test_commands import output, output_json
 
 SCENARIO = """\
 name: pair
-model: {name: qwen3-8b, kv_dtype: fp8}
+model: qwen3-8b
+kv_dtype: fp8
 page_size: 64
 prefill: {gpu: h200, instances: 2, tp: 2}
 decode: {gpu: h200, radix_cache: true, polling_interval: 3}

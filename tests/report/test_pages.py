@@ -131,7 +131,7 @@ def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
     )
     head = render(page).partition('class="answer"')[0]
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in page.differences.rows}
-    assert rows["model.name"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
+    assert rows["model"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
     assert rows["prefill.tp"] == ["1", "2", "—"]
     assert all(path in head for path in rows)
     assert run_page([one, replace(one, name="again")]).differences is None

@@ -26,8 +26,10 @@ from pdsim.system.model import KV_DTYPES
 
 SUITE_FILE = "matrix.yaml"
 
-_NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults", "prefill", "decode", "aggregated")
-"""Sections that a real run and its simulation share."""
+_MODEL = ("model", "weight_dtype", "kv_dtype", "state_dtype", "context_tokens")
+_LOAD = ("workload", "client", "seed", "faults")
+_NAMES = (*_MODEL, "page_size", "router", *_LOAD, "prefill", "decode", "aggregated")
+"""Fields that a real run and its simulation share."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class ValidationSuite:
                 )
 
     def _real_changes(self, variant: Variant) -> tuple[str, ...]:
-        return (*variant.changes, f"model.kv_dtype={KV_DTYPES[self.real.dtype]}")
+        return (*variant.changes, f"kv_dtype={KV_DTYPES[self.real.dtype]}")
 
 
 def is_suite(name: str, experiments: Path) -> bool:

@@ -40,7 +40,7 @@ def _unequal(scenario: Scenario) -> Changes:
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
         return {}
     if isinstance(layout_of(scenario, "prefill").model.attention, LatentAttention):
-        raise ConfigError(f"{scenario.model.name} has latent KV, which every rank holds whole: it needs no staging")
+        raise ConfigError(f"{scenario.model} has latent KV, which every rank holds whole: it needs no staging")
     return {"prefill.tp": 2 * prefill.tp, "prefill.instances": max(1, prefill.instances // 2)}
 
 
