@@ -11,8 +11,6 @@ from pydantic_core import PydanticUndefined
 
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.decoding import SpeculativeSettings
-from pdsim.scenario.faults import KINDS as FAULTS
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
 from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
@@ -32,9 +30,8 @@ BY_FIELD = {"Top level": Scenario} | {
     for hint in (field.annotation, *get_args(field.annotation))
     if isinstance(hint, type) and issubclass(hint, Section)
 }
-BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, **FAULTS}
+BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings}
 BY_FIELD |= {"cost.measured": MeasuredSettings}
-BY_FIELD |= {"decode.speculative": SpeculativeSettings}
 
 BY_USE = {
     "Prefill": protocols.PrefillPolicy,

@@ -21,7 +21,6 @@ from pdsim.cost.step_times import StepTimes
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
 from pdsim.scenario.costs import decode_times, prefill_times
-from pdsim.scenario.decoding import num_ahead_tokens, speculation
 from pdsim.scenario.extent import require_room_for_run
 from pdsim.scenario.faults import HealthSettings, check_faults
 from pdsim.scenario.schema import (
@@ -302,9 +301,8 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    drafts = 1 if settings.speculative is None else settings.speculative.draft_tokens
     fraction = settings.mem_fraction or default_mem_fraction(
-        layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts
+        layout.gpu, settings.tp, "decode", None, given, draft_tokens=settings.speculative_draft_tokens or 1
     )
     extra = settings.extra_slots
     if extra is None:
@@ -334,7 +332,7 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
     if (aggregated := scenario.aggregated) is not None:
         # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
         tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
-        room = (aggregated.pool_tokens or 0) - page - num_ahead_tokens(aggregated.speculative)
+        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
         _require_room(
             -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
         )
@@ -344,7 +342,7 @@ def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None
     room = (prefill.pool_tokens or 0) - 1 - page
     what = f"has a prompt of {longest.prompt} tokens"
     _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
-    tokens, pool = largest.total - 2 + num_ahead_tokens(decode.speculative), decode.pool_tokens or 0
+    tokens, pool = largest.total - 2 + decode.num_ahead_tokens, decode.pool_tokens or 0
     _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
 
 
@@ -396,7 +394,7 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         release_timeout_ns=None if health is None else health.release_timeout,
         polling_interval_steps=settings.polling_interval,
         saves_retracted=settings.retraction_backup,
-        speculation=speculation(settings.speculative),
+        speculation=settings.speculation,
         grants_computed_only=settings.allocation == "prefill_complete",
     )
 
@@ -409,6 +407,6 @@ def _aggregated_limits(settings: AggregatedSettings, health: HealthSettings | No
         max_prefill_tokens=settings.max_prefill_tokens,
         schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
         overlap=settings.overlap,
-        speculation=speculation(settings.speculative),
+        speculation=settings.speculation,
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )

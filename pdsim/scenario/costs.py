@@ -19,13 +19,13 @@ def prefill_times(scenario: Scenario, layout: Layout) -> StepTimes:
 def decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> StepTimes:
     """An instance that decodes, in a resolved scenario; an aggregated one computes prompts as well."""
     assert settings.max_running_requests is not None, "the scenario is not resolved"
-    cost, host, speculative = scenario.cost, scenario.cost.host, settings.speculative
+    cost, host, draft_tokens = scenario.cost, scenario.cost.host, settings.speculative_draft_tokens
     drafting, graphs = NO_DRAFTING, None
-    if speculative is not None:
-        drafting = Drafting(speculative.draft_tokens, speculative.draft)
+    if draft_tokens is not None:
+        drafting = Drafting(draft_tokens, settings.speculative_drafting)
     if cost.graph_sizes is not None:
         largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
-        default = captured_batches(largest, settings.max_running_requests, speculative=speculative is not None)
+        default = captured_batches(largest, settings.max_running_requests, speculative=draft_tokens is not None)
         launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
         sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
         graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)

@@ -1,9 +1,9 @@
 """What goes wrong in a run, and when; and how the cluster finds out and goes on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Field
 
 from pdsim.core.router import RetryLimits
 from pdsim.scenario.quantity import Duration
@@ -11,74 +11,59 @@ from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 
-class Kill(Section):
+@dataclass(frozen=True, kw_only=True)
+class Kill:
     """An instance dies, at any moment, with all that it holds and all that is under way from it."""
 
-    at: Duration
+    at_ns: int
     kill: str
     """An instance, such as prefill-0."""
-    restart_after: Duration | None = Field(default=None, gt=0)
+    restart_after_ns: int | None = None
     """None: it stays down."""
 
+    def __post_init__(self) -> None:
+        if self.restart_after_ns == 0:
+            raise ValueError("restart_after must be longer than 0")
 
-class SlowLink(Section):
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
     """The links of an instance carry less for a while; with a factor of 0, nothing."""
 
-    at: Duration
+    at_ns: int
     link: str
     """Of an instance; or `shared`, the link that all transfers cross."""
-    bandwidth_factor: float = Field(ge=0, allow_inf_nan=False)
-    lasts: Duration | None = Field(default=None, gt=0)
+    bandwidth_factor: float
+    lasts_ns: int | None = None
     """None: until the end."""
 
+    def __post_init__(self) -> None:
+        if self.bandwidth_factor < 0 or self.lasts_ns == 0:
+            raise ValueError("a link needs bandwidth_factor >= 0 and lasts longer than 0")
 
-class ClientAbort(Section):
+
+@dataclass(frozen=True, kw_only=True)
+class ClientAbort:
     """A client gives up one request. Nothing happens if it has not sent it, or has its answer."""
 
-    at: Duration
+    at_ns: int
     abort: int
     """A request_id: requests are counted from 0."""
 
 
-class ClientAborts(Section):
+@dataclass(frozen=True, kw_only=True)
+class ClientAborts:
     """Clients give up this fraction of all requests, each at a time drawn uniformly after it was sent."""
 
-    abort_fraction: float = Field(gt=0, le=1)
-    within: Duration = Field(gt=0)
+    abort_fraction: float
+    within_ns: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.abort_fraction <= 1 or not self.within_ns:
+            raise ValueError("needs abort_fraction above 0, at most 1, and within longer than 0")
 
 
 Fault = Kill | SlowLink | ClientAbort | ClientAborts
-
-TAG = "fault "
-KINDS: dict[str, type[Section]] = {"kill": Kill, "link": SlowLink, "abort": ClientAbort, "abort_fraction": ClientAborts}
-"""By the field that only this kind has."""
-
-
-def kind_of(value: Any) -> str:
-    """Raises ValueError if it is none."""
-    if not isinstance(value, Mapping | Section):
-        raise ValueError(f"expected a mapping such as {{at: 5 s, kill: prefill-0}}, found {value!r}")
-    keys = list(value) if isinstance(value, Mapping) else list(type(value).model_fields)
-    if found := [kind for kind in KINDS if kind in keys]:
-        return TAG + found[0]
-    known = {field for section in KINDS.values() for field in section.model_fields}
-    hint = next((hint for key in keys if key not in known and (hint := did_you_mean(key, KINDS))), "")
-    raise ValueError(f"a fault has one of {', '.join(KINDS)}{hint}, found {', '.join(keys) or 'nothing'}")
-
-
-def _checked(value: Any) -> Any:
-    kind_of(value)
-    return value
-
-
-AnyFault = Annotated[
-    Annotated[Kill, Tag(TAG + "kill")]
-    | Annotated[SlowLink, Tag(TAG + "link")]
-    | Annotated[ClientAbort, Tag(TAG + "abort")]
-    | Annotated[ClientAborts, Tag(TAG + "abort_fraction")],
-    Discriminator(kind_of),
-    BeforeValidator(_checked),
-]
 
 
 class HealthSettings(Section):

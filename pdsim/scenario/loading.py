@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from pdsim.scenario.component import describe_component
-from pdsim.scenario.faults import KINDS, TAG
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
 from pdsim.scenario.section import Section
@@ -27,15 +26,10 @@ GONE = {
     "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
     "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
     "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
-    **{
-        f"{role}.speculative.{name}": why
-        for role in ("decode", "aggregated")
-        for name, why in {
-            "draws": "is gone: draft tokens are accepted in turn, each with one probability",
-            "reserved_steps": "is gone: it is 2, as with SGLang's overlap schedule",
-            "draft_per_request": "is gone: draft is what all drafting takes in one step",
-        }.items()
-    },
+    **dict.fromkeys(
+        ("decode.speculative", "aggregated.speculative"),
+        "is gone: speculative_draft_tokens, speculative_accept_length and speculative_drafting stand in its place",
+    ),
 }
 """Fields of earlier versions, and where to turn."""
 
@@ -97,7 +91,7 @@ def explain_errors(wrong: ValidationError, section: type[Section], where: str, t
 
 
 def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
-    path = [part for part in error["loc"] if not str(part).startswith(("function-", TAG))]
+    path = [part for part in error["loc"] if not str(part).startswith("function-")]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
@@ -116,9 +110,7 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
 
 def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
     for key in path:
-        if str(key).startswith(TAG):
-            section = KINDS[str(key).removeprefix(TAG)]
-        elif key in section.model_fields and key != "faults":
+        if key in section.model_fields:
             hint = section.model_fields[key].annotation
             options = (hint, *get_args(hint))
             section = next(one for one in options if isinstance(one, type) and issubclass(one, Section))

@@ -1,10 +1,11 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from pdsim.core.running_batch import Speculation
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Roofline
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
@@ -20,13 +21,13 @@ from pdsim.policy.protocols import (
 )
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
-from pdsim.scenario.decoding import SpeculativeSettings
-from pdsim.scenario.faults import AnyFault, HealthSettings
+from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.measured import MeasuredSettings
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
 from pdsim.scenario.section import Section
 from pdsim.system.model import Dtype, KvDtype, StateDtype
+from pdsim.workload.acceptance import Acceptance
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
@@ -68,6 +69,44 @@ class ComputingSettings(ServerSettings):
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
+class DecodingSettings(ServerSettings):
+    """What servers that decode have. With drafts a step verifies several tokens of each request."""
+
+    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    speculative_draft_tokens: int | None = Field(default=None, ge=2)
+    """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: one."""
+    speculative_accept_length: float | None = Field(default=None, ge=1)
+    """Tokens that such a step gives a request, in the mean."""
+    speculative_drafting: Duration = 0
+    """Time of all drafting in one step."""
+
+    @model_validator(mode="after")
+    def _accepts_what_is_drafted(self) -> Self:
+        tokens, length = self.speculative_draft_tokens, self.speculative_accept_length
+        if (tokens is None) != (length is None):
+            raise ValueError("speculative_draft_tokens and speculative_accept_length: one needs the other")
+        if tokens is not None and length is not None and length > tokens:
+            raise ValueError(f"speculative_accept_length {length:g} is more than the {tokens} speculative_draft_tokens")
+        return self
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """None: a step gives each request one token."""
+        if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
+            return None
+        return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
+
+    @property
+    def speculation(self) -> Speculation | None:
+        tokens = self.speculative_draft_tokens
+        return None if tokens is None else Speculation(draft_tokens=tokens)
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        """Tokens beyond its KV for which a request needs pages before a decode step."""
+        return 1 if self.speculation is None else self.speculation.num_ahead_tokens
+
+
 class PrefillSettings(ComputingSettings):
     """The prefill instances, all alike."""
 
@@ -83,7 +122,7 @@ class PrefillSettings(ComputingSettings):
     """
 
 
-class DecodeSettings(ServerSettings):
+class DecodeSettings(DecodingSettings):
     """The decode instances, all alike."""
 
     radix_cache: bool = False
@@ -95,32 +134,26 @@ class DecodeSettings(ServerSettings):
     allocation: Literal["early", "prefill_complete"] = "early"
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
-    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     retraction_backup: bool = True
     """False: copying the KV of retracted requests to host memory and back takes no time."""
-    speculative: SpeculativeSettings | None = None
-    """None: a step gives each request one token."""
 
     @model_validator(mode="after")
-    def _has_what_servers_accept(self) -> "DecodeSettings":
-        if self.radix_cache and self.speculative is not None:
+    def _has_what_servers_accept(self) -> Self:
+        if self.radix_cache and self.speculative_draft_tokens is not None:
             raise ValueError(
-                "radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair "
+                "radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair "
                 "(arg_groups/pd_disaggregation_hook.py). Leave one of them out"
             )
         return self
 
 
-class AggregatedSettings(ComputingSettings):
+class AggregatedSettings(ComputingSettings, DecodingSettings):
     """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs."""
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
-    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    speculative: SpeculativeSettings | None = None
-    """None: a decode step gives each request one token."""
 
 
 class RouterSettings(Section):
@@ -352,7 +385,7 @@ class Scenario(Section):
     )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
-    faults: tuple[AnyFault, ...] = ()
+    faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
     """What goes wrong, and when."""
     health: HealthSettings | None = None
     """None: nothing is watched, unless there are faults; then the defaults."""
@@ -382,11 +415,11 @@ class Scenario(Section):
         return sum(servers.num_gpus for servers in roles if servers is not None)
 
     @property
-    def speculative(self) -> SpeculativeSettings | None:
-        """Of those who decode."""
+    def acceptance(self) -> Acceptance | None:
+        """Acceptance of those who decode; None: a step gives each request one token."""
         decoding = self.aggregated or self.decode
         assert decoding is not None
-        return decoding.speculative
+        return decoding.acceptance
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

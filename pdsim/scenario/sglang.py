@@ -8,7 +8,14 @@ from typing import Any
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.scenario.build import resolve
 from pdsim.scenario.component import component_name
-from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    ComputingSettings,
+    DecodeSettings,
+    DecodingSettings,
+    Scenario,
+    ServerSettings,
+)
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
@@ -111,9 +118,9 @@ def _server_flags(made: Launch, scenario: Scenario, of: ServerSettings) -> list[
         flags.append(("schedule-conservativeness", of.schedule_conservativeness))
     else:
         flags += _disaggregation_flags(made, scenario, of)
-    if getattr(of, "speculative", None) is not None:
+    if isinstance(of, DecodingSettings) and of.acceptance is not None:
         made.notes.append(
-            "speculative: the draft model is not in the scenario; give --speculative-algorithm and its own"
+            "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
         )
     return flags
 

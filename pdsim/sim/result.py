@@ -26,7 +26,7 @@ class RunResult(RunTables):
         extra["device"] = device_of(self.scenario)
         if warnings := self.warnings():
             extra["warnings"] = warnings
-        speculative = self.scenario.speculative is not None
+        speculative = self.scenario.acceptance is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),

@@ -127,10 +127,9 @@ class Simulation:
         )
 
     def _executor(self) -> Executor:
-        speculative, streams = self._cluster.scenario.speculative, self._streams
-        if speculative is None:
+        acceptance, streams = self._cluster.scenario.acceptance, self._streams
+        if acceptance is None:
             return Executor(self._outputs)
-        acceptance = speculative.acceptance()
         return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def run(self) -> RunResult:

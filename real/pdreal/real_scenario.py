@@ -59,8 +59,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"model: {wrong}") from None
     if (scenario.context_tokens or 0) > context:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
-    if scenario.speculative is not None:
-        raise ConfigError("speculative: decoding with drafts runs in simulation only")
+    if scenario.acceptance is not None:
+        raise ConfigError("speculative_draft_tokens: decoding with drafts runs in simulation only")
     decode = scenario.decode
     if decode is not None:
         decode = decode.model_copy(update={"retraction_backup": True})

@@ -38,7 +38,7 @@ def test_a_step_gives_each_request_from_one_token_to_all_that_were_drafted(scena
     gained = [entry.args[1] for entry in traced.journal if entry.call == "on_step_done"]
     for result in gained:
         if isinstance(result, Verified):
-            assert all(1 <= n <= scenario.speculative.draft_tokens for n in result.num_tokens)
+            assert all(1 <= n <= scenario.acceptance.draft_tokens for n in result.num_tokens)
     finished = [r for r in traced.records.requests if r.outcome == "finished"]
     assume(len(finished) == len(traced.records.requests))
     by_prompts = sum(1 + (r.num_retractions if r.is_aggregated else 0) for r in finished)
@@ -75,7 +75,8 @@ def test_a_request_that_is_retracted_before_its_first_step_makes_no_token_more()
         aggregated__pool_tokens=40,
         aggregated__schedule_conservativeness=0.01,
         aggregated__radix_cache=False,
-        aggregated__speculative={"draft_tokens": 4, "accept_length": 1},
+        aggregated__speculative_draft_tokens=4,
+        aggregated__speculative_accept_length=1,
     )
     records = run(scenario).records
     assert any(r.num_retractions for r in records.requests)
@@ -88,15 +89,21 @@ def test_a_request_that_is_retracted_before_its_first_step_makes_no_token_more()
 def test_what_accepts_no_draft_is_decoding_without_drafts(sizes: list[tuple[int, int]]):
     """Where pages are plenty and a step costs the same."""
     specs = [request(i, prompt, output) for i, (prompt, output) in enumerate(sizes)]
-    none = {"draft_tokens": 3, "accept_length": 1}
-    assert run(small(*specs, decode__speculative=none)).records.requests == run(small(*specs)).records.requests
+    none = {"decode__speculative_draft_tokens": 3, "decode__speculative_accept_length": 1}
+    assert run(small(*specs, **none)).records.requests == run(small(*specs)).records.requests
 
 
 @given(st.integers(2, 200), st.integers(2, 6))
 @examples(40)
 def test_a_request_alone_takes_the_steps_that_its_acceptance_says(output: int, accepted: int):
-    speculative = {"draft_tokens": accepted, "accept_length": accepted, "draft": "2 ms"}
-    traced = run(small(request(0, 10, output), decode__speculative=speculative))
+    traced = run(
+        small(
+            request(0, 10, output),
+            decode__speculative_draft_tokens=accepted,
+            decode__speculative_accept_length=accepted,
+            decode__speculative_drafting="2 ms",
+        )
+    )
     (r,), num_steps = traced.records.requests, ceil((output - 1) / accepted)
     assert r.end_ns - r.first_token_ns == num_steps * 12_000_000
     assert traced.result.summary()["accept_length"] == pytest.approx((output - 1) / num_steps)

@@ -55,7 +55,8 @@ def test_a_cluster_pads_requests_then_counts_their_drafts():
     scenario = small(
         request(0, 10, 10),
         cost={"prefill": lines, "decode": lines, "graph_sizes": [8, 4]},
-        decode__speculative={"draft_tokens": 3, "accept_length": 2},
+        decode__speculative_draft_tokens=3,
+        decode__speculative_accept_length=2,
     )
     assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_000_000 + 10_000 * 8 * 3, 0, 0)
 
