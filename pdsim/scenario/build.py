@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
@@ -13,27 +13,37 @@ from pdsim.core.journal import TakesMessages
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
-from pdsim.core.router import NO_RETRIES, RoleRouter, Router
+from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
+from pdsim.core.running_batch import Speculation
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
+from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.copies import HostCopies
-from pdsim.cost.step_times import StepTimes
+from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
-from pdsim.scenario.costs import decode_times, prefill_times
-from pdsim.scenario.extent import require_room_for_run
-from pdsim.scenario.faults import HealthSettings, check_faults
+from pdsim.scenario.faults import ClientAbort, HealthSettings, Kill, SlowLink
 from pdsim.scenario.schema import (
     AggregatedSettings,
     DecodeSettings,
+    DecodingSettings,
     FrontEndSettings,
     HostSettings,
     PrefillSettings,
     Scenario,
 )
-from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
-from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.memory import Role, default_mem_fraction
+from pdsim.scenario.sizing import (
+    check_requests,
+    instance_ids,
+    kv_cache,
+    layout_of,
+    require_room_for_run,
+    resolved_computing,
+    resolved_memory,
+)
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.system.memory import Layout, Role, default_mem_fraction, memory_tier
 from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
@@ -89,7 +99,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     scenario = resolve(scenario)
     if requests is None:
         requests = requests_of(scenario)
-    _check_requests(scenario, requests)
+    check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
     return Cluster(
@@ -249,7 +259,14 @@ def build_router(scenario: Scenario) -> Router:
             memory_tokens=settings.memory_tokens,
         )
 
-    limits = NO_RETRIES if health is None else health.retry_limits(scenario.seed)
+    limits = NO_RETRIES
+    if health is not None:
+        limits = RetryLimits(
+            max_retries=health.max_retries,
+            initial_backoff_ns=health.initial_backoff,
+            backoff_jitter=health.backoff_jitter,
+            seed=scenario.seed,
+        )
     if scenario.aggregated is not None:
         return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
     return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
@@ -268,7 +285,7 @@ def _costs(scenario: Scenario) -> dict[str, StepTimes]:
         for i in ids:
             settings = getattr(scenario, role)
             is_prefill = role == "prefill"
-            costs[i] = prefill_times(scenario, layout) if is_prefill else decode_times(scenario, settings, layout)
+            costs[i] = _prefill_times(scenario, layout) if is_prefill else _decode_times(scenario, settings, layout)
     return costs
 
 
@@ -311,66 +328,30 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-class _Size(NamedTuple):
-    """Tokens of a request."""
-
-    request_id: int
-    prompt: int
-    output: int
-
-    @property
-    def total(self) -> int:
-        return self.prompt + self.output
-
-
-def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Each request alone must fit the model's context, and the pools of the instances."""
-    sizes = [_Size(spec.request_id, len(spec.prompt), len(spec.output)) for spec in requests]
-    largest = max(sizes, key=lambda size: size[1] + size[2])
-    _check_context(scenario, largest)
-    page = scenario.page_size
-    if (aggregated := scenario.aggregated) is not None:
-        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
-        tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
-        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
-        _require_room(
-            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
-        )
-        return
-    prefill, decode = scenario.pair
-    longest = max(sizes, key=lambda size: size[1])
-    room = (prefill.pool_tokens or 0) - 1 - page
-    what = f"has a prompt of {longest.prompt} tokens"
-    _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
-    tokens, pool = largest.total - 2 + decode.num_ahead_tokens, decode.pool_tokens or 0
-    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
-
-
-def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
-    if num_tokens > room:
-        raise ConfigError(
-            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-
-
-def _check_context(scenario: Scenario, largest: _Size) -> None:
-    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model
-    if largest.total > context:
-        server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
-        raise ConfigError(
-            f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
-            f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
-            "context_tokens how far the context is extended"
-        )
-
-
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    ids = [i for ids in _roles(scenario).values() for i in ids]
-    links = [] if scenario.aggregated is not None else list(ids)
+    """Raises ConfigError for what a run does not have."""
+    instances = [i for ids in _roles(scenario).values() for i in ids]
+    links = [] if scenario.aggregated is not None else list(instances)
     if links and scenario.network.shared_bandwidth is not None:
         links.append("shared")
-    check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
+
+    def missing(what: str, name: str, among: Sequence[str]) -> ConfigError:
+        return ConfigError(f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}")
+
+    for i, fault in enumerate(scenario.faults):
+        if isinstance(fault, Kill) and fault.kill not in instances:
+            raise missing(f"faults.{i}.kill: no instance", fault.kill, instances)
+        if isinstance(fault, SlowLink) and not links:
+            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
+        if isinstance(fault, SlowLink) and fault.link not in links:
+            raise missing(f"faults.{i}.link: no link of", fault.link, links)
+        if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:
+            raise ConfigError(f"faults.{i}.abort: no request {fault.abort}; there are 0 to {num_requests - 1}")
+
+
+def _speculation(settings: DecodingSettings) -> Speculation | None:
+    tokens = settings.speculative_draft_tokens
+    return None if tokens is None else Speculation(draft_tokens=tokens)
 
 
 def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) -> PrefillLimits:
@@ -394,7 +375,7 @@ def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> D
         release_timeout_ns=None if health is None else health.release_timeout,
         polling_interval_steps=settings.polling_interval,
         saves_retracted=settings.retraction_backup,
-        speculation=settings.speculation,
+        speculation=_speculation(settings),
         grants_computed_only=settings.allocation == "prefill_complete",
     )
 
@@ -407,6 +388,50 @@ def _aggregated_limits(settings: AggregatedSettings, health: HealthSettings | No
         max_prefill_tokens=settings.max_prefill_tokens,
         schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
         overlap=settings.overlap,
-        speculation=settings.speculation,
+        speculation=_speculation(settings),
         waiting_timeout_ns=None if health is None else health.waiting_timeout,
     )
+
+
+def _prefill_times(scenario: Scenario, layout: Layout) -> StepTimes:
+    """An instance that computes prompts alone."""
+    model, measured = _model(scenario, scenario.cost.prefill, layout), scenario.cost.measured
+    return StepTimes(prefill=model, decode=model, measured=None if measured is None else measured.bounds())
+
+
+def _decode_times(scenario: Scenario, settings: DecodeSettings | AggregatedSettings, layout: Layout) -> StepTimes:
+    """An instance that decodes, in a resolved scenario; an aggregated one computes prompts as well."""
+    assert settings.max_running_requests is not None, "the scenario is not resolved"
+    cost, host, draft_tokens = scenario.cost, scenario.cost.host, settings.speculative_draft_tokens
+    drafting, graphs = NO_DRAFTING, None
+    if draft_tokens is not None:
+        drafting = Drafting(draft_tokens, settings.speculative_drafting)
+    if cost.graph_sizes is not None:
+        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
+        default = captured_batches(largest, settings.max_running_requests, speculative=draft_tokens is not None)
+        launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
+        sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
+        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
+    return StepTimes(
+        prefill=_model(scenario, cost.prefill, layout),
+        decode=_model(scenario, cost.decode, layout),
+        measured=None if cost.measured is None else cost.measured.bounds(),
+        drafting=drafting,
+        graphs=graphs,
+        host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
+    )
+
+
+def _model(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostModel:
+    try:
+        return _slowed(settings, scenario.cost.host.slowdown).model(layout)
+    except NoOperatorTablesError as wrong:
+        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None
+
+
+def _slowed(settings: CostSettings, slowdown: float) -> CostSettings:
+    """The settings with their host work slowed: a class names those fields in HOST_FIELDS."""
+    host_fields = getattr(settings, "HOST_FIELDS", ())
+    if slowdown == 1 or not host_fields or not is_dataclass(settings):
+        return settings
+    return replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})

@@ -29,7 +29,7 @@ from pdsim.policy.protocols import (
     TransferPolicy,
 )
 from pdsim.scenario.faults import Fault
-from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.scenario.fields import DIMENSIONS, Dimension
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.client_driver import Client

@@ -1,14 +1,10 @@
 """What goes wrong in a run, and when; and how the cluster finds out and goes on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
 
-from pdsim.core.router import RetryLimits
-from pdsim.scenario.quantity import Duration
-from pdsim.scenario.section import Section
-from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.scenario.fields import Duration, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +82,3 @@ class HealthSettings(Section):
     max_retries: int = Field(default=5, ge=0)
     initial_backoff: Duration = Field(default=50_000_000, gt=0)
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
-
-    def retry_limits(self, seed: int) -> RetryLimits:
-        return RetryLimits(
-            max_retries=self.max_retries,
-            initial_backoff_ns=self.initial_backoff,
-            backoff_jitter=self.backoff_jitter,
-            seed=seed,
-        )
-
-
-def check_faults(faults: Sequence[Fault], *, instances: Sequence[str], links: Sequence[str], num_requests: int) -> None:
-    """Raises ConfigError for what a run does not have."""
-    for i, fault in enumerate(faults):
-        if isinstance(fault, Kill) and fault.kill not in instances:
-            raise ConfigError(_missing(f"faults.{i}.kill: no instance", fault.kill, instances))
-        if isinstance(fault, SlowLink) and not links:
-            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
-        if isinstance(fault, SlowLink) and fault.link not in links:
-            raise ConfigError(_missing(f"faults.{i}.link: no link of", fault.link, links))
-        if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:
-            raise ConfigError(f"faults.{i}.abort: no request {fault.abort}; there are 0 to {num_requests - 1}")
-
-
-def _missing(what: str, name: str, among: Sequence[str]) -> str:
-    return f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}"

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from pdsim.scenario.component import describe_component
+from pdsim.scenario.fields import Section
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
-from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 
 GONE = {

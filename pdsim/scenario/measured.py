@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 from pdsim.cost.step_times import Measured, SizeRange
 from pdsim.metrics.records import StepRecord
-from pdsim.scenario.section import Section
+from pdsim.scenario.fields import Section
 
 _TITLES = {
     "prefill_new_tokens": "new tokens of a forward",

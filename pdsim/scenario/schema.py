@@ -1,13 +1,14 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from pdsim.core.running_batch import Speculation
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Roofline
+from pdsim.metrics.records import StepRecord
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
@@ -20,12 +21,12 @@ from pdsim.policy.protocols import (
     TransferPolicy,
 )
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.component import Component
+from pdsim.scenario.component import Component, component_name
 from pdsim.scenario.faults import Fault, HealthSettings
-from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
+from pdsim.scenario.measured import MeasuredSettings, Setup
 from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
-from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
-from pdsim.scenario.section import Section
+from pdsim.system.catalog import load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.acceptance import Acceptance
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
@@ -97,14 +98,9 @@ class DecodingSettings(ServerSettings):
         return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
 
     @property
-    def speculation(self) -> Speculation | None:
-        tokens = self.speculative_draft_tokens
-        return None if tokens is None else Speculation(draft_tokens=tokens)
-
-    @property
     def num_ahead_tokens(self) -> int:
-        """Tokens beyond its KV for which a request needs pages before a decode step."""
-        return 1 if self.speculation is None else self.speculation.num_ahead_tokens
+        """Tokens beyond its KV for which a request needs pages before a decode step: drafts of two steps."""
+        return 2 * (self.speculative_draft_tokens or 0) or 1
 
 
 class PrefillSettings(ComputingSettings):
@@ -420,6 +416,57 @@ class Scenario(Section):
         decoding = self.aggregated or self.decode
         assert decoding is not None
         return decoding.acceptance
+
+    @property
+    def setup(self) -> Setup:
+        """The model, and what the instances run on."""
+        prefill, decode = self._servers
+        return Setup(
+            model=self.model,
+            weight_dtype=self.weight_dtype or load_model(self.model).weight_dtype,
+            kv_dtype=self.kv_dtype,
+            device=self._gpus,
+            tp=(prefill.tp, decode.tp),
+            dp=(prefill.dp, decode.dp),
+        )
+
+    @property
+    def device(self) -> str:
+        """The device whose step times a run has."""
+        return (self.cost.measured and self.cost.measured.device) or self._gpus
+
+    @property
+    def foreign_setup(self) -> list[str]:
+        """Parts of the setup that the profile was not measured on."""
+        measured = self.cost.measured
+        return [] if measured is None or measured.model is None else measured.differences(self.setup)
+
+    def cost_warnings(self, steps: Iterable[StepRecord]) -> list[str]:
+        """One line, or none where all of a run is within what was measured."""
+        cost = self.cost
+        if cost.measured is None:
+            names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
+            if names == "roofline":
+                return [
+                    "cost: nothing here was measured: roofline, which compares configurations; fit a profile for more"
+                ]
+            return [f"cost: {names}: the scenario does not say what it was measured on"]
+        setup = self.foreign_setup
+        outside = ", ".join([*setup, *cost.measured.exceeded(steps)])
+        if outside:
+            interval = "; its interval is left out" if setup and cost.ends else ""
+            return [f"cost: {cost.measured}; this run: {outside}: outside{interval}"]
+        is_certain = cost.measured.model is not None and cost.measured.scaled_from is None
+        return [] if is_certain else [f"cost: {cost.measured}"]
+
+    @property
+    def _gpus(self) -> str:
+        return " and ".join(dict.fromkeys(servers.gpu for servers in self._servers))
+
+    @property
+    def _servers(self) -> tuple[ServerSettings, ServerSettings]:
+        """Those who prefill, and those who decode."""
+        return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

@@ -1,8 +1,17 @@
-"""How large the instances of a role are: layout, pool, slots, chunk; SGLang's defaults where the scenario is silent."""
+"""Sizes of instances (SGLang's defaults where the scenario is silent), of requests, and of runs.
 
+Programs refuse a run that would not fit this machine, but for `--yes`; in Python nothing is refused.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
@@ -12,6 +21,8 @@ from pdsim.scenario.schema import ComputingSettings, Scenario, ServerSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
+from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.trace_file import InputWarning
 
 STATES_PER_REQUEST = 3
 """Of linear-attention layers, where a prefix cache keeps some of them (SGLang 0.5.23)."""
@@ -108,3 +119,112 @@ def kv_cache(scenario: Scenario, settings: ServerSettings, *, keeps_replaced: bo
     eviction: EvictionPolicy = deepcopy(settings.eviction)
     tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
     return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
+
+
+class _Size(NamedTuple):
+    """Tokens of a request."""
+
+    request_id: int
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Each request alone must fit the model's context, and the pools of the instances."""
+    sizes = [_Size(spec.request_id, len(spec.prompt), len(spec.output)) for spec in requests]
+    largest = max(sizes, key=lambda size: size[1] + size[2])
+    _check_context(scenario, largest)
+    page = scenario.page_size
+    if (aggregated := scenario.aggregated) is not None:
+        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
+        tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
+        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
+        _require_room(
+            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
+        )
+        return
+    prefill, decode = scenario.pair
+    longest = max(sizes, key=lambda size: size[1])
+    room = (prefill.pool_tokens or 0) - 1 - page
+    what = f"has a prompt of {longest.prompt} tokens"
+    _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
+    tokens, pool = largest.total - 2 + decode.num_ahead_tokens, decode.pool_tokens or 0
+    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
+
+
+def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
+    if num_tokens > room:
+        raise ConfigError(
+            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def _check_context(scenario: Scenario, largest: _Size) -> None:
+    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
+    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model
+    if largest.total > context:
+        server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
+            f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
+            "context_tokens how far the context is extended"
+        )
+
+
+# How large a run is: memory and time, estimated before they are spent.
+
+_LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
+
+# Measured on one core, of small models and short answers: longer ones take more.
+_REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
+_INSTANCE_BYTES, _INSTANCE_S = 13_000, 200e-6
+_PAIR_BYTES = 50
+"""Of a prefill and a decode instance: what each keeps of the other."""
+POINT_BYTES, POINT_S = 6_000, 2e-3
+"""Of a sweep's point and seed, before its run."""
+_LONG_S = 60
+_COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
+"""Fields of generated workloads whose product is the least number of requests."""
+
+
+@contextmanager
+def limited(is_limited: bool, /) -> Iterator[None]:
+    """Whether what does not fit this machine is refused, for as long as this lasts."""
+    token = _LIMITED.set(is_limited)
+    try:
+        yield
+    finally:
+        _LIMITED.reset(token)
+
+
+def require_room_for_run(scenario: Scenario) -> None:
+    """Raises ConfigError for more instances or requests than fit; of a trace its file has the requests."""
+    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
+    counts = [servers.instances * servers.dp for servers in roles if servers is not None]
+    workload = scenario.workload
+    requests = 0 if hasattr(workload, "path") else prod(getattr(workload, name, 1) for name in _COUNTS)
+    num_bytes = sum(counts) * _INSTANCE_BYTES + requests * _REQUEST_BYTES
+    num_bytes += prod(counts) * _PAIR_BYTES if len(counts) > 1 else 0
+    time_s = sum(counts) * _INSTANCE_S + requests * _REQUEST_S
+    require_room(f"{scenario.name}: {sum(counts):,} instances, {requests:,} requests", num_bytes, time_s)
+
+
+def require_room(what: str, num_bytes: float, time_s: float) -> None:
+    """Raises ConfigError if it does not fit this machine, and warns if it takes long."""
+    if not _LIMITED.get():
+        return
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    estimate = f"{what}: about {num_bytes / 1e9:,.1f} GB and {_shown(time_s)} at least"
+    if num_bytes > memory_bytes:
+        raise ConfigError(f"{estimate}; this machine has {memory_bytes / 1e9:,.1f} GB: --yes begins all the same")
+    if time_s > _LONG_S:
+        warnings.warn(estimate, InputWarning, stacklevel=2)
+
+
+def _shown(time_s: float) -> str:
+    unit_s, unit = next(one for one in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "")) if time_s > one[0])
+    return f"{time_s / unit_s:,.1f} {unit}" if unit else "less than a minute"

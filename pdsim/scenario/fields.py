@@ -1,12 +1,19 @@
-"""Quantities with units: in a file the unit stands with the value ("512 MiB", "50 GB/s"), in code in the name (_ns)."""
+"""Sections of a file, and quantities, whose unit stands with the value in a file ("5 ms"), in code in the name (_ns)."""
 
 import re
 from difflib import get_close_matches
 from math import inf
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+
+class Section(BaseModel):
+    """Part of a file. Immutable; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
 
 _NUMBER = re.compile(r"\s*([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*\Z")
 
