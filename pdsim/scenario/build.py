@@ -252,12 +252,7 @@ def build_router(scenario: Scenario) -> Router:
     settings, health = scenario.router, scenario.health
 
     def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
-        return RoleRouter(
-            instance_ids(getattr(scenario, name), name),
-            deepcopy(policy),
-            snapshot_interval_ns=settings.snapshot_interval,
-            memory_tokens=settings.memory_tokens,
-        )
+        return RoleRouter(instance_ids(getattr(scenario, name), name), deepcopy(policy))
 
     limits = NO_RETRIES
     if health is not None:

@@ -1,4 +1,4 @@
-"""Sections of a file, and quantities, whose unit stands with the value in a file ("5 ms"), in code in the name (_ns)."""
+"""Sections of a file, and quantities: their unit stands with the value in a file (5 ms), in code in the name (_ns)."""
 
 import re
 from difflib import get_close_matches

@@ -24,6 +24,8 @@ GONE = {
     "cost.interval": "is gone: prefill_interval and decode_interval stand in its place, each [fastest, slowest]",
     "cost.measured.on": "is gone: its fields stand in cost.measured",
     "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
+    "router.snapshot_interval": "is gone: a router knows the loads as they are",
+    "router.memory_tokens": "is gone: a cache-aware policy remembers 2^24 tokens of each instance",
     "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
     "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
     **dict.fromkeys(

@@ -157,10 +157,6 @@ class RouterSettings(Section):
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
-    snapshot_interval: Duration = 0
-    """How old the loads may be that the policies see; 0: always fresh."""
-    memory_tokens: int = Field(default=1 << 24, ge=1)
-    """Per instance, of the prompts that a cache-aware policy remembers."""
 
 
 class StagingSettings(Section):

@@ -50,7 +50,7 @@ def test_the_router_has_every_instance_flush(scenario):
 
 
 def test_the_router_forgets_what_it_believed_to_be_cached():
-    role = RoleRouter(["decode-0"], CacheAware(), snapshot_interval_ns=0, memory_tokens=1024)
+    role = RoleRouter(["decode-0"], CacheAware())
     prompt = TokenIds(range(200))
     role.num_cached_tokens(prompt, "decode-0")  # from now on it remembers
     role.pick(prompt, 0)
