@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
 from pdsim.scenario.fields import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.measured import MeasuredSettings
+from pdsim.scenario.profile import MeasuredSettings
 from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
 from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names

@@ -18,7 +18,7 @@ from rows import HERE, Floats, Forwards, Steps, forwards, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.affine import GpuClock
-from pdsim.scenario.measured import Setup
+from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import write_yaml
 
 DATE = "2026-11-21"

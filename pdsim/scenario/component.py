@@ -29,7 +29,7 @@ from pdsim.policy.protocols import (
     TransferPolicy,
 )
 from pdsim.scenario.faults import Fault
-from pdsim.scenario.fields import DIMENSIONS, Dimension
+from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.client_driver import Client
@@ -173,11 +173,6 @@ class Component:
             "required": [] if self.default or self.by_field else ["use"],
         }
         return {"anyOf": [by_name, by_fields]}
-
-
-def base_folder(info: ValidationInfo[Any]) -> Path:
-    """What paths in a file are relative to."""
-    return Path((info.context or {}).get("base", "."))
 
 
 def build_component(seam: Any, spec: Any, base: Path) -> Any:

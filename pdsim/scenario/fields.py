@@ -3,9 +3,10 @@
 import re
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 
@@ -13,6 +14,11 @@ class Section(BaseModel):
     """Part of a file. Immutable; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def base_folder(info: ValidationInfo[Any]) -> Path:
+    """The folder that paths in a file are relative to."""
+    return Path((info.context or {}).get("base", "."))
 
 
 _NUMBER = re.compile(r"\s*([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*\Z")

@@ -24,8 +24,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component, component_name
 from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
-from pdsim.scenario.measured import MeasuredSettings, Setup
-from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
+from pdsim.scenario.profile import MeasuredSettings, Setup, cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.system.catalog import load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.acceptance import Acceptance
@@ -49,6 +48,11 @@ class ServerSettings(Section):
     radix_cache: bool = True
     eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     max_running_requests: int | None = Field(default=None, ge=1)
+
+    @property
+    def resolved_max_running(self) -> int:
+        assert self.max_running_requests is not None, "the scenario is not resolved"
+        return self.max_running_requests
 
     @property
     def num_gpus(self) -> int:

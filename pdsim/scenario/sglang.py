@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.policy.decode import ReserveDecodeTokens
-from pdsim.scenario.build import resolve
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import (
     AggregatedSettings,
@@ -16,6 +15,7 @@ from pdsim.scenario.schema import (
     Scenario,
     ServerSettings,
 )
+from pdsim.scenario.sizing import resolve
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform

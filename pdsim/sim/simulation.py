@@ -14,7 +14,8 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
-from pdsim.scenario.build import Cluster, build, restarted
+from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.clients import Clients

@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.build import requests_of, resolve
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")

@@ -6,9 +6,10 @@ from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options
 from pdreal.serve.room import Room
-from pdsim.scenario.build import build, resolve
+from pdsim.scenario.build import build
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec

@@ -10,7 +10,7 @@ import pytest
 from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
 from pdsim.metrics.run_folder import JOURNAL, TABLES, read_summary
-from pdsim.scenario import sizing
+from pdsim.scenario import room
 from pdsim.scenario.build import requests_of
 from pdsim.sim.simulation import Simulation
 
@@ -548,13 +548,13 @@ def test_what_does_not_fit_this_machine_is_refused(capsys, scenario, monkeypatch
 
 
 def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch):
-    monkeypatch.setattr(sizing, "_REQUEST_S", 3600.0)
+    monkeypatch.setattr(room, "_REQUEST_S", 3600.0)
     assert main_exit("run", scenario) == 0
     assert (
         "pdsim: warning: scenario: 2 instances, 3 requests: about 0.0 GB and 3.0 hours at least"
         in capsys.readouterr().err
     )
-    monkeypatch.setattr(sizing, "_REQUEST_BYTES", 1e15)
+    monkeypatch.setattr(room, "_REQUEST_BYTES", 1e15)
     assert "--yes begins all the same" in message(capsys, "run", scenario)
     assert main_exit("run", scenario, "--yes") == 0
     assert load_scenario(scenario).workload.num_requests == len(requests_of(load_scenario(scenario)))  # Python's own

@@ -8,7 +8,6 @@ from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.copies import HostCopies, HostMemory
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.schema import DecodeSettings, Scenario
-from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.wiring import host_copies
 from tests.strategies import crowds, scenarios
 from tests.support import decisions, examples, request, run, small
@@ -79,7 +78,7 @@ def test_the_loop_stands_still_while_kv_is_copied():
     quick, copied = run(free), run(slow)
     saves = [c for e in copied.journal if e.call == "next_step" for c in e.returned[1] if isinstance(c, SaveKv)]
     assert len(saves) == quick.result.summary()["pdsim"]["retractions"] == 1
-    memory = HostMemory(host_copies(layout_of(slow, "decode"), page_size=4))
+    memory = HostMemory(host_copies(slow))
     copies_ns = memory.save_ns(0, len(saves[0].pages)) + memory.load_ns(0)
     assert sum(step.copying_ns for step in copied.records.steps) == copies_ns
     assert copied.result.summary()["pdsim"]["retraction_copies_s"] == pytest.approx(copies_ns / 1e9)

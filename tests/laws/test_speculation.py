@@ -12,8 +12,9 @@ from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
 from pdsim.metrics.summary import itl_samples
-from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.workload.acceptance import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
 from tests.support import decisions, examples, request, run, small, small_aggregated

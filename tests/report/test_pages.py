@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.metrics.records import RunRecords
-from pdsim.scenario.build import resolve
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import differences, render
 from pdsim.show.run_figures import latency_distributions

@@ -12,7 +12,8 @@ from pdsim.core.router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.build import build_instances, build_router, resolve
+from pdsim.scenario.machines import build_instances, build_router
+from pdsim.scenario.sizing import resolve
 from tests.support import small, small_aggregated
 
 PAGE = 2

@@ -8,7 +8,7 @@ from math import exp, log
 from typing import Any
 
 from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, Simulate, simulated_metrics
-from pdsim.scenario.measured import reached
+from pdsim.scenario.profile import reached
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
 

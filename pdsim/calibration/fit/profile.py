@@ -13,7 +13,7 @@ from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
 from pdsim.calibration.fit.regression import Fitted, Form, fit
 from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
-from pdsim.scenario.measured import Setup
+from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_transport, names
 from pdsim.system.model import KV_DTYPES

@@ -25,8 +25,7 @@ from pdsim.calibration.scale.operators import Operator, Ratio, time_ratios
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.profile import read_profile
+from pdsim.scenario.profile import MeasuredSettings, read_profile
 from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.validate.case import percent
-from pdsim.scenario.build import resolve
 from pdsim.scenario.fields import DURATION
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.system.model import KV_DTYPES
 

@@ -1,8 +1,7 @@
 """How large should staging memory be, where prefill and decode lay out KV heads differently?"""
 
-from pdsim.scenario.build import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes

@@ -1,0 +1,112 @@
+"""Room: whether each request fits the model's context and the pools, and a run the memory of this machine.
+
+Programs refuse a run that would not fit this machine, but for `--yes`; in Python nothing is refused.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import prod
+
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.trace_file import InputWarning
+
+_LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
+
+# Measured on one core, of small models and short answers: longer ones take more.
+_REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
+_INSTANCE_BYTES, _INSTANCE_S = 13_000, 200e-6
+_PAIR_BYTES = 50
+"""Of a prefill and a decode instance: what each keeps of the other."""
+POINT_BYTES, POINT_S = 6_000, 2e-3
+"""Of a sweep's point and seed, before its run."""
+_LONG_S = 60
+_COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
+"""Fields of generated workloads whose product is the least number of requests."""
+
+
+@contextmanager
+def limited(is_limited: bool, /) -> Iterator[None]:
+    """Whether what does not fit this machine is refused, for as long as this lasts."""
+    token = _LIMITED.set(is_limited)
+    try:
+        yield
+    finally:
+        _LIMITED.reset(token)
+
+
+def require_room_for_run(scenario: Scenario) -> None:
+    """Raises ConfigError for more instances or requests than fit; of a trace its file has the requests."""
+    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
+    counts = [servers.instances * servers.dp for servers in roles if servers is not None]
+    workload = scenario.workload
+    requests = 0 if hasattr(workload, "path") else prod(getattr(workload, name, 1) for name in _COUNTS)
+    num_bytes = sum(counts) * _INSTANCE_BYTES + requests * _REQUEST_BYTES
+    num_bytes += prod(counts) * _PAIR_BYTES if len(counts) > 1 else 0
+    time_s = sum(counts) * _INSTANCE_S + requests * _REQUEST_S
+    require_room(f"{scenario.name}: {sum(counts):,} instances, {requests:,} requests", num_bytes, time_s)
+
+
+def require_room(what: str, num_bytes: float, time_s: float) -> None:
+    """Raises ConfigError if it does not fit this machine, and warns if it takes long."""
+    if not _LIMITED.get():
+        return
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    estimate = f"{what}: about {num_bytes / 1e9:,.1f} GB and {_shown(time_s)} at least"
+    if num_bytes > memory_bytes:
+        raise ConfigError(f"{estimate}; this machine has {memory_bytes / 1e9:,.1f} GB: --yes begins all the same")
+    if time_s > _LONG_S:
+        warnings.warn(estimate, InputWarning, stacklevel=2)
+
+
+def _shown(time_s: float) -> str:
+    unit_s, unit = next(one for one in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "")) if time_s > one[0])
+    return f"{time_s / unit_s:,.1f} {unit}" if unit else "less than a minute"
+
+
+def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    """Raises ConfigError if a request alone does not fit the model's context or the pools, in a resolved scenario."""
+    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
+    _check_context(scenario, largest)
+    page = scenario.page_size
+    if (aggregated := scenario.aggregated) is not None:
+        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
+        tokens, request_id = max(
+            (-(-len(spec.prompt) // page) * page + len(spec.output), -spec.request_id) for spec in requests
+        )
+        room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
+        _require_room(
+            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
+        )
+        return
+    prefill, decode = scenario.pair
+    longest = max(requests, key=lambda spec: len(spec.prompt))
+    prompt, room = len(longest.prompt), (prefill.pool_tokens or 0) - 1 - page
+    what = f"has a prompt of {prompt} tokens"
+    _require_room(longest.request_id, what, prompt, f"a prefill instance has room for {room}", room)
+    tokens, pool = len(largest.prompt) + len(largest.output) - 2 + decode.num_ahead_tokens, decode.pool_tokens or 0
+    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
+
+
+def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
+    if num_tokens > room:
+        raise ConfigError(
+            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
+        )
+
+
+def _check_context(scenario: Scenario, largest: RequestSpec) -> None:
+    context = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated").model.max_context_tokens
+    prompt, output = len(largest.prompt), len(largest.output)
+    if prompt + output > context:
+        server = "refuses its prompt" if prompt >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {largest.request_id} has a prompt of {prompt} tokens and an output of {output}; "
+            f"{scenario.model} has a context of {context}, and a server {server}: leave such requests out, or say with "
+            "context_tokens how far the context is extended"
+        )
