@@ -71,42 +71,34 @@ def _shown(time_s: float) -> str:
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     """Raises ConfigError if a request alone does not fit the model's context or the pools, in a resolved scenario."""
-    largest = max(requests, key=lambda spec: len(spec.prompt) + len(spec.output))
-    _check_context(scenario, largest)
+    prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
+
+    def require(sizes: list[int], room: int, what: str, where: str) -> None:
+        if (most := max(sizes)) > room:
+            request_id = requests[sizes.index(most)].request_id
+            raise ConfigError(
+                f"request {request_id} {what} {most} tokens; {where} {room}: give it a larger GPU, tp or mem_fraction, "
+                "or leave the request out"
+            )
+
+    totals = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]
+    context = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated").model.max_context_tokens
+    if (most := max(totals)) > context:
+        index = totals.index(most)
+        server = "refuses its prompt" if prompts[index] >= context else "ends its answer there"
+        raise ConfigError(
+            f"request {requests[index].request_id} has a prompt of {prompts[index]} tokens and an output of "
+            f"{outputs[index]}; {scenario.model} has a context of {context}, and a server {server}: leave such "
+            "requests out, or say with context_tokens how far the context is extended"
+        )
     page = scenario.page_size
     if (aggregated := scenario.aggregated) is not None:
         # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
-        tokens, request_id = max(
-            (-(-len(spec.prompt) // page) * page + len(spec.output), -spec.request_id) for spec in requests
-        )
+        grown = [-(-prompt // page) * page + output for prompt, output in zip(prompts, outputs, strict=True)]
         room = (aggregated.pool_tokens or 0) - page - aggregated.num_ahead_tokens
-        _require_room(
-            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
-        )
+        require(grown, room, "grows to", "an aggregated instance has room for")
         return
     prefill, decode = scenario.pair
-    longest = max(requests, key=lambda spec: len(spec.prompt))
-    prompt, room = len(longest.prompt), (prefill.pool_tokens or 0) - 1 - page
-    what = f"has a prompt of {prompt} tokens"
-    _require_room(longest.request_id, what, prompt, f"a prefill instance has room for {room}", room)
-    tokens, pool = len(largest.prompt) + len(largest.output) - 2 + decode.num_ahead_tokens, decode.pool_tokens or 0
-    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
-
-
-def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
-    if num_tokens > room:
-        raise ConfigError(
-            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-
-
-def _check_context(scenario: Scenario, largest: RequestSpec) -> None:
-    context = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated").model.max_context_tokens
-    prompt, output = len(largest.prompt), len(largest.output)
-    if prompt + output > context:
-        server = "refuses its prompt" if prompt >= context else "ends its answer there"
-        raise ConfigError(
-            f"request {largest.request_id} has a prompt of {prompt} tokens and an output of {output}; "
-            f"{scenario.model} has a context of {context}, and a server {server}: leave such requests out, or say with "
-            "context_tokens how far the context is extended"
-        )
+    require(prompts, (prefill.pool_tokens or 0) - 1 - page, "has a prompt of", "a prefill instance has room for")
+    grown = [total - 2 + decode.num_ahead_tokens for total in totals]
+    require(grown, decode.pool_tokens or 0, "grows to", "a decode instance holds")
