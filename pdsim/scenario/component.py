@@ -41,7 +41,7 @@ _ALLOWED: ContextVar[bool] = ContextVar("imports_allowed", default=True)
 
 @contextmanager
 def imports(*, allowed: bool) -> Iterator[None]:
-    """Whether components may be named by import path, for as long as this lasts."""
+    """Components may be named by import path, or not, for as long as this lasts."""
     token = _ALLOWED.set(allowed)
     try:
         yield
@@ -268,7 +268,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
-    """Of a table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
+    """A table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
@@ -311,7 +311,7 @@ def _load(seam: Any, name: str) -> type[Any]:
 
 
 def _checked(seam: Any, made: Any) -> Any:
-    """Whether it answers to the seam's methods."""
+    """Raises ValueError for an object without the seam's methods."""
     kinds = get_args(seam)
     if kinds and not isinstance(made, kinds):
         raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")

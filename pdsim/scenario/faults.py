@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when; and how the cluster finds out and goes on."""
+"""Faults of a run: things that go wrong, and how the cluster finds out and goes on."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class SlowLink:
 
     at_ns: int
     link: str
-    """Of an instance; or `shared`, the link that all transfers cross."""
+    """An instance, for its links; or `shared`, the link that all transfers cross."""
     bandwidth_factor: float
     lasts_ns: int | None = None
     """None: until the end."""
@@ -63,22 +63,22 @@ Fault = Kill | SlowLink | ClientAbort | ClientAborts
 
 
 class HealthSettings(Section):
-    """How failures are found, and what becomes of requests. Without this section nothing is watched or tried again."""
+    """Detection of failures, and retries of requests. Without this section nothing is watched or tried again."""
 
     heartbeat_interval: Duration = Field(default=5_000_000_000, gt=0)
     heartbeat_failures: int = Field(default=2, ge=1)
-    """Without an answer, one after another: the instance is down."""
+    """Heartbeats without an answer, one after another, after which the instance is down."""
     bootstrap_timeout: Duration = Field(default=300_000_000_000, gt=0)
-    """From a request's arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Time from arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     waiting_timeout: Duration = Field(default=300_000_000_000, gt=0)
-    """From the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
+    """Time from the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
 
     Aggregated: from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT, which SGLang does not set).
     """
     release_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Decode keeps the pages of a failed request so long for a sender that does not say that it has stopped."""
     transfer_timeout: Duration = Field(default=30_000_000_000, gt=0)
-    """Of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
+    """Time of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
     max_retries: int = Field(default=5, ge=0)
     initial_backoff: Duration = Field(default=50_000_000, gt=0)
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)

@@ -42,7 +42,7 @@ class Dimension(NamedTuple):
     example: str
 
     def parse(self, value: Any) -> float:
-        """In base units. Raises ValueError with what is possible."""
+        """The amount in base units. Raises ValueError with what is possible."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
         match = _NUMBER.match(str(value))
@@ -60,7 +60,7 @@ class Dimension(NamedTuple):
         return number * self.units[unit] if unit else 0.0
 
     def show(self, value: float) -> str:
-        """In the largest unit that leaves a whole number, or else exactly, in the base unit."""
+        """The amount in the largest unit that leaves a whole number, or else exactly, in the base unit."""
         for unit, factor in sorted(self.units.items(), key=lambda item: -item[1]):
             if value and value % factor == 0:
                 return f"{int(value / factor)} {unit}".replace(" /", "/")
@@ -100,10 +100,10 @@ class Quantity:
 
 
 Duration = Annotated[int, Quantity(DURATION)]
-"""In ns."""
+"""Nanoseconds."""
 FineDuration = Annotated[float, Quantity(DURATION)]
-"""In ns, with fractions: of one token, for instance."""
+"""Nanoseconds with fractions: the time of one token, for instance."""
 Size = Annotated[int, Quantity(SIZE)]
-"""In bytes."""
+"""Bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
-"""In bytes per second."""
+"""Bytes per second."""

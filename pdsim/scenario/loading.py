@@ -1,4 +1,4 @@
-"""From a scenario file and --set changes to a Scenario; every mistake with its file, line and field."""
+"""Reads a scenario file and --set changes; every mistake with its file, line and field."""
 
 from collections.abc import Iterable
 from dataclasses import is_dataclass
@@ -56,7 +56,7 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
 
 
 def load_cost(profile: Path) -> CostChoice:
-    """What a profile says of steps. Raises ConfigError."""
+    """Reads the cost of a profile. Raises ConfigError."""
     try:
         return CostChoice.model_validate(by_role(read_profile(profile)["cost"]))
     except ValidationError as wrong:
@@ -97,8 +97,8 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
-    if error["type"] == "extra_forbidden" and name in GONE:
-        return f"{place}: {name} {GONE[name]}"
+    if error["type"] == "extra_forbidden" and (gone := GONE.get(name if section is Scenario else f"cost.{name}")):
+        return f"{place}: {name} {gone}"
     if error["type"] == "extra_forbidden":
         known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)

@@ -36,7 +36,7 @@ def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
 
 
 def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
-    """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
+    """A state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
     return build_machine(scenario, name, has_restarted=True)
 
 
@@ -56,7 +56,7 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """One instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    """An instance, sender or receiver of a resolved scenario by its name, and nothing else."""
     for role, ids in roles(scenario).items():
         for instance_id in ids:
             if name == instance_id:

@@ -110,7 +110,7 @@ class Setup(Section):
     device: str | None = None
     """GPU of the catalog; other devices by their own name."""
     tp: tuple[int, int] = (1, 1)
-    """Of prefill and of decode."""
+    """Sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class Setup(Section):
         return [theirs[name] or f"no {name}" for name in told if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
-        """What is said of each field; nothing where there is nothing to say."""
+        """A text for each field; nothing where there is nothing to say."""
         return {
             "model": self.model,
             "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
@@ -143,11 +143,11 @@ class MeasuredSettings(Setup):
     """Setup, and least and most of a step, that times were measured on; profiles have it. None: not told."""
 
     scaled_from: str | None = None
-    """Where nothing was measured on this setup: what its times are scaled from."""
+    """The setup that times are scaled from, where nothing was measured on this one."""
     prefill_new_tokens: Bounds | None = None
-    """Of one forward."""
+    """New tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
-    """Of all its prompts together."""
+    """Context tokens of all its prompts together."""
     decode_batch: Bounds | None = None
     decode_context_tokens: Bounds | None = None
     """KV tokens of all requests of one step."""

@@ -22,9 +22,9 @@ _LIMITED: ContextVar[bool] = ContextVar("extent_limited", default=False)
 _REQUEST_BYTES, _REQUEST_S = 7_000, 200e-6
 _INSTANCE_BYTES, _INSTANCE_S = 13_000, 200e-6
 _PAIR_BYTES = 50
-"""Of a prefill and a decode instance: what each keeps of the other."""
+"""Memory that a prefill and a decode instance keep of each other."""
 POINT_BYTES, POINT_S = 6_000, 2e-3
-"""Of a sweep's point and seed, before its run."""
+"""Memory and time of a sweep's point and seed, before its run."""
 _LONG_S = 60
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
 """Fields of generated workloads whose product is the least number of requests."""
@@ -32,7 +32,7 @@ _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
 
 @contextmanager
 def limited(is_limited: bool, /) -> Iterator[None]:
-    """Whether what does not fit this machine is refused, for as long as this lasts."""
+    """Runs that do not fit this machine are refused, or not, for as long as this lasts."""
     token = _LIMITED.set(is_limited)
     try:
         yield

@@ -33,7 +33,7 @@ from pdsim.workload.request_spec import Workload
 
 
 class ServerSettings(Section):
-    """What servers of every kind have."""
+    """Servers of every kind."""
 
     instances: int = Field(default=1, ge=1)
     gpu: str
@@ -42,7 +42,7 @@ class ServerSettings(Section):
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Of the GPU's memory for weights and KV; None: SGLang's rule."""
+    """Share of the GPU's memory for weights and KV; None: SGLang's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
@@ -56,26 +56,26 @@ class ServerSettings(Section):
 
     @property
     def num_gpus(self) -> int:
-        """Of all servers together."""
+        """GPUs of all servers together."""
         return self.instances * self.tp
 
 
 class ComputingSettings(ServerSettings):
-    """What servers that compute prompts have."""
+    """Servers that compute prompts."""
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """Of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
+    """Tokens of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
     policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
 
     @property
     def rank_chunk_tokens(self) -> int:
-        """Of resolved settings, for one data-parallel rank; 0: no chunking."""
+        """Chunk of one data-parallel rank, in resolved settings; 0: no chunking."""
         return (self.chunked_prefill_tokens or 0) // self.dp
 
 
 class DecodingSettings(ServerSettings):
-    """What servers that decode have. With drafts a step verifies several tokens of each request."""
+    """Servers that decode. With drafts a step verifies several tokens of each request."""
 
     preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
@@ -116,7 +116,7 @@ class PrefillSettings(ComputingSettings):
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
     optimistic_attempts: int | None = Field(default=None, ge=0)
-    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
+    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
 
     None: 0, or 1 where decode.allocation is prefill_complete.
     """
@@ -157,7 +157,7 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
 
 
 class RouterSettings(Section):
-    """Which instances serve a request. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
+    """Policies that choose instances. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
@@ -167,41 +167,41 @@ class StagingSettings(Section):
     """KV between unequal tensor-parallel sizes goes through staging memory (SGLANG_DISAGG_STAGING_BUFFER)."""
 
     ring: Size = 4 * 2**30
-    """Of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
+    """Memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Of one prefill worker; a request with a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
+    """Memory of one prefill worker; a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
     gather_host: Duration = 840_000
     """Python and launch of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
     scatter_host: Duration = 678_000
-    """Of one scatter (the same)."""
+    """The same of one scatter."""
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
-    """Of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
+    """Share of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
     transfer_latency: Duration | None = None
-    """As that of the network, of requests that are staged; None: the engine's."""
+    """Time of a staged batch before its first byte; None: the engine's."""
 
 
 class NetworkSettings(Section):
-    """What lies between instances."""
+    """The network between instances."""
 
     transport: str = "mooncake-rdma"
     """The engine and the kind of link it uses, by name in the catalog."""
     bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
+    """Bandwidth of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
     shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Of one more link, which all transfers cross."""
+    """Bandwidth of one more link, which all transfers cross."""
     gpus_per_nic: int = Field(default=1, ge=1)
     """Neighbouring GPUs that share a NIC."""
     transfer_latency: Duration | None = None
-    """Of each batch before its first byte; None: the engine's. Staging has its own."""
+    """Time of each batch before its first byte; None: the engine's. Staging has its own."""
     descriptor_latency: Duration | None = None
-    """Of each descriptor; None: the engine's."""
+    """Time of each descriptor; None: the engine's."""
     serial: bool | None = None
     """The workers of a prefill rank post descriptors and move bytes one at a time; None: as the engine does."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
     message_latency: Duration = Field(default=50_000, ge=1)
-    """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
+    """Time of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
     handover: Duration = 0
     """Beyond the message, from the end of a request's transfer until decode has taken its KV in."""
 
@@ -210,7 +210,7 @@ class HostSettings(Section):
     """Times of the instances' loops on their CPU, besides what the GPU takes; all but two are of prefill loops."""
 
     start: Duration = 0
-    """From the choice of a forward to its first kernel, on a GPU that waits for it."""
+    """Time from the choice of a forward to its first kernel, on a GPU that waits for it."""
     launch: Duration = 0
     """The loop launches a forward for so long and sees no result meanwhile."""
     result: Duration = 0
@@ -218,7 +218,7 @@ class HostSettings(Section):
     send: Duration = 0
     """Handing one unit to the transfer workers, one after another."""
     decode_step: Duration = 0
-    """Between two steps of a decode loop, while its GPU rests."""
+    """Time between two steps of a decode loop, while its GPU rests."""
     decode_request: Duration = 0
     """Added to it for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
@@ -236,17 +236,17 @@ class HostSettings(Section):
 
 
 class FrontEndSettings(Section):
-    """What lies between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
+    """The way between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
 
     service: Duration = 0
-    """Of each request, one after another."""
+    """Time of each request, one after another."""
     service_per_token: FineDuration = 0
     latency_in: Duration = 0
-    """On the way in, of all at once."""
+    """Delay on the way in, of all requests at once."""
     latency_out: Duration = 0
-    """From decode to the client, of the first token and of the last."""
+    """Delay from decode to the client, of the first token and of the last."""
     ending: Duration = 0
-    """Of each answer's end, one after another, if the client is in the same thread."""
+    """Time of each answer's end, one after another, if the client is in the same thread."""
     holds_client: bool = False
     """The client is in the thread that serves: what it sends and sees waits until the request before is served."""
     waits_for_prefill: bool = False
@@ -263,7 +263,7 @@ Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, C
 
 
 class CostChoice(Section):
-    """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+    """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
@@ -315,7 +315,7 @@ def a_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """One component stands for both roles; what was measured may stand beside it."""
+    """Lets a component stand for both roles; what was measured may stand beside it."""
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}
@@ -342,7 +342,7 @@ class Pair(NamedTuple):
 
 
 SHORTHANDS = {"router": by_role, "cost": by_role}
-"""What a plain value of these fields stands for."""
+"""Fields that a plain value may stand for."""
 
 
 class Scenario(Section):
@@ -357,14 +357,14 @@ class Scenario(Section):
     description: str = ""
     seed: int = 0
     model: Annotated[str, BeforeValidator(a_name)]
-    """In the catalog."""
+    """Name in the catalog."""
     weight_dtype: Dtype | None = None
     """None: the catalog's."""
     kv_dtype: KvDtype = "bf16"
     state_dtype: StateDtype = "fp32"
-    """Of linear-attention layers (--mamba-ssm-dtype)."""
+    """Type of the state of linear-attention layers (--mamba-ssm-dtype)."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
+    """Tokens of the longest request; None: the catalog's. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings | None = None
@@ -382,7 +382,7 @@ class Scenario(Section):
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
-    """What goes wrong, and when."""
+    """Things that go wrong, and when."""
     health: HealthSettings | None = None
     """None: nothing is watched, unless there are faults; then the defaults."""
 
@@ -400,7 +400,7 @@ class Scenario(Section):
 
     @property
     def pair(self) -> Pair:
-        """Of a disaggregated cluster."""
+        """The roles of a disaggregated cluster."""
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
@@ -442,7 +442,7 @@ class Scenario(Section):
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 
     def cost_warnings(self, steps: Iterable[StepRecord]) -> list[str]:
-        """One line, or none where all of a run is within what was measured."""
+        """A line about a run that is not within what was measured; else none."""
         cost = self.cost
         if cost.measured is None:
             names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
@@ -465,7 +465,7 @@ class Scenario(Section):
 
     @property
     def _servers(self) -> tuple[ServerSettings, ServerSettings]:
-        """Those who prefill, and those who decode."""
+        """The servers that prefill, and those that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _SMALL_BATCH = 32
 
 
 def instance_ids(settings: ServerSettings, role: Role) -> list[str]:
-    """One for each server, or for each data-parallel rank of each."""
+    """Names of the servers, or of the data-parallel ranks of each."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
     return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
