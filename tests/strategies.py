@@ -5,7 +5,6 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.scenario.decoding import SpeculativeSettings
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.schema import FrontEndSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
@@ -63,11 +62,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ),
     }
     prefill_tp, decode_tp = draw(st.sampled_from([(1, 1), (1, 1), (2, 2), (4, 1), (1, 2), (8, 4)]))
-    ring = draw(st.sampled_from(["8 MB", "20 MB", "1 GB"]))
     staging: dict[str, Any] = {
-        "ring": ring,
+        "ring": draw(st.sampled_from(["8 MB", "20 MB", "1 GB"])),
         "prefill_buffer": draw(st.sampled_from(["1 MB", "1 GB"])),
-        "oversized": draw(st.sampled_from(["fail", "slices"])),
     }
     return small(
         *specs,
@@ -75,7 +72,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         decode__tp=decode_tp,
         prefill__layer_groups=draw(st.sampled_from([0, 1, 5, 28])) if prefill_tp == decode_tp else 0,
         network__staging=draw(st.sampled_from([None, staging])),
-        network__ranks=draw(st.sampled_from([None, None, {"agreement": "300 us", "skew": "7 ms"}])),
         page_size=page,
         prefill__instances=draw(st.integers(1, 3)),
         prefill__pool_tokens=prefill_pool,
@@ -144,18 +140,17 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
 @st.composite
 def speculative_scenarios(draw: st.DrawFn) -> Scenario:
     """Of both kinds, with pools that each request alone still fits as it drafts."""
-    settings = SpeculativeSettings(
-        draft_tokens=(draft_tokens := draw(st.integers(2, 6))),
-        accept_length=draw(st.sampled_from([1, 1.5, 2])),
-        draws=draw(st.sampled_from(["chain", "even"])),
-        reserved_steps=draw(st.integers(1, 2)),
-        draft="300 us",
-    )
+    draft_tokens = draw(st.integers(2, 6))
+    drafts = {
+        "speculative_draft_tokens": draft_tokens,
+        "speculative_accept_length": draw(st.sampled_from([1, 1.5, 2])),
+        "speculative_drafting": 300_000,
+    }
     scenario = draw(st.one_of(scenarios(), aggregated_scenarios()))
     role = "decode" if scenario.aggregated is None else "aggregated"
     given = getattr(scenario, role)
-    pool = given.pool_tokens + draft_tokens * settings.reserved_steps
-    changes = {"speculative": settings, "pool_tokens": pool, **({"radix_cache": False} if role == "decode" else {})}
+    pool = given.pool_tokens + 2 * draft_tokens
+    changes = {**drafts, "pool_tokens": pool, **({"radix_cache": False} if role == "decode" else {})}
     return scenario.model_copy(update={role: given.model_copy(update=changes)})
 
 
@@ -188,21 +183,23 @@ def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
     """One thing that goes wrong while a small load is served."""
     roles = ["aggregated"] if scenario.aggregated else ["prefill", "decode"]
     instances = [name for role in roles for name in instance_ids(getattr(scenario, role), role)]
-    at = f"{draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))} ns"
+    at_ns = draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))
     kinds = ["kill", "kill", "restart", "restart", "abort", "aborts", *([] if scenario.aggregated else ["link"])]
     kind = draw(st.sampled_from(kinds))
     if kind == "kill":
-        return Kill(at=at, kill=draw(st.sampled_from(instances)))
+        return Kill(at_ns=at_ns, kill=draw(st.sampled_from(instances)))
     if kind == "restart":
-        after = draw(st.sampled_from(["1 ns", "300 us", "7 ms", "90 ms", "700 ms"]))
-        return Kill(at=at, kill=draw(st.sampled_from(instances)), restart_after=after)
+        after_ns = draw(st.sampled_from([1, 300_000, 7 * MILLISECOND, 90 * MILLISECOND, 700 * MILLISECOND]))
+        return Kill(at_ns=at_ns, kill=draw(st.sampled_from(instances)), restart_after_ns=after_ns)
     if kind == "link":
         factor = draw(st.sampled_from([0, 0, 0.01, 0.1, 0.5]))
-        lasts = draw(st.sampled_from([None, "3 ms", "50 ms", "400 ms"]))
-        return SlowLink(at=at, link=draw(st.sampled_from(instances)), bandwidth_factor=factor, lasts=lasts)
+        lasts_ns = draw(st.sampled_from([None, 3 * MILLISECOND, 50 * MILLISECOND, 400 * MILLISECOND]))
+        return SlowLink(at_ns=at_ns, link=draw(st.sampled_from(instances)), bandwidth_factor=factor, lasts_ns=lasts_ns)
     if kind == "abort":
-        return ClientAbort(at=at, abort=draw(st.integers(0, len(scenario.workload.requests(Streams(0))) - 1)))
-    return ClientAborts(abort_fraction=draw(st.sampled_from([0.1, 0.5, 1])), within=f"{1 + draw(times_ms)} ms")
+        return ClientAbort(at_ns=at_ns, abort=draw(st.integers(0, len(scenario.workload.requests(Streams(0))) - 1)))
+    return ClientAborts(
+        abort_fraction=draw(st.sampled_from([0.1, 0.5, 1])), within_ns=(1 + draw(times_ms)) * MILLISECOND
+    )
 
 
 @st.composite

@@ -54,7 +54,7 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
             "gpu": "h100",
             "pool_tokens": 4096,
             "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 8},
-            "retraction_backup": None,
+            "retraction_backup": False,
         },
         "router": "round_robin",
         "network": {

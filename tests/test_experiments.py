@@ -7,7 +7,6 @@ import pytest
 from pdsim.calibration.validate.case import find_cases
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_cost, load_scenario
-from pdsim.scenario.outside import foreign_setup
 from pdsim.scenario.yaml_file import read_yaml
 from pdsim.study.design import designed_points
 from pdsim.study.sweep_file import load_sweep
@@ -42,7 +41,7 @@ def test_a_profile_says_what_it_was_measured_on(path):
     if "stated" in read_yaml(path)["provenance"]:  # rates of kernels of many sources, of no one setup
         assert measured is None
     else:
-        assert measured.on.model in names("models")
+        assert measured.model in names("models")
         assert measured.prefill_new_tokens
 
 
@@ -50,4 +49,4 @@ def test_a_profile_says_what_it_was_measured_on(path):
 def test_a_fitted_arm_has_the_setup_of_its_profile(case):
     for arm in case.arms:
         if arm.fitted:
-            assert foreign_setup(case.scenario(arm, case.seeds[0])) == []
+            assert case.scenario(arm, case.seeds[0]).foreign_setup == []

@@ -11,11 +11,9 @@ from pydantic_core import PydanticUndefined
 
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
-from pdsim.scenario.faults import KINDS as FAULTS
-from pdsim.scenario.measured import MeasuredSettings, Setup
-from pdsim.scenario.quantity import DURATION, RATE, SIZE, Quantity
-from pdsim.scenario.schema import CostInterval, HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.fields import DURATION, RATE, SIZE, Quantity
+from pdsim.scenario.profile import MeasuredSettings
+from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
 from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals
@@ -32,9 +30,8 @@ BY_FIELD = {"Top level": Scenario} | {
     for hint in (field.annotation, *get_args(field.annotation))
     if isinstance(hint, type) and issubclass(hint, Section)
 }
-BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "cost.graphs": GraphSettings, **FAULTS}
-BY_FIELD |= {"cost.measured": MeasuredSettings, "cost.measured.on": Setup, "cost.interval": CostInterval}
-BY_FIELD |= {"decode.speculative": SpeculativeSettings, "decode.retraction_backup": BackupSettings}
+BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings}
+BY_FIELD |= {"cost.measured": MeasuredSettings}
 
 BY_USE = {
     "Prefill": protocols.PrefillPolicy,

@@ -36,7 +36,10 @@ cost:
   prefill_per_token: {per_token_us:.3f} us
   decode_base: 20 ms
   measured:
-    on: {{model: qwen3.5-397b-a17b, weight_dtype: fp8, kv_dtype: fp8, tp: [8, 8]}}
+    model: qwen3.5-397b-a17b
+    weight_dtype: fp8
+    kv_dtype: fp8
+    tp: [8, 8]
     prefill_new_tokens: [3500, 16000]
     outside: extend
 provenance:

@@ -18,7 +18,7 @@ from rows import HERE, Floats, Forwards, Steps, forwards, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.affine import GpuClock
-from pdsim.scenario.measured import Setup
+from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import write_yaml
 
 DATE = "2026-11-21"
@@ -202,7 +202,7 @@ def measured_on(model: str, tp: tuple[int, int], prefill: Forwards, decode: Step
         "decode_context_tokens": decode.kv_tokens,
     }
     ranges = {name: [int(values.min()), int(values.max())] for name, values in sizes.items()}
-    return {"on": setup.model_dump(mode="json"), **ranges, "outside": "extend"}
+    return {**setup.model_dump(mode="json"), **ranges, "outside": "extend"}
 
 
 def write_profile(name: str, model: str, cost_of: Mapping[str, object], prefill: object, decode: object) -> None:

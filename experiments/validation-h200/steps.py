@@ -16,7 +16,7 @@ from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.metrics.run_folder import read_records
 from pdsim.scenario.build import build
-from pdsim.scenario.schema import RestSettings, Scenario
+from pdsim.scenario.schema import Scenario
 
 NUM_COLD_STEPS = 2
 
@@ -45,7 +45,8 @@ def scenario_of(run: Path) -> Scenario:
     study = run.parent.parent
     suite = load_suite(study.name, study.parent)
     scenario = next(suite.scenario(variant) for variant in suite.variants if variant.name == run.name)
-    cost = scenario.cost.model_copy(update={"rest": RestSettings()})
+    host = scenario.cost.host.model_copy(update={"decode_step": 0, "decode_request": 0})
+    cost = scenario.cost.model_copy(update={"host": host})
     return scenario.model_copy(update={"cost": cost})
 
 

@@ -15,7 +15,7 @@ from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
 from pdsim.scenario.component import imports
-from pdsim.scenario.extent import limited
+from pdsim.scenario.room import limited
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.workload.trace_file import InputWarning
 

@@ -8,9 +8,9 @@ from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.runner import obtain_runs, obtain_sensitivities
 from pdsim.metrics.run_folder import SCENARIO
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.build import resolve
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import Page
 from pdsim.show.run_page import ReportedRun, run_page

@@ -22,7 +22,6 @@ from pdsim.metrics.run_folder import (
 )
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.outside import foreign_setup
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
@@ -59,7 +58,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.cost.interval is not None and not interrupted and not foreign_setup(scenario):
+    if loaded.cost.ends and not interrupted and not scenario.foreign_setup:
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:

@@ -221,8 +221,9 @@ def replay(run: Path, *, json_: Json = False) -> None:
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
     from pdsim.metrics.summary_rows import counted
-    from pdsim.scenario.build import resolve, restarted, state_machines
     from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.machines import restarted, state_machines
+    from pdsim.scenario.sizing import resolve
 
     read_summary(run)
     scenario = resolve(load_scenario(run / SCENARIO))

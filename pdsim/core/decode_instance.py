@@ -18,7 +18,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
-from pdsim.core.agreement import RankAgreement
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
@@ -42,7 +41,6 @@ from pdsim.core.messages import (
     PeerDown,
     PeerUp,
     PromptComputed,
-    RankObserved,
     Result,
     Retracted,
     SaveKv,
@@ -109,7 +107,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._scattered: list[CellScattered] = []
-        self._agreement = RankAgreement()
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
@@ -138,9 +135,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return self.queue.on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
-            case RankObserved():
-                agreed = self._agreement.see(message)
-                return [] if agreed is None else self.on_message(agreed, now_ns)
             case PromptComputed():
                 self.queue.on_computed(message.request_id)
             case CellScattered():
@@ -203,7 +197,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         """All that are here, in whatever state."""
         held = [*self.holding(), *self.queue.requests()]
         scattered = [cell.request_id for cell in self._scattered]
-        return [*(request.request_id for request in held), *scattered, *self._agreement.held]
+        return [*(request.request_id for request in held), *scattered]
 
     def levels(self) -> Levels:
         return Levels(

@@ -62,14 +62,6 @@ class KvSent(NamedTuple):
     request_id: int
 
 
-class RankObserved(NamedTuple):
-    """One tensor-parallel rank to all ranks of its instance: it has seen this, which counts when all have."""
-
-    rank: int
-    num_ranks: int
-    seen: KvArrived | KvSent
-
-
 class UnitSent(NamedTuple):
     """Transport to sender: the bytes of this unit are in place on the other side."""
 
@@ -254,9 +246,7 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-RequestMessage = (
-    Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | RankObserved | FirstToken | Outcome
-)
+RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | Outcome
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp

@@ -20,7 +20,6 @@ computed one at the end of a chunk, parked ones when nothing else moves. What wa
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdsim.core.agreement import RankAgreement
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
@@ -39,7 +38,6 @@ from pdsim.core.messages import (
     PrefillDone,
     PrefillStep,
     PromptComputed,
-    RankObserved,
     Result,
     Send,
     Step,
@@ -107,7 +105,6 @@ class PrefillInstance:
         self._down: set[str] = set()
         """Decode instances."""
         self._sent: list[int] = []
-        self._agreement = RankAgreement()
         self._planner = planner
         self._num_steps = 0
         self._blocked_by = ""
@@ -129,9 +126,6 @@ class PrefillInstance:
                 return self._bootstrap.keep(message, now_ns)
             case KvSent():
                 self._sent.append(message.request_id)
-            case RankObserved():
-                if (agreed := self._agreement.see(message)) is not None:
-                    return self.on_message(agreed, now_ns)
             case Abort():
                 return self._on_abort(message.request_id)
             case Cancel():
@@ -210,7 +204,7 @@ class PrefillInstance:
         """All that are here, in whatever state."""
         queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
-        return [*(request.request_id for request in queued), *self._bootstrap.early, *held, *self._agreement.held]
+        return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
 
     def holding(self) -> list[PrefillRequest]:
         """Requests that hold pages."""

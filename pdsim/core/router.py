@@ -53,6 +53,8 @@ class RetryLimits:
     seed: int = 0
 
 
+MEMORY_TOKENS = 1 << 24
+"""Tokens of prompts that a cache-aware policy remembers of one instance."""
 NO_RETRIES = RetryLimits(max_retries=0)
 
 
@@ -61,7 +63,6 @@ class RoutedLoad:
     """Requests routed to one instance and not done, and their prompt tokens."""
 
     instance_id: str
-    taken_at_ns: int = 0
     num_requests: int = 0
     num_tokens: int = 0
 
@@ -71,34 +72,28 @@ class RoutedLoad:
 
 
 class RoleRouter:
-    """The instances of one role: their loads as they are, and as they were when the policy's snapshot was taken."""
+    """The instances of one role, and their loads."""
 
-    def __init__(
-        self, instance_ids: Sequence[str], policy: RoutingPolicy, *, snapshot_interval_ns: int, memory_tokens: int
-    ) -> None:
+    def __init__(self, instance_ids: Sequence[str], policy: RoutingPolicy) -> None:
         self.now_ns = 0
         self._policy = policy
         self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
-        self.instances = self._known = list(self._loads.values())
-        """Loads that the policy sees, of all that are known."""
+        self.loads = list(self._loads.values())
+        self.instances = self.loads
+        """Loads that the policy sees."""
         self._down: set[str] = set()
-        self._snapshot_interval_ns = snapshot_interval_ns
-        self._next_snapshot_ns = 0
-        self._memory_tokens = memory_tokens
         self._remembered: dict[str, PromptMemory] = {}
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
         if not self._remembered:
-            self._remembered = {i: PromptMemory(self._memory_tokens) for i in self._loads}
+            self._remembered = {i: PromptMemory(MEMORY_TOKENS) for i in self._loads}
         return self._remembered[instance_id].num_tokens(prompt)
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
         """One that is not down; not the one to avoid, if there is another."""
         self.now_ns = now_ns
-        if now_ns >= self._next_snapshot_ns:
-            self._take_snapshot(now_ns)
-        self.instances = self._offered(avoid) if self._down or avoid else self._known
+        self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
         if instance_id not in self._loads:
             raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
@@ -111,10 +106,6 @@ class RoleRouter:
         self._loads[instance_id].add(-1, -num_tokens)
 
     @property
-    def loads(self) -> Sequence[RoutedLoad]:
-        return list(self._loads.values())
-
-    @property
     def all_down(self) -> bool:
         return len(self._down) == len(self._loads)
 
@@ -123,7 +114,7 @@ class RoleRouter:
         if instance_id in self._loads:
             self._down.add(instance_id)
             if self._remembered:
-                self._remembered[instance_id] = PromptMemory(self._memory_tokens)
+                self._remembered[instance_id] = PromptMemory(MEMORY_TOKENS)
 
     def forget(self) -> list[m.Command]:
         """Forget the content of the caches, and have instances forget it, too."""
@@ -134,16 +125,8 @@ class RoleRouter:
         self._down.discard(instance_id)
 
     def _offered(self, avoid: str) -> list[RoutedLoad]:
-        healthy = [load for load in self._known if load.instance_id not in self._down]
+        healthy = [load for load in self.loads if load.instance_id not in self._down]
         return [load for load in healthy if load.instance_id != avoid] or healthy
-
-    def _take_snapshot(self, now_ns: int) -> None:
-        if self._snapshot_interval_ns:
-            self._known = [RoutedLoad(i, now_ns, a.num_requests, a.num_tokens) for i, a in self._loads.items()]
-            self._next_snapshot_ns = now_ns + self._snapshot_interval_ns
-        else:
-            for load in self._known:
-                load.taken_at_ns = now_ns
 
 
 @dataclass(slots=True)

@@ -211,13 +211,11 @@ class RunningBatch(Generic[Request]):
 class Speculation:
     draft_tokens: int
     """Tokens that a step verifies of each request, its last token among them (--speculative-num-draft-tokens)."""
-    reserved_steps: int = 2
-    """Steps for whose draft tokens a request has pages. SGLang's overlap schedule needs 2: it begins a step before it
-    knows what the last one accepted."""
 
     @property
     def num_ahead_tokens(self) -> int:
-        return self.draft_tokens * self.reserved_steps
+        """Drafts of two steps: SGLang's overlap schedule begins a step before it knows what the last one accepted."""
+        return 2 * self.draft_tokens
 
 
 class SpeculativeBatch(RunningBatch[Request]):

@@ -18,9 +18,7 @@ class StagingPlan:
     buffer_bytes: int | None
     """Buffer of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
     ring_bytes: int
-    """Ring of one decode rank."""
-    fail_oversized: bool = True
-    """A request with a cell larger than the ring fails; otherwise it is sent as slices."""
+    """Ring of one decode rank: a request with a larger cell fails."""
 
 
 class SendingRequest(Protocol):
@@ -64,11 +62,10 @@ class SendPlanner:
         if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
             cell_bytes = min(cell_pages, len(grant.pages)) * self._layout.page_bytes
-            fits_ring = cell_bytes * self._layout.num_writers <= self._staging.ring_bytes
-            if not fits_ring and self._staging.fail_oversized:
+            if cell_bytes * self._layout.num_writers > self._staging.ring_bytes:
                 return None
-            fits_buffer = self._staging.buffer_bytes is None or cell_bytes <= self._staging.buffer_bytes
-            cell_pages = cell_pages if fits_ring and fits_buffer else None
+            if self._staging.buffer_bytes is not None and cell_bytes > self._staging.buffer_bytes:
+                cell_pages = None
         return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
     def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:

@@ -54,10 +54,6 @@ class Drafting(NamedTuple):
 
     tokens: int = 1
     step_ns: float = 0
-    request_ns: float = 0
-
-    def ns(self, num_requests: int) -> float:
-        return self.step_ns + self.request_ns * num_requests
 
 
 class Graphs(NamedTuple):
@@ -135,7 +131,7 @@ class StepTimes:
         size = None if self.graphs is None else self.graphs.size(num_requests)
         rows = size or num_requests
         line = self.decode.decode_line(self._computed(rows))
-        base = line.base + _units(self.drafting.ns(rows))
+        base = line.base + _units(self.drafting.step_ns)
         per_context = line.per_context_token
         if self.graphs is not None:
             if size is None:
@@ -162,7 +158,7 @@ class StepTimes:
         line = self.decode_line(num_requests)
         rows = (self.graphs and self.graphs.size(num_requests)) or num_requests
         terms = self.decode.decode_terms(self._computed(rows))
-        terms["drafting"] = self.drafting.ns(rows)
+        terms["drafting"] = self.drafting.step_ns
         terms["host between steps"] = self.host_overhead.ns(num_requests)
         terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
         kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens

@@ -168,12 +168,10 @@ class CachedLeaf(Protocol):
 
 
 class InstanceLoad(Protocol):
-    """A router's knowledge of one instance, true at `taken_at_ns` and perhaps not any more."""
+    """A router's knowledge of one instance."""
 
     @property
     def instance_id(self) -> str: ...
-    @property
-    def taken_at_ns(self) -> int: ...
     @property
     def num_requests(self) -> int:
         """Routed there and not done."""

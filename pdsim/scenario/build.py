@@ -1,51 +1,28 @@
 """Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, is_dataclass, replace
 
-from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
-from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
-from pdsim.core.instance import Instance
-from pdsim.core.journal import TakesMessages
-from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.invariants import AnyInstance
 from pdsim.core.receiver import Receiver
-from pdsim.core.router import NO_RETRIES, RoleRouter, Router
+from pdsim.core.router import Router
 from pdsim.core.sender import Sender
-from pdsim.core.staging_ring import StagingRing
+from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.copies import HostCopies
-from pdsim.cost.step_times import StepTimes
-from pdsim.policy.protocols import RoutingPolicy
+from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario import wiring
-from pdsim.scenario.costs import decode_times, prefill_times
-from pdsim.scenario.decoding import num_ahead_tokens, speculation
-from pdsim.scenario.extent import require_room_for_run
-from pdsim.scenario.faults import HealthSettings, check_faults
-from pdsim.scenario.schema import (
-    AggregatedSettings,
-    DecodeSettings,
-    FrontEndSettings,
-    HostSettings,
-    PrefillSettings,
-    Scenario,
-)
-from pdsim.scenario.sizing import instance_ids, kv_cache, layout_of, resolved_computing, resolved_memory
-from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.memory import Role, default_mem_fraction
+from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
+from pdsim.scenario.machines import build_agents, build_instances, build_monitor, build_router
+from pdsim.scenario.room import check_requests, require_room_for_run
+from pdsim.scenario.schema import DecodingSettings, FrontEndSettings, HostSettings, Scenario
+from pdsim.scenario.sizing import layout_of, resolve, roles
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.system.memory import Layout, Role, memory_tier
 from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
-
-_SMALL_BATCH = 32
-"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
-DP_CONSERVATIVENESS = 0.3
-"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
-
-
-AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +36,6 @@ class Cluster:
     router: Router
     monitor: HealthMonitor | None
     """Watches the instances, if anybody does."""
-    num_ranks: Mapping[str, int]
-    """Tensor-parallel, of each instance."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Host times of the loops of prefill instances."""
@@ -92,7 +67,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     scenario = resolve(scenario)
     if requests is None:
         requests = requests_of(scenario)
-    _check_requests(scenario, requests)
+    check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
     is_aggregated = scenario.aggregated is not None
     return Cluster(
@@ -101,10 +76,9 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         agents=build_agents(scenario),
         router=build_router(scenario),
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
-        num_ranks=_num_ranks(scenario),
-        costs=_costs(scenario),
-        hosts={} if is_aggregated else _hosts(scenario),
-        host_copies=None if is_aggregated else _host_copies(scenario),
+        costs={i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids},
+        hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
+        host_copies=None if is_aggregated else wiring.host_copies(scenario),
         front_end=scenario.front_end,
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
         message_latency_ns=scenario.network.message_latency,
@@ -114,311 +88,59 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     )
 
 
-def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
-    """Fresh state machines of a resolved scenario by name: what its journal replays on."""
-    machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
-    machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
-    if scenario.health is not None:
-        machines[HealthMonitor.instance_id] = build_monitor(scenario, scenario.health)
-    return machines
-
-
-def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
-    """One state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
-    return build_machine(scenario, name, has_restarted=True)
-
-
-def resolve(scenario: Scenario) -> Scenario:
-    """Fill in every default that follows from model and GPU."""
-    health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
-    if (aggregated := scenario.aggregated) is not None:
-        update: dict[str, Any] = {
-            "aggregated": aggregated.model_copy(update=resolved_computing(scenario, aggregated, "aggregated")),
-            "front_end": scenario.front_end.model_copy(update={"waits_for_prefill": False}),
-        }
-        return scenario.model_copy(update={**update, "health": health})
-    prefill, decode = scenario.pair
-    computing = resolved_computing(scenario, prefill, "prefill")
-    update = {
-        "prefill": prefill.model_copy(
-            update={**computing, "optimistic_attempts": _optimistic_attempts(prefill, decode)}
-        ),
-        "decode": decode.model_copy(update=_resolved_decode(scenario, decode)),
-    }
-    return scenario.model_copy(update={**update, "health": health})
-
-
-def build_instances(scenario: Scenario) -> list[AnyInstance]:
-    """Fresh instances of a resolved scenario."""
-    return [_instance(scenario, role, i) for role, ids in _roles(scenario).items() for i in ids]
-
-
-def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
-    """The state machines beside the loops of the instances: senders, and with staging receivers."""
-    if scenario.aggregated is not None:
-        return []
-    roles = _roles(scenario)
-    senders: list[Sender | Receiver] = [_sender(scenario, i) for i in roles["prefill"]]
-    receivers = [] if scenario.network.staging is None else roles["decode"]
-    return [*senders, *(_receiver(scenario, i, has_restarted=False) for i in receivers)]
-
-
-def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """One instance, sender or receiver of a resolved scenario by its name, and nothing else."""
-    for role, ids in _roles(scenario).items():
-        for instance_id in ids:
-            if name == instance_id:
-                return _instance(scenario, role, instance_id)
-            if name == sender_of(instance_id):
-                return _sender(scenario, instance_id)
-            if name == receiver_of(instance_id):
-                return _receiver(scenario, instance_id, has_restarted=has_restarted)
-    raise KeyError(name)
-
-
-def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
-    """It has its own copy of its policies: they may keep state."""
-    health = scenario.health
-    if (aggregated := scenario.aggregated) is not None:
-        return AggregatedInstance(
-            instance_id,
-            cache=kv_cache(scenario, aggregated),
-            limits=_aggregated_limits(aggregated, health),
-            policy=deepcopy(aggregated.policy),
-            preemption_policy=deepcopy(aggregated.preemption),
-        )
-    prefill, decode = scenario.pair
-    if role == "prefill":
-        return PrefillInstance(
-            instance_id,
-            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
-            limits=_prefill_limits(prefill, health),
-            policy=deepcopy(prefill.policy),
-            planner=wiring.planner(scenario, instance_id),
-        )
-    return DecodeInstance(
-        instance_id,
-        cache=kv_cache(scenario, decode),
-        limits=_decode_limits(decode, health),
-        admission_policy=deepcopy(decode.admission),
-        preemption_policy=deepcopy(decode.preemption),
-        staged=scenario.network.staging is not None,
-    )
-
-
-def _sender(scenario: Scenario, prefill_id: str) -> Sender:
-    transport = wiring.transport(scenario)
-    return Sender(
-        prefill_id,
-        _roles(scenario)["decode"],
-        num_queues=transport.num_queues,
-        by_request=transport.queue_by == "request",
-        staged=scenario.network.staging is not None,
-    )
-
-
-def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Receiver:
-    staging, health = scenario.network.staging, scenario.health
-    assert staging is not None, "without staging there are no receivers"
-    return Receiver(
-        decode_id,
-        _roles(scenario)["prefill"],
-        StagingRing(staging.ring),
-        release_timeout_ns=None if health is None else health.release_timeout,
-        has_restarted=has_restarted,
-    )
-
-
-def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
-    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
-    roles = _roles(scenario)
-    peers = {i: [Router.instance_id] for ids in roles.values() for i in ids}
-    if scenario.aggregated is None:
-        prefill_ids, decode_ids = roles["prefill"], roles["decode"]
-        receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
-        peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
-        peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
-    return HealthMonitor(peers, max_failures=health.heartbeat_failures)
-
-
-def build_router(scenario: Scenario) -> Router:
-    """It tries nothing again without a health section."""
-    settings, health = scenario.router, scenario.health
-
-    def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
-        return RoleRouter(
-            instance_ids(getattr(scenario, name), name),
-            deepcopy(policy),
-            snapshot_interval_ns=settings.snapshot_interval,
-            memory_tokens=settings.memory_tokens,
-        )
-
-    limits = NO_RETRIES if health is None else health.retry_limits(scenario.seed)
-    if scenario.aggregated is not None:
-        return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
-    return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
-
-
-def _roles(scenario: Scenario) -> dict[Role, list[str]]:
-    """The roles of a cluster, and the instances of each."""
-    roles: Sequence[Role] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
-    return {role: instance_ids(getattr(scenario, role), role) for role in roles}
-
-
-def _num_ranks(scenario: Scenario) -> dict[str, int]:
-    return {i: layout_of(scenario, role).tp for role, ids in _roles(scenario).items() for i in ids}
-
-
-def _costs(scenario: Scenario) -> dict[str, StepTimes]:
-    costs: dict[str, StepTimes] = {}
-    for role, ids in _roles(scenario).items():
-        layout = layout_of(scenario, role)
-        for i in ids:
-            settings = getattr(scenario, role)
-            is_prefill = role == "prefill"
-            costs[i] = prefill_times(scenario, layout) if is_prefill else decode_times(scenario, settings, layout)
-    return costs
-
-
-def _hosts(scenario: Scenario) -> dict[str, HostSettings]:
-    """A prefill loop agrees on what has been sent while it launches a forward."""
-    host, ranks = scenario.cost.host.slowed(), scenario.network.ranks
-    if ranks is not None and layout_of(scenario, "prefill").tp > 1:
-        host = host.model_copy(update={"launch": host.launch + ranks.agreement})
-    return dict.fromkeys(instance_ids(scenario.pair.prefill, "prefill"), host)
-
-
-def _host_copies(scenario: Scenario) -> HostCopies | None:
-    backup = scenario.pair.decode.retraction_backup
-    return None if backup is None else backup.costs(layout_of(scenario, "decode"), scenario.page_size)
-
-
-def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
-    is_late = decode.allocation == "prefill_complete"
-    attempts = int(is_late) if prefill.optimistic_attempts is None else prefill.optimistic_attempts
-    if is_late and not attempts:
-        raise ConfigError(
-            "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
-            "only: at least 1, or leave it out"
-        )
-    if attempts and prefill.layer_groups:
-        why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
-        raise ConfigError(
-            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
-            "0, or allocation early without attempts"
-        )
-    return attempts
-
-
-def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
-    layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    drafts = 1 if settings.speculative is None else settings.speculative.draft_tokens
-    fraction = settings.mem_fraction or default_mem_fraction(
-        layout.gpu, settings.tp, "decode", None, given, draft_tokens=drafts
-    )
-    extra = settings.extra_slots
-    if extra is None:
-        running = None if given is None else max(1, given // settings.dp)
-        extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
-    return {**resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
-
-
-class _Size(NamedTuple):
-    """Tokens of a request."""
-
-    request_id: int
-    prompt: int
-    output: int
-
-    @property
-    def total(self) -> int:
-        return self.prompt + self.output
-
-
-def _check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Each request alone must fit the model's context, and the pools of the instances."""
-    sizes = [_Size(spec.request_id, len(spec.prompt), len(spec.output)) for spec in requests]
-    largest = max(sizes, key=lambda size: size[1] + size[2])
-    _check_context(scenario, largest)
-    page = scenario.page_size
-    if (aggregated := scenario.aggregated) is not None:
-        # as SGLang counts: whole pages of the prompt, the output, a page, and a step's tokens
-        tokens, request_id = max((-(-prompt // page) * page + output, -i) for i, prompt, output in sizes)
-        room = (aggregated.pool_tokens or 0) - page - num_ahead_tokens(aggregated.speculative)
-        _require_room(
-            -request_id, f"grows to {tokens} tokens", tokens, f"an aggregated instance has room for {room}", room
-        )
-        return
-    prefill, decode = scenario.pair
-    longest = max(sizes, key=lambda size: size[1])
-    room = (prefill.pool_tokens or 0) - 1 - page
-    what = f"has a prompt of {longest.prompt} tokens"
-    _require_room(longest.request_id, what, longest.prompt, f"a prefill instance has room for {room}", room)
-    tokens, pool = largest.total - 2 + num_ahead_tokens(decode.speculative), decode.pool_tokens or 0
-    _require_room(largest.request_id, f"grows to {tokens} tokens", tokens, f"a decode instance holds {pool}", pool)
-
-
-def _require_room(request_id: int, what: str, num_tokens: int, where: str, room: int) -> None:
-    if num_tokens > room:
-        raise ConfigError(
-            f"request {request_id} {what}; {where}: give it a larger GPU, tp or mem_fraction, or leave the request out"
-        )
-
-
-def _check_context(scenario: Scenario, largest: _Size) -> None:
-    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    context, model = layout_of(scenario, role).model.max_context_tokens, scenario.model.name
-    if largest.total > context:
-        server = "refuses its prompt" if largest.prompt >= context else "ends its answer there"
-        raise ConfigError(
-            f"request {largest.request_id} has a prompt of {largest.prompt} tokens and an output of {largest.output}; "
-            f"{model} has a context of {context}, and a server {server}: leave such requests out, or say with "
-            "model.context_tokens how far the context is extended"
-        )
-
-
 def _check_faults(scenario: Scenario, num_requests: int) -> None:
-    ids = [i for ids in _roles(scenario).values() for i in ids]
-    links = [] if scenario.aggregated is not None else list(ids)
+    """Raises ConfigError for what a run does not have."""
+    instances = [i for ids in roles(scenario).values() for i in ids]
+    links = [] if scenario.aggregated is not None else list(instances)
     if links and scenario.network.shared_bandwidth is not None:
         links.append("shared")
-    check_faults(scenario.faults, instances=ids, links=links, num_requests=num_requests)
+
+    def missing(what: str, name: str, among: Sequence[str]) -> ConfigError:
+        return ConfigError(f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}")
+
+    for i, fault in enumerate(scenario.faults):
+        if isinstance(fault, Kill) and fault.kill not in instances:
+            raise missing(f"faults.{i}.kill: no instance", fault.kill, instances)
+        if isinstance(fault, SlowLink) and not links:
+            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
+        if isinstance(fault, SlowLink) and fault.link not in links:
+            raise missing(f"faults.{i}.link: no link of", fault.link, links)
+        if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:
+            raise ConfigError(f"faults.{i}.abort: no request {fault.abort}; there are 0 to {num_requests - 1}")
 
 
-def _prefill_limits(settings: PrefillSettings, health: HealthSettings | None) -> PrefillLimits:
-    assert settings.max_running_requests is not None, "the scenario is not resolved"
-    return PrefillLimits(
-        max_running_requests=settings.max_running_requests,
-        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
-        max_prefill_tokens=settings.max_prefill_tokens,
-        overlap=settings.overlap,
-        bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
-        optimistic_attempts=settings.optimistic_attempts or 0,
+def _step_times(scenario: Scenario, role: Role) -> StepTimes:
+    """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
+    cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
+    prefill = _model(cost.prefill, host.slowdown, layout)
+    measured = None if cost.measured is None else cost.measured.bounds()
+    if not isinstance(settings, DecodingSettings):
+        return StepTimes(prefill=prefill, decode=prefill, measured=measured)
+    drafting, graphs, draft_tokens = NO_DRAFTING, None, settings.speculative_draft_tokens
+    if draft_tokens is not None:
+        drafting = Drafting(draft_tokens, settings.speculative_drafting)
+    if cost.graph_sizes is not None:
+        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
+        default = captured_batches(largest, settings.resolved_max_running, speculative=draft_tokens is not None)
+        launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
+        sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
+        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
+    return StepTimes(
+        prefill=prefill,
+        decode=_model(cost.decode, host.slowdown, layout),
+        measured=measured,
+        drafting=drafting,
+        graphs=graphs,
+        host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
     )
 
 
-def _decode_limits(settings: DecodeSettings, health: HealthSettings | None) -> DecodeLimits:
-    assert settings.max_running_requests is not None, "the scenario is not resolved"
-    return DecodeLimits(
-        max_running_requests=settings.max_running_requests,
-        extra_slots=settings.extra_slots or 0,
-        waiting_timeout_ns=None if health is None else health.waiting_timeout,
-        release_timeout_ns=None if health is None else health.release_timeout,
-        polling_interval_steps=settings.polling_interval,
-        saves_retracted=settings.retraction_backup is not None,
-        speculation=speculation(settings.speculative),
-        grants_computed_only=settings.allocation == "prefill_complete",
-    )
-
-
-def _aggregated_limits(settings: AggregatedSettings, health: HealthSettings | None) -> AggregatedLimits:
-    assert settings.max_running_requests is not None, "the scenario is not resolved"
-    return AggregatedLimits(
-        max_running_requests=settings.max_running_requests,
-        chunked_prefill_tokens=settings.rank_chunk_tokens or None,
-        max_prefill_tokens=settings.max_prefill_tokens,
-        schedule_conservativeness=settings.schedule_conservativeness * (1 if settings.dp == 1 else DP_CONSERVATIVENESS),
-        overlap=settings.overlap,
-        speculation=speculation(settings.speculative),
-        waiting_timeout_ns=None if health is None else health.waiting_timeout,
-    )
+def _model(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
+    """Host work is slowed: a class of settings names its fields in HOST_FIELDS."""
+    host_fields = getattr(settings, "HOST_FIELDS", ())
+    if slowdown != 1 and is_dataclass(settings):
+        settings = replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})
+    try:
+        return settings.model(layout)
+    except NoOperatorTablesError as wrong:
+        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None

@@ -28,7 +28,8 @@ from pdsim.policy.protocols import (
     RoutingPolicy,
     TransferPolicy,
 )
-from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.scenario.faults import Fault
+from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.workload.arrivals import Arrivals
 from pdsim.workload.client_driver import Client
@@ -40,7 +41,7 @@ _ALLOWED: ContextVar[bool] = ContextVar("imports_allowed", default=True)
 
 @contextmanager
 def imports(*, allowed: bool) -> Iterator[None]:
-    """Whether components may be named by import path, for as long as this lasts."""
+    """Components may be named by import path, or not, for as long as this lasts."""
     token = _ALLOWED.set(allowed)
     try:
         yield
@@ -119,6 +120,12 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "open_loop": "pdsim.workload.client_driver:OpenLoop",
         "closed_loop": "pdsim.workload.client_driver:ClosedLoop",
     },
+    Fault: {
+        "kill": "pdsim.scenario.faults:Kill",
+        "link": "pdsim.scenario.faults:SlowLink",
+        "abort": "pdsim.scenario.faults:ClientAbort",
+        "abort_fraction": "pdsim.scenario.faults:ClientAborts",
+    },
     Arrivals: {
         "poisson": "pdsim.workload.arrivals:Poisson",
         "gamma": "pdsim.workload.arrivals:Gamma",
@@ -138,13 +145,17 @@ class Component:
     Settings without `use` change the default component.
     """
 
-    def __init__(self, default: str | None = None) -> None:
-        self.default = default
+    def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
+        """by_field: instead of `use`, the field that only this component has may name it."""
+        self.default, self.by_field = default, by_field
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def validate(value: Any, info: ValidationInfo[Any]) -> Any:
-            if self.default is not None and isinstance(value, Mapping) and "use" not in value:
-                value = {"use": self.default, **value}
+            if isinstance(value, Mapping) and "use" not in value:
+                named = (
+                    next((name for name in BUILT_IN[seam] if name in value), None) if self.by_field else self.default
+                )
+                value = {"use": named, **value} if named else value
             return build_component(seam, value, base_folder(info))
 
         return core_schema.with_info_plain_validator_function(
@@ -156,13 +167,12 @@ class Component:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = BUILT_IN[schema["metadata"]["seam"]]
         by_name = {"type": "string", "anyOf": [{"enum": list(names)}, {"pattern": ":"}]}
-        by_fields = {"type": "object", "properties": {"use": by_name}, "required": [] if self.default else ["use"]}
+        by_fields = {
+            "type": "object",
+            "properties": {"use": by_name},
+            "required": [] if self.default or self.by_field else ["use"],
+        }
         return {"anyOf": [by_name, by_fields]}
-
-
-def base_folder(info: ValidationInfo[Any]) -> Path:
-    """What paths in a file are relative to."""
-    return Path((info.context or {}).get("base", "."))
 
 
 def build_component(seam: Any, spec: Any, base: Path) -> Any:
@@ -258,7 +268,7 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
-    """Of a table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
+    """A table by sizes: {256: 11.8 ms, 1024: 20 ms}."""
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
@@ -301,7 +311,7 @@ def _load(seam: Any, name: str) -> type[Any]:
 
 
 def _checked(seam: Any, made: Any) -> Any:
-    """Whether it answers to the seam's methods."""
+    """Raises ValueError for an object without the seam's methods."""
     kinds = get_args(seam)
     if kinds and not isinstance(made, kinds):
         raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")
@@ -313,7 +323,7 @@ def _checked(seam: Any, made: Any) -> Any:
 
 
 def _seam_name(seam: Any) -> str:
-    return getattr(seam, "__name__", "client")
+    return "fault" if seam is Fault else getattr(seam, "__name__", "client")
 
 
 def _choices(seam: Any) -> str:

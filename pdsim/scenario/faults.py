@@ -1,132 +1,84 @@
-"""What goes wrong in a run, and when; and how the cluster finds out and goes on."""
+"""Faults of a run: things that go wrong, and how the cluster finds out and goes on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Field
 
-from pdsim.core.router import RetryLimits
-from pdsim.scenario.quantity import Duration
-from pdsim.scenario.section import Section
-from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.scenario.fields import Duration, Section
 
 
-class Kill(Section):
+@dataclass(frozen=True, kw_only=True)
+class Kill:
     """An instance dies, at any moment, with all that it holds and all that is under way from it."""
 
-    at: Duration
+    at_ns: int
     kill: str
     """An instance, such as prefill-0."""
-    restart_after: Duration | None = Field(default=None, gt=0)
+    restart_after_ns: int | None = None
     """None: it stays down."""
 
+    def __post_init__(self) -> None:
+        if self.restart_after_ns == 0:
+            raise ValueError("restart_after must be longer than 0")
 
-class SlowLink(Section):
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
     """The links of an instance carry less for a while; with a factor of 0, nothing."""
 
-    at: Duration
+    at_ns: int
     link: str
-    """Of an instance; or `shared`, the link that all transfers cross."""
-    bandwidth_factor: float = Field(ge=0, allow_inf_nan=False)
-    lasts: Duration | None = Field(default=None, gt=0)
+    """An instance, for its links; or `shared`, the link that all transfers cross."""
+    bandwidth_factor: float
+    lasts_ns: int | None = None
     """None: until the end."""
 
+    def __post_init__(self) -> None:
+        if self.bandwidth_factor < 0 or self.lasts_ns == 0:
+            raise ValueError("a link needs bandwidth_factor >= 0 and lasts longer than 0")
 
-class ClientAbort(Section):
+
+@dataclass(frozen=True, kw_only=True)
+class ClientAbort:
     """A client gives up one request. Nothing happens if it has not sent it, or has its answer."""
 
-    at: Duration
+    at_ns: int
     abort: int
     """A request_id: requests are counted from 0."""
 
 
-class ClientAborts(Section):
+@dataclass(frozen=True, kw_only=True)
+class ClientAborts:
     """Clients give up this fraction of all requests, each at a time drawn uniformly after it was sent."""
 
-    abort_fraction: float = Field(gt=0, le=1)
-    within: Duration = Field(gt=0)
+    abort_fraction: float
+    within_ns: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.abort_fraction <= 1 or not self.within_ns:
+            raise ValueError("needs abort_fraction above 0, at most 1, and within longer than 0")
 
 
 Fault = Kill | SlowLink | ClientAbort | ClientAborts
 
-TAG = "fault "
-KINDS: dict[str, type[Section]] = {"kill": Kill, "link": SlowLink, "abort": ClientAbort, "abort_fraction": ClientAborts}
-"""By the field that only this kind has."""
-
-
-def kind_of(value: Any) -> str:
-    """Raises ValueError if it is none."""
-    if not isinstance(value, Mapping | Section):
-        raise ValueError(f"expected a mapping such as {{at: 5 s, kill: prefill-0}}, found {value!r}")
-    keys = list(value) if isinstance(value, Mapping) else list(type(value).model_fields)
-    if found := [kind for kind in KINDS if kind in keys]:
-        return TAG + found[0]
-    known = {field for section in KINDS.values() for field in section.model_fields}
-    hint = next((hint for key in keys if key not in known and (hint := did_you_mean(key, KINDS))), "")
-    raise ValueError(f"a fault has one of {', '.join(KINDS)}{hint}, found {', '.join(keys) or 'nothing'}")
-
-
-def _checked(value: Any) -> Any:
-    kind_of(value)
-    return value
-
-
-AnyFault = Annotated[
-    Annotated[Kill, Tag(TAG + "kill")]
-    | Annotated[SlowLink, Tag(TAG + "link")]
-    | Annotated[ClientAbort, Tag(TAG + "abort")]
-    | Annotated[ClientAborts, Tag(TAG + "abort_fraction")],
-    Discriminator(kind_of),
-    BeforeValidator(_checked),
-]
-
 
 class HealthSettings(Section):
-    """How failures are found, and what becomes of requests. Without this section nothing is watched or tried again."""
+    """Detection of failures, and retries of requests. Without this section nothing is watched or tried again."""
 
     heartbeat_interval: Duration = Field(default=5_000_000_000, gt=0)
     heartbeat_failures: int = Field(default=2, ge=1)
-    """Without an answer, one after another: the instance is down."""
+    """Heartbeats without an answer, one after another, after which the instance is down."""
     bootstrap_timeout: Duration = Field(default=300_000_000_000, gt=0)
-    """From a request's arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
+    """Time from arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     waiting_timeout: Duration = Field(default=300_000_000_000, gt=0)
-    """From the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
+    """Time from the grant until the KV is there (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
 
     Aggregated: from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT, which SGLang does not set).
     """
     release_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Decode keeps the pages of a failed request so long for a sender that does not say that it has stopped."""
     transfer_timeout: Duration = Field(default=30_000_000_000, gt=0)
-    """Of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
+    """Time of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
     max_retries: int = Field(default=5, ge=0)
     initial_backoff: Duration = Field(default=50_000_000, gt=0)
-    backoff_multiplier: float = Field(default=1.5, ge=1, allow_inf_nan=False)
-    max_backoff: Duration = Field(default=30_000_000_000, gt=0)
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
-
-    def retry_limits(self, seed: int) -> RetryLimits:
-        return RetryLimits(
-            max_retries=self.max_retries,
-            initial_backoff_ns=self.initial_backoff,
-            backoff_multiplier=self.backoff_multiplier,
-            max_backoff_ns=self.max_backoff,
-            backoff_jitter=self.backoff_jitter,
-            seed=seed,
-        )
-
-
-def check_faults(faults: Sequence[Fault], *, instances: Sequence[str], links: Sequence[str], num_requests: int) -> None:
-    """Raises ConfigError for what a run does not have."""
-    for i, fault in enumerate(faults):
-        if isinstance(fault, Kill) and fault.kill not in instances:
-            raise ConfigError(_missing(f"faults.{i}.kill: no instance", fault.kill, instances))
-        if isinstance(fault, SlowLink) and not links:
-            raise ConfigError(f"faults.{i}.link: an aggregated cluster sends no KV; it has no links")
-        if isinstance(fault, SlowLink) and fault.link not in links:
-            raise ConfigError(_missing(f"faults.{i}.link: no link of", fault.link, links))
-        if isinstance(fault, ClientAbort) and not 0 <= fault.abort < num_requests:
-            raise ConfigError(f"faults.{i}.abort: no request {fault.abort}; there are 0 to {num_requests - 1}")
-
-
-def _missing(what: str, name: str, among: Sequence[str]) -> str:
-    return f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}"

@@ -1,4 +1,4 @@
-"""From a scenario file and --set changes to a Scenario; every mistake with its file, line and field."""
+"""Reads a scenario file and --set changes; every mistake with its file, line and field."""
 
 from collections.abc import Iterable
 from dataclasses import is_dataclass
@@ -9,11 +9,31 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from pdsim.scenario.component import describe_component
-from pdsim.scenario.faults import KINDS, TAG
+from pdsim.scenario.fields import Section
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
-from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
+
+GONE = {
+    "network.deduplicate_kv_heads": "is gone: as in SGLang, prefill ranks send all copies of a KV head",
+    "network.ranks": "is gone: ranks agree in the time that a step was measured to take",
+    "network.staging.oversized": "is gone: as in SGLang, a request with a cell larger than the ring fails",
+    "front_end.latency_in_per_token": "is gone: service_per_token is what a prompt's tokens take",
+    "front_end.stall_within": "is gone: it is 40 ms, as long as Linux delays an acknowledgement",
+    "cost.graphs": "is gone: graph_sizes, graph_empty_row_kv and eager_layer stand in its place",
+    "cost.interval": "is gone: prefill_interval and decode_interval stand in its place, each [fastest, slowest]",
+    "cost.measured.on": "is gone: its fields stand in cost.measured",
+    "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
+    "router.snapshot_interval": "is gone: a router knows the loads as they are",
+    "router.memory_tokens": "is gone: a cache-aware policy remembers 2^24 tokens of each instance",
+    "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
+    "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
+    **dict.fromkeys(
+        ("decode.speculative", "aggregated.speculative"),
+        "is gone: speculative_draft_tokens, speculative_accept_length and speculative_drafting stand in its place",
+    ),
+}
+"""Fields of earlier versions, and where to turn."""
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
@@ -36,7 +56,7 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
 
 
 def load_cost(profile: Path) -> CostChoice:
-    """What a profile says of steps. Raises ConfigError."""
+    """Reads the cost of a profile. Raises ConfigError."""
     try:
         return CostChoice.model_validate(by_role(read_profile(profile)["cost"]))
     except ValidationError as wrong:
@@ -73,10 +93,12 @@ def explain_errors(wrong: ValidationError, section: type[Section], where: str, t
 
 
 def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
-    path = [part for part in error["loc"] if not str(part).startswith(("function-", TAG))]
+    path = [part for part in error["loc"] if not str(part).startswith("function-")]
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
+    if error["type"] == "extra_forbidden" and (gone := GONE.get(name if section is Scenario else f"cost.{name}")):
+        return f"{place}: {name} {gone}"
     if error["type"] == "extra_forbidden":
         known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)
@@ -90,9 +112,7 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
 
 def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
     for key in path:
-        if str(key).startswith(TAG):
-            section = KINDS[str(key).removeprefix(TAG)]
-        elif key in section.model_fields and key != "faults":
+        if key in section.model_fields:
             hint = section.model_fields[key].annotation
             options = (hint, *get_args(hint))
             section = next(one for one in options if isinstance(one, type) and issubclass(one, Section))

@@ -1,12 +1,14 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Roofline
+from pdsim.metrics.records import StepRecord
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
@@ -19,34 +21,19 @@ from pdsim.policy.protocols import (
     TransferPolicy,
 )
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.component import Component
-from pdsim.scenario.decoding import BackupSettings, GraphSettings, SpeculativeSettings
-from pdsim.scenario.faults import AnyFault, HealthSettings
-from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
-from pdsim.scenario.quantity import Bandwidth, Duration, FineDuration, Size
-from pdsim.scenario.section import Section
+from pdsim.scenario.component import Component, component_name
+from pdsim.scenario.faults import Fault, HealthSettings
+from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
+from pdsim.scenario.profile import MeasuredSettings, Setup, cost_by_role, front_end_of_profile, network_of_profile
+from pdsim.system.catalog import load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
+from pdsim.workload.acceptance import Acceptance
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
 
-class ModelSettings(Section):
-    """Which model, and in which types. `model: NAME` is short for `model: {name: NAME}`."""
-
-    name: str
-    """In the catalog."""
-    weight_dtype: Dtype | None = None
-    """None: the catalog's."""
-    kv_dtype: KvDtype = "bf16"
-    state_dtype: StateDtype = "fp32"
-    """Of linear-attention layers (--mamba-ssm-dtype)."""
-    context_tokens: int | None = Field(default=None, ge=1)
-    """Of the longest request, prompt and output; None: the catalog's. More where RoPE is scaled (--context-length)."""
-
-
 class ServerSettings(Section):
-    """What servers of every kind have."""
+    """Servers of every kind."""
 
     instances: int = Field(default=1, ge=1)
     gpu: str
@@ -55,7 +42,7 @@ class ServerSettings(Section):
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Of the GPU's memory for weights and KV; None: SGLang's rule."""
+    """Share of the GPU's memory for weights and KV; None: SGLang's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
@@ -63,23 +50,61 @@ class ServerSettings(Section):
     max_running_requests: int | None = Field(default=None, ge=1)
 
     @property
+    def resolved_max_running(self) -> int:
+        assert self.max_running_requests is not None, "the scenario is not resolved"
+        return self.max_running_requests
+
+    @property
     def num_gpus(self) -> int:
-        """Of all servers together."""
+        """GPUs of all servers together."""
         return self.instances * self.tp
 
 
 class ComputingSettings(ServerSettings):
-    """What servers that compute prompts have."""
+    """Servers that compute prompts."""
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """Of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
+    """Tokens of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
     policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
 
     @property
     def rank_chunk_tokens(self) -> int:
-        """Of resolved settings, for one data-parallel rank; 0: no chunking."""
+        """Chunk of one data-parallel rank, in resolved settings; 0: no chunking."""
         return (self.chunked_prefill_tokens or 0) // self.dp
+
+
+class DecodingSettings(ServerSettings):
+    """Servers that decode. With drafts a step verifies several tokens of each request."""
+
+    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    speculative_draft_tokens: int | None = Field(default=None, ge=2)
+    """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: one."""
+    speculative_accept_length: float | None = Field(default=None, ge=1)
+    """Tokens that such a step gives a request, in the mean."""
+    speculative_drafting: Duration = 0
+    """Time of all drafting in one step."""
+
+    @model_validator(mode="after")
+    def _accepts_what_is_drafted(self) -> Self:
+        tokens, length = self.speculative_draft_tokens, self.speculative_accept_length
+        if (tokens is None) != (length is None):
+            raise ValueError("speculative_draft_tokens and speculative_accept_length: one needs the other")
+        if tokens is not None and length is not None and length > tokens:
+            raise ValueError(f"speculative_accept_length {length:g} is more than the {tokens} speculative_draft_tokens")
+        return self
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """None: a step gives each request one token."""
+        if self.speculative_draft_tokens is None or self.speculative_accept_length is None:
+            return None
+        return Acceptance(draft_tokens=self.speculative_draft_tokens, accept_length=self.speculative_accept_length)
+
+    @property
+    def num_ahead_tokens(self) -> int:
+        """Tokens beyond its KV for which a request needs pages before a decode step: drafts of two steps."""
+        return 2 * (self.speculative_draft_tokens or 0) or 1
 
 
 class PrefillSettings(ComputingSettings):
@@ -91,13 +116,13 @@ class PrefillSettings(ComputingSettings):
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
     transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
     optimistic_attempts: int | None = Field(default=None, ge=0)
-    """How often a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
+    """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
 
     None: 0, or 1 where decode.allocation is prefill_complete.
     """
 
 
-class DecodeSettings(ServerSettings):
+class DecodeSettings(DecodingSettings):
     """The decode instances, all alike."""
 
     radix_cache: bool = False
@@ -109,209 +134,188 @@ class DecodeSettings(ServerSettings):
     allocation: Literal["early", "prefill_complete"] = "early"
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
-    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    retraction_backup: BackupSettings | None = BackupSettings()
-    """None: copying the KV of retracted requests to host memory and back takes no time."""
-    speculative: SpeculativeSettings | None = None
-    """None: a step gives each request one token."""
+    retraction_backup: bool = True
+    """False: copying the KV of retracted requests to host memory and back takes no time."""
 
     @model_validator(mode="after")
-    def _has_what_servers_accept(self) -> "DecodeSettings":
-        if self.radix_cache and self.speculative is not None:
+    def _has_what_servers_accept(self) -> Self:
+        if self.radix_cache and self.speculative_draft_tokens is not None:
             raise ValueError(
-                "radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair "
+                "radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair "
                 "(arg_groups/pd_disaggregation_hook.py). Leave one of them out"
             )
         return self
 
 
-class AggregatedSettings(ComputingSettings):
+class AggregatedSettings(ComputingSettings, DecodingSettings):
     """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs."""
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
-    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    speculative: SpeculativeSettings | None = None
-    """None: a decode step gives each request one token."""
 
 
 class RouterSettings(Section):
-    """Which instances serve a request. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
+    """Policies that choose instances. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
-    snapshot_interval: Duration = 0
-    """How old the loads may be that the policies see; 0: always fresh."""
-    memory_tokens: int = Field(default=1 << 24, ge=1)
-    """Per instance, of the prompts that a cache-aware policy remembers."""
 
 
 class StagingSettings(Section):
     """KV between unequal tensor-parallel sizes goes through staging memory (SGLANG_DISAGG_STAGING_BUFFER)."""
 
     ring: Size = 4 * 2**30
-    """Of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
+    """Memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Of one prefill worker; a request with a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
-    oversized: Literal["fail", "slices"] = "fail"
-    """What becomes of a request with a cell larger than the ring."""
+    """Memory of one prefill worker; a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
     gather_host: Duration = 840_000
     """Python and launch of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
     scatter_host: Duration = 678_000
-    """Of one scatter (the same)."""
+    """The same of one scatter."""
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
-    """Of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
+    """Share of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
     transfer_latency: Duration | None = None
-    """As that of the network, of requests that are staged; None: the engine's."""
-
-
-class RankSettings(Section):
-    """Tensor-parallel ranks see the end of a transfer each for itself, and agree on it once per turn of their loop."""
-
-    agreement: Duration = 490_000
-    """Of one agreement: gloo's all-reduce of 32 states among 4 processes of a host with 16 cores."""
-    skew: Duration = 0
-    """Ranks see the end of one transfer up to so much apart; drawn uniformly."""
+    """Time of a staged batch before its first byte; None: the engine's."""
 
 
 class NetworkSettings(Section):
-    """What lies between instances."""
+    """The network between instances."""
 
     transport: str = "mooncake-rdma"
     """The engine and the kind of link it uses, by name in the catalog."""
     bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
+    """Bandwidth of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
     shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Of one more link, which all transfers cross."""
+    """Bandwidth of one more link, which all transfers cross."""
     gpus_per_nic: int = Field(default=1, ge=1)
     """Neighbouring GPUs that share a NIC."""
     transfer_latency: Duration | None = None
-    """Of each batch before its first byte; None: the engine's. Staging has its own."""
+    """Time of each batch before its first byte; None: the engine's. Staging has its own."""
     descriptor_latency: Duration | None = None
-    """Of each descriptor; None: the engine's."""
+    """Time of each descriptor; None: the engine's."""
     serial: bool | None = None
     """The workers of a prefill rank post descriptors and move bytes one at a time; None: as the engine does."""
     staging: StagingSettings | None = None
     """None: unequal tensor-parallel sizes send a slice of each token's heads."""
-    ranks: RankSettings | None = None
-    """None: all ranks see the same at the same time, and agree in no time or in what a step was measured to take."""
-    deduplicate_kv_heads: bool = False
-    """Where prefill ranks hold copies of the same KV heads, send one of them (SGLang sends all)."""
     message_latency: Duration = Field(default=50_000, ge=1)
-    """Of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
+    """Time of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
     handover: Duration = 0
     """Beyond the message, from the end of a request's transfer until decode has taken its KV in."""
 
 
 class HostSettings(Section):
-    """What the loop of a prefill instance takes on its CPU, besides what the GPU takes."""
+    """Times of the instances' loops on their CPU, besides what the GPU takes; all but two are of prefill loops."""
 
     start: Duration = 0
-    """From the choice of a forward to its first kernel, on a GPU that waits for it."""
+    """Time from the choice of a forward to its first kernel, on a GPU that waits for it."""
     launch: Duration = 0
     """The loop launches a forward for so long and sees no result meanwhile."""
     result: Duration = 0
     """Taking in the result of a forward."""
     send: Duration = 0
     """Handing one unit to the transfer workers, one after another."""
+    decode_step: Duration = 0
+    """Time between two steps of a decode loop, while its GPU rests."""
+    decode_request: Duration = 0
+    """Added to it for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
-    """Factor of all host work: this loop's, rests, launches of forwards, batches and descriptors of transfers."""
+    """Factor of all host work: of the loops, launches of forwards, batches and descriptors of transfers."""
 
     @property
     def is_none(self) -> bool:
+        """True if a prefill loop takes no time."""
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
-        """The same times with the slowdown applied to them."""
+        """Times of a prefill loop with the slowdown applied to them."""
         times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
         return self.model_copy(update={**times, "slowdown": 1})
 
 
 class FrontEndSettings(Section):
-    """What lies between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
+    """The way between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
 
     service: Duration = 0
-    """Of each request, one after another."""
+    """Time of each request, one after another."""
     service_per_token: FineDuration = 0
     latency_in: Duration = 0
-    """On the way in, of all at once."""
-    latency_in_per_token: FineDuration = 0
+    """Delay on the way in, of all requests at once."""
     latency_out: Duration = 0
-    """From decode to the client, of the first token and of the last."""
+    """Delay from decode to the client, of the first token and of the last."""
     ending: Duration = 0
-    """Of each answer's end, one after another, if the client is in the same thread."""
+    """Time of each answer's end, one after another, if the client is in the same thread."""
     holds_client: bool = False
     """The client is in the thread that serves: what it sends and sees waits until the request before is served."""
     waits_for_prefill: bool = False
     """The decode stream is forwarded only after the prefill instance has answered (SGLang's Rust gateway)."""
     stall: Duration = 0
     """A first token held back on a connection that was used a moment ago: Nagle against delayed acknowledgement."""
-    stall_within: Duration = 40_000_000
-    """How long ago that moment may be."""
 
     @property
     def is_none(self) -> bool:
         return self == FrontEndSettings()
 
 
-class RestSettings(Section):
-    """What a decode loop takes on its CPU between two steps, while its GPU rests."""
-
-    step: Duration = 0
-    request: Duration = 0
-    """For each of the batch."""
-
-
-class CostEnd(Section):
-    """One end of an interval, in place of what the cost says of the same roles."""
-
-    prefill: Annotated[CostSettings, Component()]
-    decode: Annotated[CostSettings, Component()]
-
-
-class CostInterval(Section):
-    """Between what steps may take: `pdsim scale` writes it."""
-
-    low: CostEnd
-    """The fastest."""
-    high: CostEnd
-    """The slowest."""
+Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
 
 
 class CostChoice(Section):
-    """How long steps take. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+    """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
     decode: Annotated[CostSettings, Component("roofline")] = Roofline()
+    prefill_interval: Interval | None = None
+    """Fastest and slowest, as `pdsim scale` writes them; None: steps take what they take."""
+    decode_interval: Interval | None = None
     host: HostSettings = HostSettings()
-    rest: RestSettings = RestSettings()
-    graphs: GraphSettings | None = None
-    """None: a decode step is as large as its batch."""
+    graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
+    """Batches that CUDA graphs were captured for (--cuda-graph-bs); larger ones run without graphs.
+
+    sglang: SGLang's sizes. None: a decode step is as large as its batch. Fitted profiles have their own.
+    """
+    graph_empty_row_kv: float = Field(default=0, ge=0)
+    """Time of each empty row of a graph, as a share of what a row takes to read its KV: parts of the context are dealt
+    out as if all rows had one."""
+    eager_layer: Duration = 310_000
+    """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
     measured: MeasuredSettings | None = None
     """None: whatever a run asks for is taken as known."""
-    interval: CostInterval | None = None
-    """None: steps take what they take."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "CostChoice":
+        sizes = self.graph_sizes
+        if isinstance(sizes, tuple) and (not sizes or min(sizes) < 1):
+            raise ValueError(f"graph_sizes are batch sizes, at least one and each at least 1, found {list(sizes)}")
+        if (self.prefill_interval is None) != (self.decode_interval is None):
+            raise ValueError("prefill_interval and decode_interval: one needs the other")
+        return self
 
     @property
     def ends(self) -> "tuple[CostChoice, ...]":
-        """The same at either end of the interval, fastest first."""
-        if self.interval is None:
+        """The fastest and the slowest cost; none where steps take what they take."""
+        if self.prefill_interval is None or self.decode_interval is None:
             return ()
-        ends = (self.interval.low, self.interval.high)
         return tuple(
-            self.model_copy(update={"prefill": end.prefill, "decode": end.decode, "interval": None}) for end in ends
+            self.model_copy(
+                update={"prefill": prefill, "decode": decode, "prefill_interval": None, "decode_interval": None}
+            )
+            for prefill, decode in zip(self.prefill_interval, self.decode_interval, strict=True)
         )
 
 
-def by_name(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def a_name(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(
+            f"expected a name, found {value!r}; weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"
+        )
+    return value
 
 
 def by_role(value: Any) -> Any:
-    """One component stands for both roles; what was measured may stand beside it."""
+    """Lets a component stand for both roles; what was measured may stand beside it."""
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}
@@ -337,8 +341,8 @@ class Pair(NamedTuple):
     decode: DecodeSettings
 
 
-SHORTHANDS = {"model": by_name, "router": by_role, "cost": by_role}
-"""What a plain value of these fields stands for."""
+SHORTHANDS = {"router": by_role, "cost": by_role}
+"""Fields that a plain value may stand for."""
 
 
 class Scenario(Section):
@@ -352,7 +356,15 @@ class Scenario(Section):
     """Also of the run's folder, in a comparison."""
     description: str = ""
     seed: int = 0
-    model: Annotated[ModelSettings, BeforeValidator(by_name), OrShort()]
+    model: Annotated[str, BeforeValidator(a_name)]
+    """Name in the catalog."""
+    weight_dtype: Dtype | None = None
+    """None: the catalog's."""
+    kv_dtype: KvDtype = "bf16"
+    state_dtype: StateDtype = "fp32"
+    """Type of the state of linear-attention layers (--mamba-ssm-dtype)."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of the longest request; None: the catalog's. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     prefill: PrefillSettings | None = None
@@ -369,8 +381,8 @@ class Scenario(Section):
     )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
-    faults: tuple[AnyFault, ...] = ()
-    """What goes wrong, and when."""
+    faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
+    """Things that go wrong, and when."""
     health: HealthSettings | None = None
     """None: nothing is watched, unless there are faults; then the defaults."""
 
@@ -388,7 +400,7 @@ class Scenario(Section):
 
     @property
     def pair(self) -> Pair:
-        """Of a disaggregated cluster."""
+        """The roles of a disaggregated cluster."""
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
@@ -399,11 +411,62 @@ class Scenario(Section):
         return sum(servers.num_gpus for servers in roles if servers is not None)
 
     @property
-    def speculative(self) -> SpeculativeSettings | None:
-        """Of those who decode."""
+    def acceptance(self) -> Acceptance | None:
+        """Acceptance of those who decode; None: a step gives each request one token."""
         decoding = self.aggregated or self.decode
         assert decoding is not None
-        return decoding.speculative
+        return decoding.acceptance
+
+    @property
+    def setup(self) -> Setup:
+        """The model, and what the instances run on."""
+        prefill, decode = self._servers
+        return Setup(
+            model=self.model,
+            weight_dtype=self.weight_dtype or load_model(self.model).weight_dtype,
+            kv_dtype=self.kv_dtype,
+            device=self._gpus,
+            tp=(prefill.tp, decode.tp),
+            dp=(prefill.dp, decode.dp),
+        )
+
+    @property
+    def device(self) -> str:
+        """The device whose step times a run has."""
+        return (self.cost.measured and self.cost.measured.device) or self._gpus
+
+    @property
+    def foreign_setup(self) -> list[str]:
+        """Parts of the setup that the profile was not measured on."""
+        measured = self.cost.measured
+        return [] if measured is None or measured.model is None else measured.differences(self.setup)
+
+    def cost_warnings(self, steps: Iterable[StepRecord]) -> list[str]:
+        """A line about a run that is not within what was measured; else none."""
+        cost = self.cost
+        if cost.measured is None:
+            names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
+            if names == "roofline":
+                return [
+                    "cost: nothing here was measured: roofline, which compares configurations; fit a profile for more"
+                ]
+            return [f"cost: {names}: the scenario does not say what it was measured on"]
+        setup = self.foreign_setup
+        outside = ", ".join([*setup, *cost.measured.exceeded(steps)])
+        if outside:
+            interval = "; its interval is left out" if setup and cost.ends else ""
+            return [f"cost: {cost.measured}; this run: {outside}: outside{interval}"]
+        is_certain = cost.measured.model is not None and cost.measured.scaled_from is None
+        return [] if is_certain else [f"cost: {cost.measured}"]
+
+    @property
+    def _gpus(self) -> str:
+        return " and ".join(dict.fromkeys(servers.gpu for servers in self._servers))
+
+    @property
+    def _servers(self) -> tuple[ServerSettings, ServerSettings]:
+        """The servers that prefill, and those that decode."""
+        return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

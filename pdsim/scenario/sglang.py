@@ -6,9 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.policy.decode import ReserveDecodeTokens
-from pdsim.scenario.build import resolve
 from pdsim.scenario.component import component_name
-from pdsim.scenario.schema import AggregatedSettings, ComputingSettings, DecodeSettings, Scenario, ServerSettings
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    ComputingSettings,
+    DecodeSettings,
+    DecodingSettings,
+    Scenario,
+    ServerSettings,
+)
+from pdsim.scenario.sizing import resolve
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
@@ -42,7 +49,7 @@ class Launch:
 
 
 def launch(scenario: Scenario, model: str = "$MODEL") -> Launch:
-    """On one host, each server on GPUs of its own. Raises ConfigError for what no cluster can be."""
+    """Commands for one host, each server on GPUs of its own. Raises ConfigError for what no cluster can be."""
     scenario = resolve(scenario)
     made = Launch()
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
@@ -70,14 +77,14 @@ def launch(scenario: Scenario, model: str = "$MODEL") -> Launch:
     return made
 
 
-def _add_servers(made: Launch, scenario: Scenario, of: ServerSettings, role: str, model: str) -> list[str]:
+def _add_servers(made: Launch, scenario: Scenario, servers: ServerSettings, role: str, model: str) -> list[str]:
     """Their URLs."""
     urls = []
     first_gpu = scenario.pair.prefill.num_gpus if role == "decode" else 0
-    settings = _server_flags(made, scenario, of)
-    for index in range(of.instances):
+    settings = _server_flags(made, scenario, servers)
+    for index in range(servers.instances):
         port = FIRST_PORT + len(made.commands)
-        flags = [("model-path", model), ("host", HOST), ("port", port), ("base-gpu-id", first_gpu + index * of.tp)]
+        flags = [("model-path", model), ("host", HOST), ("port", port), ("base-gpu-id", first_gpu + index * servers.tp)]
         flags += settings
         if role == "prefill":
             flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
@@ -86,55 +93,58 @@ def _add_servers(made: Launch, scenario: Scenario, of: ServerSettings, role: str
     return urls
 
 
-def _server_flags(made: Launch, scenario: Scenario, of: ServerSettings) -> list[tuple[str, Any]]:
+def _server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> list[tuple[str, Any]]:
     flags: list[tuple[str, Any]] = [
-        ("tp-size", of.tp),
-        ("dp-size", of.dp if of.dp > 1 else None),
-        ("enable-dp-attention", of.dp > 1),
+        ("tp-size", servers.tp),
+        ("dp-size", servers.dp if servers.dp > 1 else None),
+        ("enable-dp-attention", servers.dp > 1),
         ("page-size", scenario.page_size),
-        ("context-length", scenario.model.context_tokens),
-        ("kv-cache-dtype", KV_DTYPES[scenario.model.kv_dtype]),
-        ("mem-fraction-static", of.mem_fraction),
-        ("max-total-tokens", of.pool_tokens),
-        ("max-running-requests", None if of.max_running_requests is None else of.max_running_requests * of.dp),
-        ("radix-eviction-policy", _policy(made, of.eviction, ("lru", "lfu"))),
+        ("context-length", scenario.context_tokens),
+        ("kv-cache-dtype", KV_DTYPES[scenario.kv_dtype]),
+        ("mem-fraction-static", servers.mem_fraction),
+        ("max-total-tokens", servers.pool_tokens),
+        (
+            "max-running-requests",
+            None if servers.max_running_requests is None else servers.max_running_requests * servers.dp,
+        ),
+        ("radix-eviction-policy", _policy(made, servers.eviction, ("lru", "lfu"))),
     ]
-    if isinstance(of, ComputingSettings):
+    if isinstance(servers, ComputingSettings):
         flags += [
-            ("chunked-prefill-size", of.chunked_prefill_tokens or -1),
-            ("max-prefill-tokens", of.max_prefill_tokens),
-            ("schedule-policy", _policy(made, of.policy, PREFILL_POLICIES)),
-            ("disable-radix-cache", not of.radix_cache),
-            ("disable-overlap-schedule", not getattr(of, "overlap", True)),
+            ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
+            ("max-prefill-tokens", servers.max_prefill_tokens),
+            ("schedule-policy", _policy(made, servers.policy, PREFILL_POLICIES)),
+            ("disable-radix-cache", not servers.radix_cache),
+            ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
         ]
-    if isinstance(of, AggregatedSettings):
-        flags.append(("schedule-conservativeness", of.schedule_conservativeness))
+    if isinstance(servers, AggregatedSettings):
+        flags.append(("schedule-conservativeness", servers.schedule_conservativeness))
     else:
-        flags += _disaggregation_flags(made, scenario, of)
-    if getattr(of, "speculative", None) is not None:
+        flags += _disaggregation_flags(made, scenario, servers)
+    if isinstance(servers, DecodingSettings) and servers.acceptance is not None:
         made.notes.append(
-            "speculative: the draft model is not in the scenario; give --speculative-algorithm and its own"
+            "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
         )
     return flags
 
 
-def _disaggregation_flags(made: Launch, scenario: Scenario, of: ServerSettings) -> list[tuple[str, Any]]:
+def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> list[tuple[str, Any]]:
     backend = scenario.network.transport.partition("-")[0]
     if backend not in BACKENDS:
         made.notes.append(f"network.transport {scenario.network.transport} is no backend of SGLang")
     flags: list[tuple[str, Any]] = [("disaggregation-transfer-backend", backend if backend in BACKENDS else None)]
-    if not isinstance(of, DecodeSettings):
+    if not isinstance(servers, DecodeSettings):
         return [("disaggregation-mode", "prefill"), *flags]
-    reserved = of.admission.reserved_tokens if isinstance(of.admission, ReserveDecodeTokens) else None
+    reserved = servers.admission.reserved_tokens if isinstance(servers.admission, ReserveDecodeTokens) else None
     if reserved is None:
-        made.notes.append(f"decode.admission {component_name(of.admission)} has no flag")
+        made.notes.append(f"decode.admission {component_name(servers.admission)} has no flag")
     return [
         ("disaggregation-mode", "decode"),
         *flags,
-        ("disaggregation-decode-enable-radix-cache", of.radix_cache),
-        ("disaggregation-decode-polling-interval", of.polling_interval),
-        ("disaggregation-decode-extra-slots", of.extra_slots),
-        ("disaggregation-decode-allocation-policy", of.allocation),
+        ("disaggregation-decode-enable-radix-cache", servers.radix_cache),
+        ("disaggregation-decode-polling-interval", servers.polling_interval),
+        ("disaggregation-decode-extra-slots", servers.extra_slots),
+        ("disaggregation-decode-allocation-policy", servers.allocation),
         ("num-reserved-decode-tokens", reserved),
     ]
 
@@ -189,7 +199,7 @@ def _add_load(made: Launch, scenario: Scenario) -> None:
 
 
 def _dataset(made: Launch, workload: Any) -> tuple[int, list[tuple[str, Any]]]:
-    """How many prompts, and the flags that make them; none where bench_serving cannot."""
+    """The number of prompts, and the flags that make them; none where bench_serving cannot."""
     if isinstance(workload, SharedPrefixGroups):
         return workload.num_groups * workload.prompts_per_group, [
             ("dataset-name", "generated-shared-prefix"),

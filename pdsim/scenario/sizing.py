@@ -1,4 +1,4 @@
-"""How large the instances of a role are: layout, pool, slots, chunk; SGLang's defaults where the scenario is silent."""
+"""Sizes of instances: layout, pool, slots, chunk, with SGLang's defaults where the scenario is silent."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -7,21 +7,29 @@ from typing import Any
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
-from pdsim.policy.protocols import EvictionPolicy
-from pdsim.scenario.schema import ComputingSettings, Scenario, ServerSettings
+from pdsim.scenario.faults import HealthSettings
+from pdsim.scenario.schema import ComputingSettings, DecodeSettings, PrefillSettings, Scenario, ServerSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
 
 STATES_PER_REQUEST = 3
-"""Of linear-attention layers, where a prefix cache keeps some of them (SGLang 0.5.23)."""
+"""States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
+_SMALL_BATCH = 32
+"""The largest max_running_requests for which a decode instance gets two extra slots for each."""
 
 
 def instance_ids(settings: ServerSettings, role: Role) -> list[str]:
-    """One for each server, or for each data-parallel rank of each."""
+    """Names of the servers, or of the data-parallel ranks of each."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
     return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
+
+
+def roles(scenario: Scenario) -> dict[Role, list[str]]:
+    """The roles of a cluster, and the instances of each."""
+    names: tuple[Role, ...] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
+    return {role: instance_ids(getattr(scenario, role), role) for role in names}
 
 
 def layout_of(scenario: Scenario, role: Role) -> Layout:
@@ -29,82 +37,106 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
     try:
-        model = load_model(scenario.model.name)
+        model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)
-        if scenario.model.weight_dtype is not None:
-            model = replace(model, weight_dtype=scenario.model.weight_dtype)
-        if scenario.model.context_tokens is not None:
-            model = replace(model, max_context_tokens=scenario.model.context_tokens)
+        if scenario.weight_dtype is not None:
+            model = replace(model, weight_dtype=scenario.weight_dtype)
+        if scenario.context_tokens is not None:
+            model = replace(model, max_context_tokens=scenario.context_tokens)
         return Layout(
             model=model,
             gpu=gpu,
             tp=settings.tp // settings.dp,
             dp=settings.dp,
-            kv_dtype=scenario.model.kv_dtype,
-            state_dtype=scenario.model.state_dtype,
+            kv_dtype=scenario.kv_dtype,
+            state_dtype=scenario.state_dtype,
         )
     except (UnknownNameError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
 
 
-def resolved_computing(scenario: Scenario, settings: ComputingSettings, role: Role) -> dict[str, Any]:
-    """Fields of servers that compute prompts, with every default that follows from model and GPU."""
+def resolve(scenario: Scenario) -> Scenario:
+    """Fill in every default that follows from model and GPU."""
+    health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
+    update: dict[str, Any] = {"health": health}
+    if (aggregated := scenario.aggregated) is not None:
+        update["aggregated"] = aggregated.model_copy(update=_resolved_computing(scenario, aggregated, "aggregated"))
+        update["front_end"] = scenario.front_end.model_copy(update={"waits_for_prefill": False})
+    else:
+        prefill, decode = scenario.pair
+        attempts = {"optimistic_attempts": _optimistic_attempts(prefill, decode)}
+        update["prefill"] = prefill.model_copy(update={**_resolved_computing(scenario, prefill, "prefill"), **attempts})
+        update["decode"] = decode.model_copy(update=_resolved_decode(scenario, decode))
+    return scenario.model_copy(update=update)
+
+
+def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: Role) -> dict[str, Any]:
     layout = layout_of(scenario, role)
-    chunk = chunk_tokens(scenario, settings, layout, role)
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, role, chunk or None, None)
-    return {**resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
-
-
-def resolved_memory(
-    scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role
-) -> dict[str, Any]:
-    """Fields of servers of every kind that say how much fits."""
-    pool = pool_tokens(scenario, settings, layout, fraction, role)
-    running = max_running(settings, layout, pool, fraction)
-    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running}
-
-
-def chunk_tokens(scenario: Scenario, settings: ComputingSettings, layout: Layout, role: Role) -> int:
-    """Of one forward of a server; 0: no chunking."""
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
         chunk = memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
-    chunk = max(chunk, 0)
+    chunk = max(chunk, 0)  # 0: no chunking
     if 0 < chunk < scenario.page_size * settings.dp:
-        of = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
-        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {of} of {scenario.page_size} tokens")
-    return chunk
+        least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
+        raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
+    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, role, chunk or None, None)
+    return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 
 
-def pool_tokens(scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role) -> int:
-    page = scenario.page_size
-    if settings.pool_tokens is not None:
-        pool = settings.pool_tokens // page * page
-        if not pool:
-            raise ConfigError(f"{role}: pool_tokens {settings.pool_tokens} is less than a page of {page} tokens")
-        return pool
-    try:
-        return layout.pool_tokens(fraction, page)
-    except LayoutError as wrong:
-        raise ConfigError(f"{role}: {wrong}") from None
+def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
+    layout, given = layout_of(scenario, "decode"), settings.max_running_requests
+    fraction = settings.mem_fraction or default_mem_fraction(
+        layout.gpu, settings.tp, "decode", None, given, draft_tokens=settings.speculative_draft_tokens or 1
+    )
+    extra = settings.extra_slots
+    if extra is None:
+        running = None if given is None else max(1, given // settings.dp)
+        extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
+    return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def max_running(settings: ServerSettings, layout: Layout, num_pool_tokens: int, fraction: float) -> int:
-    """Of one data-parallel rank; no more than there are states of linear-attention layers."""
-    given = settings.max_running_requests
-    running = default_max_running(num_pool_tokens, layout.model.max_context_tokens)
+def _resolved_memory(
+    scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role
+) -> dict[str, Any]:
+    """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers."""
+    page, pool = scenario.page_size, settings.pool_tokens
+    if pool is None:
+        try:
+            pool = layout.pool_tokens(fraction, page)
+        except LayoutError as wrong:
+            raise ConfigError(f"{role}: {wrong}") from None
+    elif pool < page:
+        raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
+    pool = pool // page * page
+    given, states = settings.max_running_requests, layout.max_states(fraction)
+    running = default_max_running(pool, layout.model.max_context_tokens)
     if given is not None:
         running = max(1, given // settings.dp)
-    states = layout.max_states(fraction)
-    if states is None:
-        return running
-    return max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
+    if states is not None:
+        running = max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
+    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running}
+
+
+def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
+    is_late = decode.allocation == "prefill_complete"
+    attempts = int(is_late) if prefill.optimistic_attempts is None else prefill.optimistic_attempts
+    if is_late and not attempts:
+        raise ConfigError(
+            "prefill.optimistic_attempts: 0, but decode.allocation prefill_complete grants pages to computed prompts "
+            "only: at least 1, or leave it out"
+        )
+    if attempts and prefill.layer_groups:
+        why = "decode.allocation prefill_complete computes" if is_late else "prefill.optimistic_attempts computes"
+        raise ConfigError(
+            f"prefill.layer_groups: {prefill.layer_groups}, but {why} prompts before it is known where their KV goes: "
+            "0, or allocation early without attempts"
+        )
+    return attempts
 
 
 def kv_cache(scenario: Scenario, settings: ServerSettings, *, keeps_replaced: bool = False) -> KvCache:
     """A fresh one, of resolved settings."""
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
-    eviction: EvictionPolicy = deepcopy(settings.eviction)
-    tree = RadixCache(pool, scenario.page_size, eviction) if settings.radix_cache else None
+    tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
     return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)

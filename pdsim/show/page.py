@@ -128,9 +128,8 @@ def _either(scenarios: Sequence[Fields], part: Callable[[Fields], str]) -> str:
 
 
 def _model(scenario: Fields) -> str:
-    model = scenario["model"]
-    weights = f"{model['weight_dtype']} weights, " if model.get("weight_dtype") else ""
-    return f"{model['name']} ({weights}{model['kv_dtype']} KV)"
+    weights = f"{scenario['weight_dtype']} weights, " if scenario.get("weight_dtype") else ""
+    return f"{scenario['model']} ({weights}{scenario['kv_dtype']} KV)"
 
 
 def _servers(role: str, scenario: Fields) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
-from pdsim.scenario.quantity import DURATION
+from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits
 from pdsim.study.plan import shown
 from pdsim.study.questions.answer import Answer

@@ -96,7 +96,7 @@ def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     told = {name: found for name, summary in summaries.items() if (found := summary.get("pdsim", {}).get("interval"))}
     if not told:
         return
-    table = new_table("between the ends of cost.interval", "run", "metric", "least", "most")
+    table = new_table("between the fastest and the slowest cost", "run", "metric", "least", "most")
     for name, interval in told.items():
         for i, row in enumerate(row for row in SUMMARY_ROWS if row.field in interval):
             title, cells = row.cells(interval[row.field])
@@ -302,9 +302,9 @@ def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
 
 
 def _host_table(profile: Mapping[str, Any]) -> Table:
-    cost = {f"cost.{name}": profile["cost"].get(name) for name in ("host", "rest")}
+    sections = {"cost.host": profile["cost"].get("host"), "front_end": profile.get("front_end")}
     table = new_table("of the host", "section", "settings")
-    for name, section in {**cost, "front_end": profile.get("front_end")}.items():
+    for name, section in sections.items():
         if section:
             table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
     return table
@@ -318,9 +318,9 @@ def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
         ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
         ratios.add_row(operator, *ends, str(ratio.num_shapes))
     coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
-    interval = cost.get("interval", {"low": cost, "high": cost})
     for role in ("prefill", "decode"):
-        low, best, high = (end[role] for end in (interval["low"], cost, interval["high"]))
+        best = cost[role]
+        low, high = cost.get(f"{role}_interval", (best, best))
         for name in (name for name in best if name != "use"):
             coefficients.add_row(name, *(str(end[name]) for end in (low, best, high)))
     console = new_console()

@@ -1,6 +1,6 @@
 """Drives one instance in simulated time: answers its loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
@@ -9,16 +9,12 @@ from simpy.events import EventPriority
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.messages import (
     Cancel,
-    CellScattered,
     Command,
     DecodeStep,
-    KvArrived,
-    KvSent,
     LayersComputed,
     LoadKv,
     Message,
     PrefillStep,
-    RankObserved,
     Result,
     SaveKv,
     Verified,
@@ -27,13 +23,11 @@ from pdsim.core.messages import (
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.cost.decode_clock import DecodeClock
-from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
-from pdsim.workload.request_spec import Streams
 
 OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
@@ -61,12 +55,10 @@ class DecodeRun:
         order: EventPriority,
         *,
         cost: StepTimes,
-        agreement_ns: int,
         executor: Executor,
         on_step: OnStep,
         on_result: Callable[[Result], None],
     ) -> None:
-        """agreement_ns: what ranks take to agree, in each step during which KV is on its way."""
         self.num_steps = 0
         """In progress; more than one can be cut short."""
         self.copying_ns = 0
@@ -75,7 +67,6 @@ class DecodeRun:
         self._instance = instance
         self._order = order
         self._cost = cost
-        self._agreement = agreement_ns << FRACTION_BITS
         self._executor = executor
         self._on_step = on_step
         self._on_result = on_result
@@ -85,10 +76,7 @@ class DecodeRun:
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
-        line = self._cost.decode_line(step.num_requests)
-        if self._agreement and self._instance.levels().num_transferring:
-            line = line._replace(base=line.base + self._agreement)
-        self._clock.begin(line, step)
+        self._clock.begin(self._cost.decode_line(step.num_requests), step)
         num_steps = min(self._executor.begin(step), step.max_steps)
         self._end_after(step, 1 if single else num_steps)
 
@@ -162,7 +150,6 @@ class Actor:
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: OnStep,
-        agreement_ns: int,
         layer_groups: int,
         on_layers: Callable[[str, LayersComputed], None],
         on_choice: Callable[[Instance], None] | None,
@@ -186,7 +173,6 @@ class Actor:
             instance,
             self._order,
             cost=cost,
-            agreement_ns=agreement_ns,
             executor=executor,
             on_step=on_step,
             on_result=self._on_result,
@@ -352,39 +338,3 @@ class Actor:
             self._timeline.after(self._host.free_ns - now_ns, self._see_result, result, self._order)
         else:
             self._on_result(result)
-
-
-class Ranks:
-    """Delivers messages to instances; what every rank must see for itself, once for each rank."""
-
-    def __init__(
-        self, timeline: Timeline, num_ranks: Mapping[str, int], *, agreement_ns: int, skew_ns: int, streams: Streams
-    ) -> None:
-        self._timeline = timeline
-        self._num_ranks = num_ranks
-        self._agreement_ns = agreement_ns
-        self._skew_ns = skew_ns
-        self._streams = streams
-
-    def agreement_ns(self, instance_id: str) -> int:
-        """The time that ranks of an instance take to agree, in each decode step during which KV is on its way."""
-        return self._agreement_ns if self._num_ranks[instance_id] > 1 else 0
-
-    def post(self, actor: Actor, instance_id: str, message: Message) -> None:
-        if self._num_ranks[instance_id] == 1:
-            actor.post(message)
-        elif isinstance(message, KvArrived | KvSent):
-            self._post_seen(actor, instance_id, message)
-        elif isinstance(message, CellScattered) and message.completes is not None:
-            actor.post(message._replace(completes=None))
-            self._post_seen(actor, instance_id, message.completes)
-        else:
-            actor.post(message)
-
-    def _post_seen(self, actor: Actor, instance_id: str, seen: KvArrived | KvSent) -> None:
-        """Each rank tells the instance, in the life that it has now."""
-        num_ranks = self._num_ranks[instance_id]
-        draws = self._streams.named(f"ranks of {instance_id} for {seen.request_id}")
-        for rank in range(num_ranks):
-            delay_ns = self._agreement_ns + round(draws.random() * self._skew_ns)
-            self._timeline.after(delay_ns, actor.post, RankObserved(rank, num_ranks, seen))

@@ -44,7 +44,7 @@ class FaultInjector:
         }
         for fault in self._faults:
             if not isinstance(fault, ClientAborts):
-                self._timeline.after(fault.at, actions[type(fault)], fault)
+                self._timeline.after(fault.at_ns, actions[type(fault)], fault)
 
     def on_sent(self, request_id: int) -> None:
         """A client has sent a request, and may give it up later."""
@@ -52,7 +52,7 @@ class FaultInjector:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
                 if gives_up:
-                    self._timeline.after(round(share * fault.within), self._cluster.abort, request_id)
+                    self._timeline.after(round(share * fault.within_ns), self._cluster.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
         """One that is dead already stays so, and comes back no sooner."""
@@ -60,8 +60,8 @@ class FaultInjector:
             return
         self._cluster.kill(fault.kill)
         self._heartbeats.watch(fault.kill)
-        if fault.restart_after is not None:
-            self._timeline.after(fault.restart_after, self._restart, fault.kill)
+        if fault.restart_after_ns is not None:
+            self._timeline.after(fault.restart_after_ns, self._restart, fault.kill)
 
     def _restart(self, instance_id: str) -> None:
         self._cluster.restart(instance_id)
@@ -69,8 +69,8 @@ class FaultInjector:
 
     def _slow(self, fault: SlowLink) -> None:
         self._cluster.slow_link(fault.link, fault.bandwidth_factor)
-        if fault.lasts is not None:
-            self._timeline.after(fault.lasts, self._unslow, fault)
+        if fault.lasts_ns is not None:
+            self._timeline.after(fault.lasts_ns, self._unslow, fault)
 
     def _unslow(self, fault: SlowLink) -> None:
         self._cluster.unslow_link(fault.link, fault.bandwidth_factor)

@@ -9,6 +9,9 @@ from pdsim.scenario.schema import FrontEndSettings
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import RequestSpec
 
+STALL_WITHIN_NS = 40_000_000
+"""Connections stall that were used less than this before: Linux delays an acknowledgement by so long."""
+
 
 @dataclass(slots=True)
 class _Passing:
@@ -59,11 +62,11 @@ class FrontEnd:
         self._on_arrival(spec)
         settings, now_ns = self._settings, self._timeline.now_ns
         used_ns = self._idle.popleft() if self._idle else None
-        stalls = settings.stall > 0 and used_ns is not None and now_ns - used_ns < settings.stall_within
+        stalls = settings.stall > 0 and used_ns is not None and now_ns - used_ns < STALL_WITHIN_NS
         self._passing[spec.request_id] = _Passing(stalls)
         num_tokens = len(spec.prompt)
         self._free_ns = max(self._free_ns, now_ns) + settings.service + round(settings.service_per_token * num_tokens)
-        there_ns = self._free_ns + settings.latency_in + round(settings.latency_in_per_token * num_tokens)
+        there_ns = self._free_ns + settings.latency_in
         self._timeline.after(there_ns - now_ns, self._route, spec)
 
     def on_prefill_answer(self, request_id: int) -> None:

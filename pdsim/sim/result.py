@@ -6,7 +6,6 @@ from typing import Any
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import summarize
-from pdsim.scenario.outside import cost_warnings, device_of
 from pdsim.scenario.schema import Scenario
 
 
@@ -23,10 +22,10 @@ class RunResult(RunTables):
 
     def summary(self) -> dict[str, Any]:
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
-        extra["device"] = device_of(self.scenario)
+        extra["device"] = self.scenario.device
         if warnings := self.warnings():
             extra["warnings"] = warnings
-        speculative = self.scenario.speculative is not None
+        speculative = self.scenario.acceptance is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),
@@ -34,4 +33,4 @@ class RunResult(RunTables):
 
     def warnings(self) -> list[str]:
         """One line on steps outside the range that step times were measured on; none if all are inside."""
-        return cost_warnings(self.scenario, self.records.steps)
+        return self.scenario.cost_warnings(self.records.steps)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pdsim.scenario.build import Cluster, build, resolve
+from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Simulation
 

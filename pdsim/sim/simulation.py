@@ -14,9 +14,10 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
-from pdsim.scenario.build import Cluster, build, restarted
+from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
-from pdsim.sim.actor import Actor, Ranks
+from pdsim.sim.actor import Actor
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
@@ -93,7 +94,6 @@ class Simulation:
                 m.StartTransfer: transfers.network.start,
                 m.Scatter: transfers.scatter,
             }
-        self._ranks = self._made_ranks()
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
         self._faults: FaultInjector | None = None
@@ -106,18 +106,6 @@ class Simulation:
 
     def _recorded(self, machine: Any) -> Any:
         return machine if self._record is None else Recorded(machine, self._record)
-
-    def _made_ranks(self) -> Ranks | None:
-        settings = self._cluster.scenario.network.ranks
-        if settings is None or self._transfers is None:
-            return None
-        return Ranks(
-            self._timeline,
-            self._cluster.num_ranks,
-            agreement_ns=settings.agreement,
-            skew_ns=settings.skew,
-            streams=self._streams,
-        )
 
     def _actor(self, instance: Any) -> Actor:
         """The actor of a fresh instance. Host memory is that of its process: it has nothing of an earlier life."""
@@ -133,7 +121,6 @@ class Simulation:
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
-            agreement_ns=0 if self._ranks is None else self._ranks.agreement_ns(instance_id),
             layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
             on_layers=self._on_layers,
             on_choice=self._on_levels,
@@ -141,10 +128,9 @@ class Simulation:
         )
 
     def _executor(self) -> Executor:
-        speculative, streams = self._cluster.scenario.speculative, self._streams
-        if speculative is None:
+        acceptance, streams = self._cluster.scenario.acceptance, self._streams
+        if acceptance is None:
             return Executor(self._outputs)
-        acceptance = speculative.acceptance()
         return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def run(self) -> RunResult:
@@ -201,10 +187,7 @@ class Simulation:
     def _deliver(self, command: m.Send | m.Tell) -> None:
         to, message = command
         if (actor := self._actors.get(to)) is not None:
-            if self._ranks is None:
-                actor.post(message)
-            else:
-                self._ranks.post(actor, to, message)
+            actor.post(message)
         elif to == self._cluster.router.instance_id:
             self._clients.tell_router(message)
         else:

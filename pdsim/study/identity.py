@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.build import requests_of, resolve
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
@@ -86,7 +87,7 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
     """The entries that it names, as they stand; those that are missing are left out."""
     servers = (scenario.prefill, scenario.decode, scenario.aggregated)
     named: list[tuple[Any, str]] = [
-        (load_model, scenario.model.name),
+        (load_model, scenario.model),
         (load_transport, scenario.network.transport),
         *((load_gpu, server.gpu) for server in servers if server is not None),
     ]

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pdsim.metrics.run_folder import require_out
-from pdsim.scenario.extent import POINT_BYTES, POINT_S, require_room
+from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.study.design import Changes, designed_points, num_points
 from pdsim.study.engine import Engine, open_engine
 from pdsim.study.plan import Planner, Point, Task

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
 
+from pdsim.scenario.fields import Duration, FineDuration, Section
 from pdsim.scenario.loading import explain_errors
-from pdsim.scenario.quantity import Duration, FineDuration
-from pdsim.scenario.section import Section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.study.values import Range, Values, parse_values
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.scenario.quantity import DIMENSIONS, Dimension
+from pdsim.scenario.fields import DIMENSIONS, Dimension
 from pdsim.scenario.yaml_file import did_you_mean
 
 _KEYS = ("from", "to", "count", "step", "scale")

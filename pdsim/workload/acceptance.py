@@ -2,10 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
-from math import floor
 from random import Random
-from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,18 +11,9 @@ class Acceptance:
 
     draft_tokens: int
     accept_length: float
-    draws: Literal["chain", "even"] = "chain"
-    """chain: each draft token is accepted with the same probability if all before it were; even: nothing is drawn."""
 
     def stream(self, rng: Random) -> Iterator[int]:
-        """Of one sequence, step by step, without end."""
-        return self._evenly() if self.draws == "even" else self._as_chain(rng)
-
-    def _evenly(self) -> Iterator[int]:
-        for step in count():
-            yield floor((step + 1) * self.accept_length) - floor(step * self.accept_length)
-
-    def _as_chain(self, rng: Random) -> Iterator[int]:
+        """Tokens of each step of a sequence, without end: drafts are accepted in turn, each with one probability."""
         probability = chain_probability(self.draft_tokens, self.accept_length)
         while True:
             num_tokens = 1

@@ -121,7 +121,7 @@ def serve(
 
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
-    name = model_name or served.model.name
+    name = model_name or served.model
 
     def announce(url: str) -> None:
         print(f"pdreal: {name} at {url}", flush=True)

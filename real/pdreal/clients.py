@@ -28,7 +28,7 @@ class Clients:
     ) -> None:
         self._scenario = scenario
         self._requests = requests
-        self._tokens = Tokens(model_config(options, scenario.model.name).vocab_size)
+        self._tokens = Tokens(model_config(options, scenario.model).vocab_size)
         self._progress = progress
         self._has_next_turn = {earlier for spec in requests for earlier in spec.after}
         self._specs = {spec.request_id: spec for spec in requests}
@@ -74,7 +74,7 @@ class Clients:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()
                 if gives_up:
-                    self._abort_after(round(share * fault.within), spec.request_id)
+                    self._abort_after(round(share * fault.within_ns), spec.request_id)
 
     # What goes wrong.
 
@@ -82,12 +82,12 @@ class Clients:
         timeline = self._launcher.timeline
         for fault in self._scenario.faults:
             if isinstance(fault, Kill):
-                timeline.after(fault.at, partial(self._kill, fault))
+                timeline.after(fault.at_ns, partial(self._kill, fault))
             elif isinstance(fault, ClientAbort):
-                self._abort_after(fault.at, fault.abort)
+                self._abort_after(fault.at_ns, fault.abort)
 
     def _kill(self, fault: Kill, _: None) -> None:
-        restart_s = None if fault.restart_after is None else fault.restart_after / 1e9
+        restart_s = None if fault.restart_after_ns is None else fault.restart_after_ns / 1e9
         self._launcher.kill(fault.kill, restart_after_s=restart_s)
 
     def _abort_after(self, delay_ns: int, request_id: int) -> None:

@@ -102,7 +102,7 @@ class Exchange:
             if moved != self.wire.page_bytes:
                 raise ValueError(
                     f"a page has {moved} bytes for each pair of ranks and {self.wire.page_bytes} in the scenario: "
-                    f"its model.kv_dtype must have elements of {self.prefill.itemsize} bytes"
+                    f"its kv_dtype must have elements of {self.prefill.itemsize} bytes"
                 )
 
     @property

@@ -30,7 +30,7 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.sequence import TokenIds
-from pdsim.scenario.build import build_monitor, build_router
+from pdsim.scenario.machines import build_monitor, build_router
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")

@@ -28,7 +28,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario import wiring
-from pdsim.scenario.build import build_machine
+from pdsim.scenario.machines import build_machine
 from pdsim.scenario.sizing import layout_of
 
 _SETTLE_AGAIN_S = 0.02

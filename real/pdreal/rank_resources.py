@@ -106,7 +106,7 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
     options = spec.options
     rendezvous = f"file://{spec.sockets}/{spec.instance_id}.{spec.life}.ranks"
     return Transformer.load(
-        model_config(options, spec.scenario.model.name),
+        model_config(options, spec.scenario.model),
         weight_source(options.weights, device),
         dtype=getattr(torch, options.dtype),
         device=device,

@@ -6,10 +6,10 @@ from pdreal.model.config import ModelError
 from pdreal.model_choice import model_config
 from pdreal.options import Options
 from pdreal.serve.room import Room
-from pdsim.scenario.build import build, resolve
-from pdsim.scenario.decoding import BackupSettings
+from pdsim.scenario.build import build
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
@@ -42,7 +42,7 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
 
 
 def _room(scenario: Scenario, options: Options) -> Room:
-    return Room.of(scenario, model_config(options, scenario.model.name).max_context_tokens)
+    return Room.of(scenario, model_config(options, scenario.model).max_context_tokens)
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
@@ -55,17 +55,14 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
     try:
-        context = model_config(options, scenario.model.name).max_context_tokens
+        context = model_config(options, scenario.model).max_context_tokens
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
-    if (scenario.model.context_tokens or 0) > context:
-        raise ConfigError(f"model.context_tokens: at most the model's own {context}; extended in simulation only")
-    if scenario.speculative is not None:
-        raise ConfigError("speculative: decoding with drafts runs in simulation only")
-    if scenario.network.ranks is not None:
-        raise ConfigError("network.ranks: the agreement of ranks is modelled in simulation only")
+    if (scenario.context_tokens or 0) > context:
+        raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
+    if scenario.acceptance is not None:
+        raise ConfigError("speculative_draft_tokens: decoding with drafts runs in simulation only")
     decode = scenario.decode
-    if decode is not None and decode.retraction_backup is None:
-        decode = decode.model_copy(update={"retraction_backup": BackupSettings()})
-    model = scenario.model.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype]})
-    return scenario.model_copy(update={"model": model, "decode": decode})
+    if decode is not None:
+        decode = decode.model_copy(update={"retraction_backup": True})
+    return scenario.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype], "decode": decode})

@@ -10,7 +10,7 @@ import pytest
 from pdsim import RunFolderError, load_scenario
 from pdsim.cli import main
 from pdsim.metrics.run_folder import JOURNAL, TABLES, read_summary
-from pdsim.scenario import extent
+from pdsim.scenario import room
 from pdsim.scenario.build import requests_of
 from pdsim.sim.simulation import Simulation
 
@@ -38,8 +38,9 @@ CHANGES = [
     ("network.gpus_per_nic=0", "network.gpus_per_nic: Input should be greater than or equal to 1"),
     ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
     ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
+    ("network.staging.oversized=fail", "network.staging.oversized is gone: as in SGLang, a request with a cell larger"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
-    ("network.staging.oversized=drop", "network.staging.oversized: Input should be 'fail' or 'slices', found 'drop'"),
+    ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     (
         "prefill.gpu=h1000",
@@ -48,14 +49,14 @@ CHANGES = [
     ("prefill.tp=5", "prefill: tp 5 does not divide the 16 query heads of qwen3-0.6b"),
     ("model=llama-3.1-70b", "needs 143.2 GB on each of 1 h100, which give 70.4 GB"),
     (
-        "decode={gpu: h100, radix_cache: true, speculative: {draft_tokens: 4, accept_length: 2}}",
-        "decode: radix_cache: true and speculative exclude each other: SGLang's servers refuse the pair",
+        "decode={gpu: h100, radix_cache: true, speculative_draft_tokens: 4, speculative_accept_length: 2}",
+        "decode: radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair",
     ),
     ("decode.pool_tokens=12", "request 0 grows to 14 tokens; a decode instance holds 12"),
     ("prefill.pool_tokens=12", "request 0 has a prompt of 10 tokens; a prefill instance has room for 7"),
     ("decode.pool_tokens=3", "decode: pool_tokens 3 is less than a page of 4 tokens"),
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
-    ("model.kv_dtype=int4", "model.kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
+    ("kv_dtype=int4", "kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
@@ -66,8 +67,8 @@ CHANGES = [
         "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",
     ),
     ("workload.input_tokens=40956", "context of 40960, and a server ends its answer there: leave such requests out"),
-    ("model.context_tokens=14", "a context of 14, and a server ends its answer there"),
-    ("model.context_tokens=10", "a context of 10, and a server refuses its prompt"),
+    ("context_tokens=14", "a context of 14, and a server ends its answer there"),
+    ("context_tokens=10", "a context of 10, and a server refuses its prompt"),
     ("prefill.tp=16", "prefill: tp 16 goes beyond a server of h100, which has 8 GPUs: at most 8, and more instances"),
     ("prefill={gpu: h200, tp: 16, dp: 16}", "prefill: tp 16 goes beyond a server of h200, which has 8 GPUs"),
     ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
@@ -99,20 +100,23 @@ CHANGES = [
     ("faults=[{at: 5 s, kill: prefil-0}]", "faults.0.kill: no instance 'prefil-0' (did you mean 'prefill-0'?)"),
     (
         "faults=[{at: 5 s, kil: prefill-0}]",
-        "link, abort, abort_fraction (did you mean 'kill'?), found at, kil",
+        "expected a name or a mapping with `use`, found {'at': '5 s', 'kil': 'prefill-0'}; there are kill, link, abort",
     ),
-    ("faults=[{at: 5 s, kill: prefill-0, restart: 3 s}]", "'faults.0.restart' (did you mean 'restart_after'?)"),
-    ("faults=[{at: 5, kill: prefill-0}]", "faults.0.at: bare number 5: write a duration with its unit"),
-    ("faults=[{kill: prefill-0}]", "faults.0.at is missing"),
-    ("faults=[{at: 1 s, kill: decode-0, restart_after: 0}]", "faults.0.restart_after: Input should be greater than 0"),
+    (
+        "faults=[{at: 5 s, kill: prefill-0, restart: 3 s}]",
+        "faults.0: kill has no field 'restart' (did you mean 'restart_after'?)",
+    ),
+    ("faults=[{at: 5, kill: prefill-0}]", "faults.0: kill.at: bare number 5: write a duration with its unit"),
+    ("faults=[{kill: prefill-0}]", "faults.0: kill needs at"),
+    ("faults=[{at: 1 s, kill: decode-0, restart_after: 0}]", "faults.0: restart_after must be longer than 0"),
     ("faults=[{at: 0, link: shared, bandwidth_factor: 0}]", "no link of 'shared'; there are prefill-0, decode-0"),
     (
         "faults=[{at: 0, link: decode-0, bandwidth_factor: -1}]",
-        "bandwidth_factor: Input should be greater than",
+        "faults.0: a link needs bandwidth_factor >= 0",
     ),
     ("faults=[{at: 1 s, abort: 3}]", "faults.0.abort: no request 3; there are 0 to 2"),
-    ("faults=[{abort_fraction: 2, within: 1 s}]", "faults.0.abort_fraction: Input should be less than or equal to 1"),
-    ("faults=[prefill-0]", "faults.0: expected a mapping such as {at: 5 s, kill: prefill-0}, found 'prefill-0'"),
+    ("faults=[{abort_fraction: 2, within: 1 s}]", "faults.0: needs abort_fraction above 0, at most 1"),
+    ("faults=[prefill-0]", "faults.0: no fault 'prefill-0'; there are kill, link, abort, abort_fraction"),
     ("health.heartbeat=5 s", "unknown field 'health.heartbeat' (did you mean 'heartbeat_interval'?)"),
     ("health.heartbeat_failures=0", "health.heartbeat_failures: Input should be greater than or equal to 1, found 0"),
     ("health.waiting_timeout=0", "health.waiting_timeout: Input should be greater than 0"),
@@ -489,7 +493,7 @@ def test_a_recorded_call_that_cannot_be_made_is_a_difference(capsys, folder):
 
 def test_a_context_may_be_extended(scenario):
     longer = ("--set", "workload.input_tokens=41000", "--set", "workload.num_requests=1")
-    assert main_exit("run", scenario, *longer, "--set", "model.context_tokens=41005") == 0
+    assert main_exit("run", scenario, *longer, "--set", "context_tokens=41005") == 0
 
 
 def test_a_rack_is_one_server(scenario):
@@ -544,13 +548,13 @@ def test_what_does_not_fit_this_machine_is_refused(capsys, scenario, monkeypatch
 
 
 def test_what_takes_long_is_told_and_yes_begins_it(capsys, scenario, monkeypatch):
-    monkeypatch.setattr(extent, "_REQUEST_S", 3600.0)
+    monkeypatch.setattr(room, "_REQUEST_S", 3600.0)
     assert main_exit("run", scenario) == 0
     assert (
         "pdsim: warning: scenario: 2 instances, 3 requests: about 0.0 GB and 3.0 hours at least"
         in capsys.readouterr().err
     )
-    monkeypatch.setattr(extent, "_REQUEST_BYTES", 1e15)
+    monkeypatch.setattr(room, "_REQUEST_BYTES", 1e15)
     assert "--yes begins all the same" in message(capsys, "run", scenario)
     assert main_exit("run", scenario, "--yes") == 0
     assert load_scenario(scenario).workload.num_requests == len(requests_of(load_scenario(scenario)))  # Python's own

@@ -10,7 +10,7 @@ from tests.cli.test_commands import SCENARIO, exit_code, output, output_json
 AGGREGATED = SCENARIO.replace("prefill:", "aggregated:").replace(
     "decode: {gpu: h100, pool_tokens: 4096, radix_cache: true}\n", ""
 )
-DRAFTS = "speculative: {draft_tokens: 4, accept_length: 2.5}"
+DRAFTS = "speculative_draft_tokens: 4, speculative_accept_length: 2.5"
 SPECULATIVE = SCENARIO.replace("radix_cache: true", DRAFTS)
 MIXED = SCENARIO.replace("prefill: {", "prefill: {instances: 2, ").replace("decode: {", "decode: {tp: 2, ")
 WAYS = {"disaggregated": SCENARIO, "aggregated": AGGREGATED, "speculative": SPECULATIVE, "unequal sides": MIXED}

@@ -50,7 +50,7 @@ cut = words.index("--device")
 if any(name in word for word in words for name in os.environ["FAILS"].split()):
     print("pdreal: no such device", file=sys.stderr)
     raise SystemExit(int(os.environ["CODE"]))
-main([*words[:cut], *words[cut + 6:], "--set", "model.kv_dtype=fp32", "--set", "cost.profile=" + os.environ["PROFILE"]])
+main([*words[:cut], *words[cut + 6:], "--set", "kv_dtype=fp32", "--set", "cost.profile=" + os.environ["PROFILE"]])
 """
 
 

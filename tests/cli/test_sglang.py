@@ -8,7 +8,8 @@ from tests.cli.test_commands import output, output_json
 
 SCENARIO = """\
 name: pair
-model: {name: qwen3-8b, kv_dtype: fp8}
+model: qwen3-8b
+kv_dtype: fp8
 page_size: 64
 prefill: {gpu: h200, instances: 2, tp: 2}
 decode: {gpu: h200, radix_cache: true, polling_interval: 3}
@@ -108,8 +109,8 @@ def test_an_aggregated_cluster_has_workers_and_one_policy(made):
         ("prefill.policy=shortest_prompt_first", "policy shortest_prompt_first is not SGLang's, which has fcfs, lpm"),
         ("decode.admission=reserve_max_output", "decode.admission reserve_max_output has no flag"),
         (
-            "decode={gpu: h200, speculative: {draft_tokens: 4, accept_length: 2}}",
-            "speculative: the draft model is not in the scenario",
+            "decode={gpu: h200, speculative_draft_tokens: 4, speculative_accept_length: 2}",
+            "speculative_draft_tokens: the draft model is not in the scenario",
         ),
         ("network.staging.prefill_buffer=64 MiB", "network.staging.prefill_buffer is heard by SGLang 0.5.12"),
         ("workload.output_tokens=7", "workload random_lengths with these lengths is none of bench_serving's"),

@@ -54,7 +54,7 @@ def test_ask_says_that_nothing_was_measured(capsys):
 
 
 def test_a_sweep_says_how_many_points_lie_outside_and_its_report_too(capsys, folder):
-    cost = "{use: affine, decode_base: 10 ms, measured: {on: {model: llama-3.1-8b}, decode_batch: [1, 4]}}"
+    cost = "{use: affine, decode_base: 10 ms, measured: {model: llama-3.1-8b, decode_batch: [1, 4]}}"
     swept = ("sweep", "sweep.yaml", "--jobs", 1, "--out", "swept", "--set", f"cost={cost}")
     (warning,) = warnings_in(output(capsys, *swept))
     assert warning.startswith("warning: 1 of 2, such as client.concurrency=16")

@@ -10,8 +10,9 @@ from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
 from pdsim.metrics.summary import itl_samples
 from pdsim.policy.protocols import HoldUntil, Pick
-from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from tests.strategies import aggregated_scenarios
 from tests.support import Traced, decisions, examples, run
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.journal import digest, from_lines, replay, to_line
-from pdsim.scenario.build import resolve, restarted, state_machines
 from pdsim.scenario.faults import HealthSettings
+from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
 from tests.support import decisions, examples, run
 

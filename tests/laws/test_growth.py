@@ -13,8 +13,9 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
-from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from tests.strategies import (
     aggregated_scenarios,
     any_scenarios,

@@ -7,14 +7,10 @@ from hypothesis import strategies as st
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.copies import HostCopies, HostMemory
 from pdsim.metrics.summary import itl_samples
-from pdsim.scenario.decoding import BackupSettings
 from pdsim.scenario.schema import DecodeSettings, Scenario
+from pdsim.scenario.wiring import host_copies
 from tests.strategies import crowds, scenarios
 from tests.support import decisions, examples, request, run, small
-
-SLOW = {"bandwidth": "1 GB/s", "save_efficiency": 1, "load_efficiency": 0.5, "copy_launch": 0, "pinning": "1 GB/s"}
-PAGE_BYTES = 57_344 * 2 * 4
-"""Of qwen3-0.6b in bf16, four tokens."""
 
 
 @st.composite
@@ -25,8 +21,8 @@ def crowded(draw: st.DrawFn) -> Scenario:
         scenario = draw(scenarios())
     else:
         scenario = small(*draw(crowds()), decode__pool_tokens=64, decode__admission__reserved_tokens=0)
-    backup = draw(st.sampled_from([None, BackupSettings.model_validate(SLOW), BackupSettings()]))
-    decode = scenario.decode.model_copy(update={"retraction_backup": backup, "polling_interval": looks})
+    changes = {"retraction_backup": draw(st.booleans()), "polling_interval": looks}
+    decode = scenario.decode.model_copy(update=changes)
     return scenario.model_copy(update={"decode": decode})
 
 
@@ -69,7 +65,7 @@ def test_what_is_saved_is_loaded_again_whole(scenario: Scenario):
             saved[command.request_id] = len(command.pages)
         elif isinstance(command, LoadKv):
             assert saved.pop(command.request_id) == len(command.pages)
-        elif isinstance(command, Retracted) and scenario.decode.retraction_backup is None:
+        elif isinstance(command, Retracted) and not scenario.decode.retraction_backup:
             saved.clear()
     assert not saved
 
@@ -78,16 +74,12 @@ def test_the_loop_stands_still_while_kv_is_copied():
     """Two requests outgrow 10 pages of 4: the shorter one makes way, then comes back."""
     specs = [request(0, 8, 20), request(1, 8, 24)]
     free = small(*specs, decode__pool_tokens=40, decode__admission__reserved_tokens=0)
-    slow = free.model_copy(
-        update={
-            "decode": free.decode.model_copy(update={"retraction_backup": BackupSettings.model_validate(SLOW)}),
-        }
-    )
+    slow = free.model_copy(update={"decode": free.decode.model_copy(update={"retraction_backup": True})})
     quick, copied = run(free), run(slow)
     saves = [c for e in copied.journal if e.call == "next_step" for c in e.returned[1] if isinstance(c, SaveKv)]
     assert len(saves) == quick.result.summary()["pdsim"]["retractions"] == 1
-    num_bytes = len(saves[0].pages) * PAGE_BYTES
-    copies_ns = num_bytes + num_bytes + 2 * num_bytes  # out at 1 GB/s, into memory pinned at 1 GB/s, back at half
+    memory = HostMemory(host_copies(slow))
+    copies_ns = memory.save_ns(0, len(saves[0].pages)) + memory.load_ns(0)
     assert sum(step.copying_ns for step in copied.records.steps) == copies_ns
     assert copied.result.summary()["pdsim"]["retraction_copies_s"] == pytest.approx(copies_ns / 1e9)
     last = max(r.end_ns for r in copied.records.requests) - max(r.end_ns for r in quick.records.requests)

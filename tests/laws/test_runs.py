@@ -9,8 +9,9 @@ from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillStep
 from pdsim.core.receiver import Receiver
 from pdsim.metrics.explain import stage_ms
-from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from tests.strategies import optimistic_scenarios, scenarios
 from tests.support import Traced, decisions, examples, run
 

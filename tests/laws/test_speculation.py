@@ -12,13 +12,12 @@ from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
 from pdsim.metrics.summary import itl_samples
-from pdsim.scenario.build import resolve, state_machines
+from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.workload.acceptance import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
 from tests.support import decisions, examples, request, run, small, small_aggregated
-
-SPECULATIVE = {"draft_tokens": 4, "accept_length": 2, "draws": "even"}
 
 
 @given(speculative_scenarios())
@@ -40,7 +39,7 @@ def test_a_step_gives_each_request_from_one_token_to_all_that_were_drafted(scena
     gained = [entry.args[1] for entry in traced.journal if entry.call == "on_step_done"]
     for result in gained:
         if isinstance(result, Verified):
-            assert all(1 <= n <= scenario.speculative.draft_tokens for n in result.num_tokens)
+            assert all(1 <= n <= scenario.acceptance.draft_tokens for n in result.num_tokens)
     finished = [r for r in traced.records.requests if r.outcome == "finished"]
     assume(len(finished) == len(traced.records.requests))
     by_prompts = sum(1 + (r.num_retractions if r.is_aggregated else 0) for r in finished)
@@ -77,7 +76,8 @@ def test_a_request_that_is_retracted_before_its_first_step_makes_no_token_more()
         aggregated__pool_tokens=40,
         aggregated__schedule_conservativeness=0.01,
         aggregated__radix_cache=False,
-        aggregated__speculative={"draft_tokens": 4, "accept_length": 1, "draws": "even"},
+        aggregated__speculative_draft_tokens=4,
+        aggregated__speculative_accept_length=1,
     )
     records = run(scenario).records
     assert any(r.num_retractions for r in records.requests)
@@ -90,15 +90,21 @@ def test_a_request_that_is_retracted_before_its_first_step_makes_no_token_more()
 def test_what_accepts_no_draft_is_decoding_without_drafts(sizes: list[tuple[int, int]]):
     """Where pages are plenty and a step costs the same."""
     specs = [request(i, prompt, output) for i, (prompt, output) in enumerate(sizes)]
-    none = {"draft_tokens": 3, "accept_length": 1, "draws": "even"}
-    assert run(small(*specs, decode__speculative=none)).records.requests == run(small(*specs)).records.requests
+    none = {"decode__speculative_draft_tokens": 3, "decode__speculative_accept_length": 1}
+    assert run(small(*specs, **none)).records.requests == run(small(*specs)).records.requests
 
 
-@given(st.integers(2, 200), st.integers(1, 4))
+@given(st.integers(2, 200), st.integers(2, 6))
 @examples(40)
 def test_a_request_alone_takes_the_steps_that_its_acceptance_says(output: int, accepted: int):
-    speculative = {**SPECULATIVE, "accept_length": accepted, "draft": "2 ms"}
-    traced = run(small(request(0, 10, output), decode__speculative=speculative))
+    traced = run(
+        small(
+            request(0, 10, output),
+            decode__speculative_draft_tokens=accepted,
+            decode__speculative_accept_length=accepted,
+            decode__speculative_drafting="2 ms",
+        )
+    )
     (r,), num_steps = traced.records.requests, ceil((output - 1) / accepted)
     assert r.end_ns - r.first_token_ns == num_steps * 12_000_000
     assert traced.result.summary()["accept_length"] == pytest.approx((output - 1) / num_steps)
@@ -115,6 +121,3 @@ def test_draws_have_the_mean_that_was_asked_for():
     drawn = list(islice(Acceptance(draft_tokens=4, accept_length=2.8).stream(Random(1)), 20_000))
     assert sum(drawn) / len(drawn) == pytest.approx(2.8, rel=0.02)
     assert set(drawn) == {1, 2, 3, 4}
-    even = list(islice(Acceptance(draft_tokens=4, accept_length=2.8, draws="even").stream(Random(1)), 1000))
-    assert sum(even) == 2800
-    assert set(even) == {2, 3}

@@ -122,7 +122,7 @@ class Local:
 
 
 def pair(**changes):
-    return small(request(0, 4, 4), model="tiny-qwen3", decode__retraction_backup={}, **changes)
+    return small(request(0, 4, 4), model="tiny-qwen3", decode__retraction_backup=True, **changes)
 
 
 def aggregated(**changes):

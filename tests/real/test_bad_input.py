@@ -22,8 +22,8 @@ workload: {use: random_lengths, num_requests: 2, input_tokens: 16, output_tokens
     [
         ("prefill.policy=strange:Policy", "pdsim would import the module strange, from "),
         (
-            "model.context_tokens=5000",
-            "model.context_tokens: at most the model's own 4096; extended in simulation only",
+            "context_tokens=5000",
+            "context_tokens: at most the model's own 4096; extended in simulation only",
         ),
     ],
 )

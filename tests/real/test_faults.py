@@ -7,7 +7,7 @@ import pytest
 from pdreal.logbook import read_journal, read_records
 
 from pdsim.core.journal import replay
-from pdsim.scenario.build import restarted, state_machines
+from pdsim.scenario.machines import restarted, state_machines
 from tests.real import clusters
 
 HEALTH = {

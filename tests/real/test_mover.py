@@ -23,8 +23,8 @@ from pdreal.transports.protocol import TransferError, UnavailableError
 
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.scenario.build import resolve
 from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real.decode_side import CPU, FILLED_WITH
 
@@ -196,11 +196,10 @@ def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engin
         stage_and_scatter(sides)
 
 
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_ranks_with_copies_of_heads_pass_the_ring(deduplicate, pair):
+def test_ranks_with_copies_of_heads_pass_the_ring(pair):
     """16 prefill ranks hold each of 8 heads twice."""
     staging = {"ring": "16 MiB"}
-    stage_and_scatter(pair(settings_of("shared-memory", 16, 4, staging=staging, deduplicate_kv_heads=deduplicate)))
+    stage_and_scatter(pair(settings_of("shared-memory", 16, 4, staging=staging)))
 
 
 def stage_and_scatter(sides):

@@ -46,7 +46,7 @@ def exchanges(draw):
     num_layers, page_size = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     sides = [layout(tp, num_kv_heads, num_layers) for tp in (prefill_tp, decode_tp)]
     return Exchange(
-        wire=wire(*sides, page_size, draw(st.booleans()), deduplicate=draw(st.booleans())),
+        wire=wire(*sides, page_size, draw(st.booleans())),
         num_kv_heads=num_kv_heads,
         prefill_tp=prefill_tp,
         decode_tp=decode_tp,
@@ -148,5 +148,5 @@ def test_models_that_real_mode_cannot_move_are_refused():
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=4, state_bytes=8), **sides)
     with pytest.raises(ValueError, match="simulation only"):
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=2), **sides)
-    with pytest.raises(ValueError, match=r"model\.kv_dtype must have elements of 2 bytes"):
+    with pytest.raises(ValueError, match=r"kv_dtype must have elements of 2 bytes"):
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=2 * page_bytes, num_planes=4), **sides)

@@ -9,7 +9,7 @@ from pdreal.logbook import read_journal, read_records
 
 from pdsim.core.journal import replay
 from pdsim.core.messages import Arrival
-from pdsim.scenario.build import state_machines
+from pdsim.scenario.machines import state_machines
 from tests.real import clusters
 
 NUM_REQUESTS = 24

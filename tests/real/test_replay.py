@@ -8,7 +8,7 @@ from pdreal.logbook import read_journal, read_records
 
 from pdsim.core.journal import ReplayError, replay
 from pdsim.core.messages import Send
-from pdsim.scenario.build import restarted, state_machines
+from pdsim.scenario.machines import restarted, state_machines
 from tests.real import clusters
 
 

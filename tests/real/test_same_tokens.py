@@ -4,7 +4,7 @@ import pytest
 from pdreal.logbook import read_journal, read_records
 
 from pdsim.core.journal import replay
-from pdsim.scenario.build import state_machines
+from pdsim.scenario.machines import state_machines
 from tests.real import clusters
 
 STAGING = {"ring": "1 MB"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.metrics.records import RunRecords
-from pdsim.scenario.build import resolve
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import differences, render
 from pdsim.show.run_figures import latency_distributions
@@ -131,7 +131,7 @@ def test_a_comparison_says_at_its_top_in_which_fields_runs_differ(one):
     )
     head = render(page).partition('class="answer"')[0]
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in page.differences.rows}
-    assert rows["model.name"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
+    assert rows["model"] == ["qwen3-0.6b", "qwen3-8b", "qwen3-0.6b"]
     assert rows["prefill.tp"] == ["1", "2", "—"]
     assert all(path in head for path in rows)
     assert run_page([one, replace(one, name="again")]).differences is None

@@ -11,7 +11,7 @@ from pdsim.policy.routing import LeastLoaded
 @pytest.fixture
 def router() -> Router:
     ids = ["aggregated-0", "aggregated-1"]
-    instances = RoleRouter(ids, LeastLoaded(), snapshot_interval_ns=0, memory_tokens=1000)
+    instances = RoleRouter(ids, LeastLoaded())
     return Router(prefill=instances, decode=None)
 
 

@@ -40,6 +40,10 @@ NEEDS = {
     "fixed": {"tokens": 3},
     "uniform": {"low": 3, "high": 4},
     "normal": {"mean": 4.5, "stddev": 1},
+    "kill": {"at": "1 s", "kill": "prefill-0", "restart_after": "30 s"},
+    "link": {"at": "1 s", "link": "prefill-0", "bandwidth_factor": 0.5},
+    "abort": {"at": "1 s", "abort": 3},
+    "abort_fraction": {"abort_fraction": 0.1, "within": "1 s"},
     "affine": {"decode_base": "10 ms", "decode_per_context_token": "0.25 ns"},
 }
 """Settings of built-in components: what they need, and where units and other components stand inside."""

@@ -118,8 +118,7 @@ network: {transport: mooncake-tcp, transfer_latency: 100 us, descriptor_latency:
 cost:
   prefill: {use: affine, prefill_least: 100 ns, prefill_per_token: 2 ns}
   decode: {use: affine, decode_base: 50 ns}
-  host: {start: 20 us, slowdown: 1.5}
-  rest: {step: 10 ns}
+  host: {start: 20 us, decode_step: 10 ns, slowdown: 1.5}
 workload: {use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens: 6}
 """)
     cluster = build(load_scenario(path))

@@ -12,7 +12,8 @@ from pdsim.core.router import RoleRouter
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.build import build_instances, build_router, resolve
+from pdsim.scenario.machines import build_instances, build_router
+from pdsim.scenario.sizing import resolve
 from tests.support import small, small_aggregated
 
 PAGE = 2
@@ -50,7 +51,7 @@ def test_the_router_has_every_instance_flush(scenario):
 
 
 def test_the_router_forgets_what_it_believed_to_be_cached():
-    role = RoleRouter(["decode-0"], CacheAware(), snapshot_interval_ns=0, memory_tokens=1024)
+    role = RoleRouter(["decode-0"], CacheAware())
     prompt = TokenIds(range(200))
     role.num_cached_tokens(prompt, "decode-0")  # from now on it remembers
     role.pick(prompt, 0)

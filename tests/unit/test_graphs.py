@@ -46,16 +46,17 @@ def test_empty_rows_take_their_share_of_the_kv_that_the_others_read():
 
 
 def test_drafted_tokens_pass_the_matrices_as_requests_do():
-    verifying = times(drafting=Drafting(tokens=4, step_ns=300, request_ns=5))
-    assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300 + 5 * 3, 2, 0)
+    verifying = times(drafting=Drafting(tokens=4, step_ns=300))
+    assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300, 2, 0)
 
 
 def test_a_cluster_pads_requests_then_counts_their_drafts():
     lines = {"use": "affine", "decode_base": "1 ms", "decode_per_request": "10 us"}
     scenario = small(
         request(0, 10, 10),
-        cost={"prefill": lines, "decode": lines, "graphs": {"sizes": [8, 4]}},
-        decode__speculative={"draft_tokens": 3, "accept_length": 2},
+        cost={"prefill": lines, "decode": lines, "graph_sizes": [8, 4]},
+        decode__speculative_draft_tokens=3,
+        decode__speculative_accept_length=2,
     )
     assert build(scenario).costs["decode-0"].decode_line(5) == DecodeLine.of_ns(1_000_000 + 10_000 * 8 * 3, 0, 0)
 

@@ -187,7 +187,7 @@ provenance: {}
 def test_the_folder_of_another_scenario_is_refused(matrix):
     found = load_suite(str(matrix), matrix.parent)
     one, other = found.variants
-    ran = simulate(load_scenario(found.scenario_path, (*one.changes, "model.kv_dtype=fp32"))).scenario
+    ran = simulate(load_scenario(found.scenario_path, (*one.changes, "kv_dtype=fp32"))).scenario
     found.require_same(one, ran, found.runs / "c1")
     with pytest.raises(ConfigError, match=r"client is .*1.* there, .*4.* here; delete the folder"):
         found.require_same(other, ran, found.runs / "c4")

@@ -11,7 +11,7 @@ from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable
 from pdsim.cost.step_times import Measured, SizeRange, StepTimes
-from pdsim.scenario.measured import Setup
+from pdsim.scenario.profile import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
 
@@ -87,7 +87,7 @@ ON = {"model": "qwen3-0.6b", "weight_dtype": "bf16", "kv_dtype": "bf16", "device
 
 
 def test_a_run_names_each_field_once_with_its_farthest_value():
-    (outside,) = run(on=ON, prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).warnings()
+    (outside,) = run(**ON, prefill_new_tokens=[1, 32], decode_context_tokens=[0, 50]).warnings()
     assert re.fullmatch(
         r"cost: profile measured on qwen3-0.6b, bf16 weights, bf16 KV, TP1, h100; this run: "
         r"new tokens of a forward 64 \(measured 1 to 32, taken as 32\), "
@@ -97,10 +97,10 @@ def test_a_run_names_each_field_once_with_its_farthest_value():
 
 
 def test_a_run_within_says_nothing_and_one_that_extends_is_as_long_as_without_a_range():
-    free, within = run(on=ON), run(on=ON, prefill_new_tokens=[1, 64], decode_batch=[1, 3])
+    free, within = run(**ON), run(**ON, prefill_new_tokens=[1, 64], decode_batch=[1, 3])
     assert within.warnings() == free.warnings() == []
     assert "warnings" not in within.summary()["pdsim"]
-    clamped, extended = (run(on=ON, prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
+    clamped, extended = (run(**ON, prefill_new_tokens=[1, 32], outside=how) for how in ("clamp", "extend"))
     assert extended.summary()["duration"] == free.summary()["duration"] > clamped.summary()["duration"]
     assert "taken as" not in extended.summary()["pdsim"]["warnings"][0]
 
@@ -132,8 +132,8 @@ def test_a_setup_differs_in_as_many_parts_as_it_tells_and_are_not_equal(profile,
             {"prefill_new_tokens": [1, 32]},
             "what it was measured on; this run: new tokens of a forward 64 (measured 1 to 32",
         ),
-        ({"on": {**ON, "tp": [8, 4], "dp": [4, 4]}}, "TP8 to TP4, DP4, h100; this run: TP1, no dp: outside"),
-        ({"on": ON, "scaled_from": "h200"}, "cost: profile scaled from h200 to qwen3-0.6b, bf16 weights"),
+        ({**ON, "tp": [8, 4], "dp": [4, 4]}, "TP8 to TP4, DP4, h100; this run: TP1, no dp: outside"),
+        ({**ON, "scaled_from": "h200"}, "cost: profile scaled from h200 to qwen3-0.6b, bf16 weights"),
     ],
 )
 def test_what_a_profile_was_not_measured_on_is_said(measured, said):

@@ -13,7 +13,7 @@ from pdsim.policy.routing import LeastLoaded
 def router() -> Router:
     def role(name):
         ids = [f"{name}-0", f"{name}-1"]
-        return RoleRouter(ids, LeastLoaded(), snapshot_interval_ns=0, memory_tokens=1000)
+        return RoleRouter(ids, LeastLoaded())
 
     return Router(prefill=role("prefill"), decode=role("decode"))
 

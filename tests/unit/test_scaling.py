@@ -151,7 +151,7 @@ def test_a_run_says_between_what_it_lies(tmp_path, capsys):
         assert least <= summary[metric] <= most
         assert least < most
     shown = output(capsys, "compare", scenario, scenario)
-    assert "between the ends of cost.interval" in shown
+    assert "between the fastest and the slowest cost" in shown
     assert f"{interval['mean_tpot_ms'][0]:.2f}" in shown
     assert "scaled from h200 with bf16 weights to qwen3-8b" in shown
     assert "outside" not in shown
@@ -168,15 +168,16 @@ def test_of_another_setup_there_is_no_interval(tmp_path, capsys):
 def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
     assert exit_code("scale", MEASURED, "--from", "h200", "--to", "rtx-4090", "-o", tmp_path / "out.yaml") == 0
     assert "no times on both h200 and rtx-4090" in capsys.readouterr().err
-    assert "interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
+    assert "prefill_interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
 
 
 def test_sections_that_are_not_scaled_are_kept(tmp_path):
     """Every section that a profile may have: one that the schema gains has to be thought of here."""
     kept = {
-        "host": {"launch": "5 ms", "slowdown": 1.2},
-        "rest": {"step": "2 ms"},
-        "graphs": {"sizes": [1, 8], "empty_row_kv": 0.5},
+        "host": {"launch": "5 ms", "decode_step": "2 ms", "slowdown": 1.2},
+        "graph_sizes": [1, 8],
+        "graph_empty_row_kv": 0.5,
+        "eager_layer": "1 ms",
         "measured": {"decode_batch": [1, 128]},
     }
     front_end = {"service": "1 ms"}

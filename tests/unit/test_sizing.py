@@ -40,4 +40,5 @@ def test_draft_tokens_take_memory_from_the_pool():
             small(request(0, 10, 10), decode__max_running_requests=4096, **changes)
         ).scenario.decode.mem_fraction
 
-    assert fraction(decode__speculative={"draft_tokens": 4, "accept_length": 2}) < fraction()
+    drafts = {"decode__speculative_draft_tokens": 4, "decode__speculative_accept_length": 2}
+    assert fraction(**drafts) < fraction()

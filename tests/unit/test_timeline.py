@@ -12,7 +12,7 @@ from pdsim.metrics.timeline import trace_events, write_timeline
 from tests.support import run, small
 from tests.trace_check import problems
 
-STAGED = {"prefill__tp": 2, "decode__tp": 1, "network__staging": {"ring": "20 MB", "oversized": "slices"}}
+STAGED = {"prefill__tp": 2, "decode__tp": 1, "network__staging": {"ring": "1 GB"}}
 
 
 def observed(**changes):

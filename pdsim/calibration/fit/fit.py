@@ -8,8 +8,7 @@ from math import exp, log
 from typing import Any
 
 from pdsim.calibration.validate.case import MeasuredArm, MeasuredCase, Simulate, simulated_metrics
-from pdsim.scenario.measured import reached
-from pdsim.scenario.outside import setup_of
+from pdsim.scenario.profile import reached
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -76,7 +75,7 @@ def fitted_profile(
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)
     ranges = {name: list(extremes) for name, extremes in sizes.items()}
-    measured = {"on": setup_of(scenarios[0]).model_dump(mode="json"), **ranges, "outside": "extend"}
+    measured = {**scenarios[0].setup.model_dump(mode="json"), **ranges, "outside": "extend"}
     return {
         "name": name,
         "cost": {**cost, "measured": measured},

@@ -173,5 +173,5 @@ def rest_ns(measurements: Measurements, decode: Fitted) -> Times:
         between_ns = np.where(np.isnan(told_ns), left_over_ns, told_ns)
         terms = np.column_stack([np.ones_like(batch), batch])
         step_ns, request_ns = plain_least_squares(terms / period_ns[:, None], between_ns / period_ns)
-        return {"step": float(step_ns), "request": float(request_ns)}
+        return {"decode_step": float(step_ns), "decode_request": float(request_ns)}
     return {}

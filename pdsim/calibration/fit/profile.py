@@ -13,7 +13,7 @@ from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
 from pdsim.calibration.fit.regression import Fitted, Form, fit
 from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
-from pdsim.scenario.measured import Setup
+from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_transport, names
 from pdsim.system.model import KV_DTYPES
@@ -96,15 +96,17 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
         },
         "staging": _staging(made),
         **({"message_latency": _time(made.host_ns["message"])} if "message" in made.host_ns else {}),
-        **({"ranks": {"agreement": _time(made.host_ns["agreement"])}} if "agreement" in made.host_ns else {}),
     }
     slowdown = {"slowdown": host_slowdown} if host_slowdown != 1 else {}
     cost = {
         "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
-        "host": {**_times(machine.loop_ns(made.host_ns)), **slowdown},
-        "rest": _times(machine.rest_ns(made.measurements, made.fits["decode"])),
-        "graphs": _graphs(made.fits["decode"]),
+        "host": {
+            **_times(machine.loop_ns(made.host_ns)),
+            **_times(machine.rest_ns(made.measurements, made.fits["decode"])),
+            **slowdown,
+        },
+        **_graphs(made.fits["decode"]),
         "measured": {**_setup(made), **_ranges(made.fits)},
     }
     sections: dict[str, dict[str, Any]] = {
@@ -191,7 +193,7 @@ def _graphs(fitted: Fitted) -> dict[str, Any]:
         return {}
     per_token = fitted.values["per_context_token"]
     share = fitted.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
-    return {"sizes": sizes, "empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+    return {"graph_sizes": sizes, "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(fitted: Fitted) -> dict[int, str]:
@@ -250,7 +252,7 @@ def _setup(made: Calibration) -> dict[str, Any]:
         device=made.gpu or ", ".join(told["device"]),
         tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
     )
-    return {"on": setup.model_dump(mode="json", exclude_none=True)}
+    return setup.model_dump(mode="json", exclude_none=True)
 
 
 def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:

@@ -67,8 +67,8 @@ def _vllm(run: Run) -> dict[str, Any]:
         "endpoint_type": summary["backend"],
         "backend": summary["backend"],
         "label": summary["tag"],
-        "model_id": run.scenario.model.name,
-        "tokenizer_id": run.scenario.model.name,
+        "model_id": run.scenario.model,
+        "tokenizer_id": run.scenario.model,
         "num_prompts": len(run.requests),
         "request_rate": summary["request_rate"],
         "burstiness": 1.0,
@@ -126,10 +126,10 @@ def _inferencex(run: Run) -> dict[str, Any]:
     completed = summary["completed"] or 1
     return {
         "conc": summary["max_concurrency"],
-        "model": scenario.model.name,
+        "model": scenario.model,
         "infmax_model_prefix": summary["tag"],
         "framework": summary["backend"],
-        "precision": scenario.model.weight_dtype or load_model(scenario.model.name).weight_dtype,
+        "precision": scenario.weight_dtype or load_model(scenario.model).weight_dtype,
         "spec_decoding": "none" if summary["accept_length"] is None else "mtp",
         "isl": round(summary["total_input_tokens"] / completed),
         "osl": round(summary["total_output_tokens"] / completed),

@@ -25,8 +25,7 @@ from pdsim.calibration.scale.operators import Operator, Ratio, time_ratios
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.measured import MeasuredSettings
-from pdsim.scenario.profile import read_profile
+from pdsim.scenario.profile import MeasuredSettings, read_profile
 from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec
@@ -40,8 +39,8 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_context_token_ns": "kv",
 }
 """The operator that scales each coefficient of an affine prefill; the others stay."""
-_KEPT = ("host", "rest", "graphs")
-"""Sections of a profile's cost that stay as they are."""
+_KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer")
+"""Fields of a profile's cost that stay as they are."""
 _DIGITS = 4
 
 
@@ -93,11 +92,11 @@ class Scaling:
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
         """The setup of the derived profile, and the one that it is scaled from."""
         told = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-        if settings.on is None:
+        if settings.model is None:
             return told
         target = {"device": self.target.name, "weight_dtype": self.weight_dtypes[1]}
         source = f"{self.source.name} with {self.weight_dtypes[0]} weights"
-        return {**told, "on": {**told["on"], **target}, "scaled_from": source}
+        return {**told, **target, "scaled_from": source}
 
     def _decode(self, settings: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
         if isinstance(settings, AffineTable) or not isinstance(settings, Affine):
@@ -134,7 +133,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
     profile, cost = read_profile(path), load_cost(path)
-    if cost.interval is not None:
+    if cost.ends:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
     low, best, high = (scaling.cost(cost, end) for end in ENDS)
     network = {key: value for key, value in (profile.get("network") or {}).items() if key != "transports"}
@@ -144,7 +143,7 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
             **best,
             **{key: profile["cost"][key] for key in _KEPT if key in profile["cost"]},
             **({"measured": scaling.measured(cost.measured)} if cost.measured is not None else {}),
-            **({"interval": {"low": low, "high": high}} if low != high else {}),
+            **({f"{role}_interval": [low[role], high[role]] for role in best} if low != high else {}),
         },
         **({"network": network} if network else {}),
         **({"front_end": profile["front_end"]} if "front_end" in profile else {}),

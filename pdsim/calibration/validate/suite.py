@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.validate.case import percent
-from pdsim.scenario.build import resolve
+from pdsim.scenario.fields import DURATION
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.profile import read_profile
-from pdsim.scenario.quantity import DURATION
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.system.model import KV_DTYPES
 
 SUITE_FILE = "matrix.yaml"
 
-_NAMES = ("model", "page_size", "router", "workload", "client", "seed", "faults", "prefill", "decode", "aggregated")
-"""Sections that a real run and its simulation share."""
+_MODEL = ("model", "weight_dtype", "kv_dtype", "state_dtype", "context_tokens")
+_LOAD = ("workload", "client", "seed", "faults")
+_NAMES = (*_MODEL, "page_size", "router", *_LOAD, "prefill", "decode", "aggregated")
+"""Fields that a real run and its simulation share."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class ValidationSuite:
                 )
 
     def _real_changes(self, variant: Variant) -> tuple[str, ...]:
-        return (*variant.changes, f"model.kv_dtype={KV_DTYPES[self.real.dtype]}")
+        return (*variant.changes, f"kv_dtype={KV_DTYPES[self.real.dtype]}")
 
 
 def is_suite(name: str, experiments: Path) -> bool:

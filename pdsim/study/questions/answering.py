@@ -253,7 +253,7 @@ def _load(study: Study) -> str:
     first = study.labels()[0]
     inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
     runs = len(study[first].replications)
-    cluster = f"{scenario.model.name} on {scenario.num_gpus} {gpus} with {sizes}"
+    cluster = f"{scenario.model} on {scenario.num_gpus} {gpus} with {sizes}"
     load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {sent}"
     slo = f"TTFT {options.ttft_ms:g} ms and TPOT {options.tpot_ms:g} ms for {share(options.attainment)} of them"
     return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."

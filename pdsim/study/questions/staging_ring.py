@@ -1,8 +1,7 @@
 """How large should staging memory be, where prefill and decode lay out KV heads differently?"""
 
-from pdsim.scenario.build import resolve
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
@@ -40,7 +39,7 @@ def _unequal(scenario: Scenario) -> Changes:
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
         return {}
     if isinstance(layout_of(scenario, "prefill").model.attention, LatentAttention):
-        raise ConfigError(f"{scenario.model.name} has latent KV, which every rank holds whole: it needs no staging")
+        raise ConfigError(f"{scenario.model} has latent KV, which every rank holds whole: it needs no staging")
     return {"prefill.tp": 2 * prefill.tp, "prefill.instances": max(1, prefill.instances // 2)}
 
 

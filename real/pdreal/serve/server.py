@@ -76,7 +76,7 @@ async def serve(
 def service_of(
     scenario: Scenario, options: Options, launcher: Launcher, model_name: str, entrance: Entrance
 ) -> Service:
-    model = model_config(options, scenario.model.name)
+    model = model_config(options, scenario.model)
     return Service(
         cluster=launcher,
         model_name=model_name,

@@ -1,12 +1,25 @@
-"""Quantities with units: in a file the unit stands with the value ("512 MiB", "50 GB/s"), in code in the name (_ns)."""
+"""Sections of a file, and quantities: their unit stands with the value in a file (5 ms), in code in the name (_ns)."""
 
 import re
 from difflib import get_close_matches
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
+
+
+class Section(BaseModel):
+    """Part of a file. Immutable; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+
+def base_folder(info: ValidationInfo[Any]) -> Path:
+    """The folder that paths in a file are relative to."""
+    return Path((info.context or {}).get("base", "."))
+
 
 _NUMBER = re.compile(r"\s*([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*\Z")
 
@@ -29,7 +42,7 @@ class Dimension(NamedTuple):
     example: str
 
     def parse(self, value: Any) -> float:
-        """In base units. Raises ValueError with what is possible."""
+        """The amount in base units. Raises ValueError with what is possible."""
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"expected a {self.what} such as {self.example!r}, found {value!r}")
         match = _NUMBER.match(str(value))
@@ -47,7 +60,7 @@ class Dimension(NamedTuple):
         return number * self.units[unit] if unit else 0.0
 
     def show(self, value: float) -> str:
-        """In the largest unit that leaves a whole number, or else exactly, in the base unit."""
+        """The amount in the largest unit that leaves a whole number, or else exactly, in the base unit."""
         for unit, factor in sorted(self.units.items(), key=lambda item: -item[1]):
             if value and value % factor == 0:
                 return f"{int(value / factor)} {unit}".replace(" /", "/")
@@ -87,10 +100,10 @@ class Quantity:
 
 
 Duration = Annotated[int, Quantity(DURATION)]
-"""In ns."""
+"""Nanoseconds."""
 FineDuration = Annotated[float, Quantity(DURATION)]
-"""In ns, with fractions: of one token, for instance."""
+"""Nanoseconds with fractions: the time of one token, for instance."""
 Size = Annotated[int, Quantity(SIZE)]
-"""In bytes."""
+"""Bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
-"""In bytes per second."""
+"""Bytes per second."""

@@ -1,0 +1,184 @@
+"""The state machines of a resolved scenario: instances, senders, receivers, router, health monitor."""
+
+from copy import deepcopy
+
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.health import HealthMonitor
+from pdsim.core.instance import Instance
+from pdsim.core.invariants import AnyInstance
+from pdsim.core.journal import TakesMessages
+from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.receiver import Receiver
+from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
+from pdsim.core.running_batch import Speculation
+from pdsim.core.sender import Sender
+from pdsim.core.staging_ring import StagingRing
+from pdsim.policy.protocols import RoutingPolicy
+from pdsim.scenario import wiring
+from pdsim.scenario.faults import HealthSettings
+from pdsim.scenario.schema import DecodingSettings, Scenario
+from pdsim.scenario.sizing import kv_cache, roles
+from pdsim.system.memory import Role
+
+DP_CONSERVATIVENESS = 0.3
+"""SGLang's factor on schedule_conservativeness with data-parallel attention."""
+
+
+def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
+    """Fresh state machines of a resolved scenario by name: what its journal replays on."""
+    machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
+    machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
+    if scenario.health is not None:
+        machines[HealthMonitor.instance_id] = build_monitor(scenario, scenario.health)
+    return machines
+
+
+def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
+    """A state machine of a resolved scenario, as it is after a restart: with nothing in its memory."""
+    return build_machine(scenario, name, has_restarted=True)
+
+
+def build_instances(scenario: Scenario) -> list[AnyInstance]:
+    """Fresh instances of a resolved scenario."""
+    return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
+
+
+def build_agents(scenario: Scenario) -> list[Sender | Receiver]:
+    """The state machines beside the loops of the instances: senders, and with staging receivers."""
+    if scenario.aggregated is not None:
+        return []
+    ids_by_role = roles(scenario)
+    senders: list[Sender | Receiver] = [_sender(scenario, i) for i in ids_by_role["prefill"]]
+    receivers = [] if scenario.network.staging is None else ids_by_role["decode"]
+    return [*senders, *(_receiver(scenario, i, has_restarted=False) for i in receivers)]
+
+
+def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
+    """An instance, sender or receiver of a resolved scenario by its name, and nothing else."""
+    for role, ids in roles(scenario).items():
+        for instance_id in ids:
+            if name == instance_id:
+                return _instance(scenario, role, instance_id)
+            if name == sender_of(instance_id):
+                return _sender(scenario, instance_id)
+            if name == receiver_of(instance_id):
+                return _receiver(scenario, instance_id, has_restarted=has_restarted)
+    raise KeyError(name)
+
+
+def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
+    """It has its own copy of its policies: they may keep state."""
+    health = scenario.health
+    waiting_timeout_ns = None if health is None else health.waiting_timeout
+    if (aggregated := scenario.aggregated) is not None:
+        conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
+        return AggregatedInstance(
+            instance_id,
+            cache=kv_cache(scenario, aggregated),
+            limits=AggregatedLimits(
+                max_running_requests=aggregated.resolved_max_running,
+                chunked_prefill_tokens=aggregated.rank_chunk_tokens or None,
+                max_prefill_tokens=aggregated.max_prefill_tokens,
+                schedule_conservativeness=conservativeness,
+                overlap=aggregated.overlap,
+                speculation=_speculation(aggregated),
+                waiting_timeout_ns=waiting_timeout_ns,
+            ),
+            policy=deepcopy(aggregated.policy),
+            preemption_policy=deepcopy(aggregated.preemption),
+        )
+    prefill, decode = scenario.pair
+    if role == "prefill":
+        return PrefillInstance(
+            instance_id,
+            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
+            limits=PrefillLimits(
+                max_running_requests=prefill.resolved_max_running,
+                chunked_prefill_tokens=prefill.rank_chunk_tokens or None,
+                max_prefill_tokens=prefill.max_prefill_tokens,
+                overlap=prefill.overlap,
+                bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
+                optimistic_attempts=prefill.optimistic_attempts or 0,
+            ),
+            policy=deepcopy(prefill.policy),
+            planner=wiring.planner(scenario, instance_id),
+        )
+    return DecodeInstance(
+        instance_id,
+        cache=kv_cache(scenario, decode),
+        limits=DecodeLimits(
+            max_running_requests=decode.resolved_max_running,
+            extra_slots=decode.extra_slots or 0,
+            waiting_timeout_ns=waiting_timeout_ns,
+            release_timeout_ns=None if health is None else health.release_timeout,
+            polling_interval_steps=decode.polling_interval,
+            saves_retracted=decode.retraction_backup,
+            speculation=_speculation(decode),
+            grants_computed_only=decode.allocation == "prefill_complete",
+        ),
+        admission_policy=deepcopy(decode.admission),
+        preemption_policy=deepcopy(decode.preemption),
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _speculation(settings: DecodingSettings) -> Speculation | None:
+    tokens = settings.speculative_draft_tokens
+    return None if tokens is None else Speculation(draft_tokens=tokens)
+
+
+def _sender(scenario: Scenario, prefill_id: str) -> Sender:
+    transport = wiring.transport(scenario)
+    return Sender(
+        prefill_id,
+        roles(scenario)["decode"],
+        num_queues=transport.num_queues,
+        by_request=transport.queue_by == "request",
+        staged=scenario.network.staging is not None,
+    )
+
+
+def _receiver(scenario: Scenario, decode_id: str, *, has_restarted: bool) -> Receiver:
+    staging, health = scenario.network.staging, scenario.health
+    assert staging is not None, "without staging there are no receivers"
+    return Receiver(
+        decode_id,
+        roles(scenario)["prefill"],
+        StagingRing(staging.ring),
+        release_timeout_ns=None if health is None else health.release_timeout,
+        has_restarted=has_restarted,
+    )
+
+
+def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
+    """It tells the router, the instances of the other role if there is one and, of prefill, the receivers."""
+    ids_by_role = roles(scenario)
+    peers = {i: [Router.instance_id] for ids in ids_by_role.values() for i in ids}
+    if scenario.aggregated is None:
+        prefill_ids, decode_ids = ids_by_role["prefill"], ids_by_role["decode"]
+        receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
+        peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
+        peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
+    return HealthMonitor(peers, max_failures=health.heartbeat_failures)
+
+
+def build_router(scenario: Scenario) -> Router:
+    """It tries nothing again without a health section."""
+    settings, health = scenario.router, scenario.health
+
+    def role(name: Role, policy: RoutingPolicy) -> RoleRouter:
+        return RoleRouter(roles(scenario)[name], deepcopy(policy))
+
+    limits = NO_RETRIES
+    if health is not None:
+        limits = RetryLimits(
+            max_retries=health.max_retries,
+            initial_backoff_ns=health.initial_backoff,
+            backoff_jitter=health.backoff_jitter,
+            seed=scenario.seed,
+        )
+    if scenario.aggregated is not None:
+        return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
+    return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
