@@ -129,12 +129,13 @@ class Recorder:
     def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:
         attempt = self._attempts.get(outcome.request_id, outcome.request_id)
         record = self._requests[attempt]
-        self._last_token_ns.pop(attempt, None)
         record.end_ns = now_ns
-        record.outcome = "finished"
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failed):  # a step under way may still end a gap of its
             record.outcome = "failed"
             record.reason = outcome.reason
+        else:
+            record.outcome = "finished"
+            self._last_token_ns.pop(attempt, None)
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
         """Sets an output length that is known only at the end. Goes by the client's id."""
