@@ -259,32 +259,31 @@ class Launcher:
     # Requests.
 
     def _on_attempt(self, new: m.NewRequest) -> None:
-        request = self._requests[request_of(new.request_id)]
-        request.attempt = new.request_id
         if num_retries(new.request_id):
             self._note("on_retry", new.request_id)
         self._note("on_routed", new.request_id, new.prefill_id, new.decode_id)
 
     def _on_first_token(self, message: m.FirstToken, token: int | None, num_cached_tokens: int) -> None:
         """An aggregated instance has streamed it with the others."""
-        if request := self._under_way(message.request_id):
-            request.num_cached_tokens = num_cached_tokens
+        if (request := self._under_way(message.request_id)) is None:
+            return
+        request.num_cached_tokens = num_cached_tokens
         if token is not None:
             self._stream(message.request_id, token)
-        router = self._plain_router
-        if router.retries:
-            self._tell_router(message)
-        if (request_id := router.client_of(message.request_id)) is not None:
-            self._note("on_first_token", request_id)
+        self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int) -> None:
-        if request := self._under_way(attempt):
-            request.put(token)
+        """A request that has a token is not tried again."""
+        if (request := self._under_way(attempt)) is None:
+            return
+        if self._plain_router.retries and not request.tokens:
+            self._tell_router(m.FirstToken(attempt))
+        request.put(token)
 
     def _under_way(self, attempt: int) -> Request | None:
-        """The request of an attempt, if it is the one that counts."""
-        request = self._requests.get(request_of(attempt))
-        return request if request is not None and request.attempt == attempt else None
+        """The request of an attempt, unless the router has given the attempt up: its tokens may still be on the way."""
+        request_id = self._plain_router.client_of(attempt)
+        return None if request_id is None else self._requests.get(request_id)
 
     def _on_outcome(self, outcome: m.Finished | m.Failed) -> None:
         request_id = self._plain_router.client_of(outcome.request_id)

@@ -18,8 +18,6 @@ class Request:
         self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
-        self.attempt = request_id
-        """The id of the attempt whose tokens count."""
         self.num_cached_tokens = 0
         """Of the prompt, in a prefix cache; known when it is computed."""
         self.tokens: list[int] = []

@@ -21,9 +21,11 @@ from pdreal.tokens import Tokens
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry
-from pdsim.core.messages import Finished, KvGranted, NewRequest, Woken
+from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
+from pdsim.core.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.build import build_router, resolve
+from pdsim.scenario.loading import load_scenario, parse_scenario
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,37 @@ def test_the_last_answer_of_the_dead_is_not_their_load():
     launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
     launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
     assert not launcher.load()
+
+
+@pytest.mark.parametrize("is_aggregated", [False, True])
+def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
+    """They may be on their way when its instance is lost, and come before the next attempt begins."""
+    server = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8, "instances": 2}
+    roles = ["aggregated"] if is_aggregated else ["prefill", "decode"]
+    data = {"model": "tiny-qwen3", "page_size": 4, "health": {}, **dict.fromkeys(roles, server)}
+    data["workload"] = {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1}
+    scenario = resolve(parse_scenario(data, base=Path()))
+    launcher = Launcher(scenario, Options())
+    launcher._plain_router = launcher._router = build_router(scenario)
+    launcher._timeline = SimpleNamespace(now_ns=0, at=lambda *_: None)
+
+    def stream(attempt, token):
+        if is_aggregated:
+            launcher._on_envelope(Envelope("launcher", Streamed([[attempt, token]])), None)
+        extra = [None if is_aggregated else token, 0]
+        launcher._on_envelope(Envelope("router", FirstToken(attempt), extra), None)
+
+    request = launcher.submit([1, 2, 3], Sampling(4))
+    launcher._tell_router(PeerDown(launcher._router.live[0].attempt.decode_id))
+    stream(0, 7)
+    assert not request.tokens
+    launcher._timeline.now_ns = 10**9
+    launcher._tell_router(Woken())
+    stream(0, 7)
+    stream(attempt_id(0, 1), 8)
+    assert request.tokens == [8]
+    launcher._tell_router(PeerDown(launcher._router.live[0].attempt.decode_id))
+    assert request.has_ended, "a request that has a token is not tried again"
 
 
 def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
