@@ -3,15 +3,39 @@
 Every life of a process has an address of its own, so that nothing sent to the dead reaches who takes their place.
 """
 
+import json
 import pickle
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
-from pdreal.envelope import Envelope, decode, encode
+from pdreal.notices import KINDS
+from pdsim.core.journal import from_json, to_text
+
+
+class Envelope(NamedTuple):
+    to: str
+    """A state machine of the core, or a process."""
+    message: Any
+    extra: Any = None
+    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token and the cached tokens."""
+
+
+def encode(envelope: Envelope) -> bytes:
+    to, message, extra = envelope
+    name = type(message).__name__
+    content = json.dumps({name: message}) if name in KINDS else to_text(message)
+    return f"[{json.dumps(to)},{content},{json.dumps(extra)}]".encode()
+
+
+def decode(data: bytes) -> Envelope:
+    to, content, extra = json.loads(data)
+    ((name, fields),) = content.items()
+    return Envelope(to, KINDS[name](*fields) if name in KINDS else from_json(content), extra)
+
 
 LAUNCHER = "launcher"
 _LINGER_MS = 1000

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pdreal.batches import DecodeBatch
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.streams import to_host
+from pdreal.tasks import DecodeBatch
 
 
 def batch_sizes(largest: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pdreal.moves import slots_of
+from pdreal.geometry import slots_of
 
 Digests = Mapping[str, int]
 """By KV head of the model, as text, for they cross as JSON."""

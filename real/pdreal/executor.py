@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
+from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, Step, StepResult
 from pdsim.core.sequence import TokenIds

@@ -15,7 +15,7 @@ from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.scenario.loading import parse_scenario
 

@@ -13,15 +13,13 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from pdreal.bootstrap import Bootstrap, LaunchError
-from pdreal.channel import LAUNCHER, Channel, process_of
+from pdreal.channel import LAUNCHER, Channel, Envelope, process_of
 from pdreal.clock import Timeline
-from pdreal.envelope import Envelope
 from pdreal.fleet import Fleet
 from pdreal.logbook import Logbook
 from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled, Streamed
 from pdreal.options import Options
-from pdreal.requests import Request
-from pdreal.sampling import Sampling
+from pdreal.requests import Request, Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels

@@ -10,12 +10,11 @@ from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel
 from pdreal.clock import Timeline
 from pdreal.executor import Executor
+from pdreal.fleet import RankSpec
 from pdreal.kv_check import KvCheck
 from pdreal.logbook import Logbook
-from pdreal.rank_group import RankGroup
-from pdreal.rank_spec import RankSpec
-from pdreal.rank_threads import RankThreads
-from pdreal.sampling import Sampling
+from pdreal.rank_group import RankGroup, RankThreads
+from pdreal.requests import Sampling
 from pdreal.tasks import Compute, ScatterCell, SendUnit
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels, instance_loop

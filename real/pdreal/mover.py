@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from pdreal.digest import Digests, digest
-from pdreal.geometry import CacheGeometry, Exchange, RankPair, heads_of_rank
-from pdreal.moves import Integers, Move, move_of
+from pdreal.geometry import CacheGeometry, Exchange, Integers, Move, RankPair, heads_of_rank, move_of
 from pdreal.paged_kv import SCRATCH_PAGE
 from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines

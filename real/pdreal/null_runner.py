@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pdreal.batches import DecodeBatch, PrefillBatch, Work
+from pdreal.tasks import DecodeBatch, PrefillBatch, Work
 
 
 class NullRunner:

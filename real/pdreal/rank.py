@@ -11,15 +11,13 @@ from multiprocessing import parent_process
 from typing import Any
 
 from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel
-from pdreal.envelope import Envelope
-from pdreal.follower import Follower
+from pdreal.channel import LAUNCHER, Channel, Envelope
+from pdreal.fleet import RankSpec
 from pdreal.kv_check import KvDamagedError
 from pdreal.leader import Leader
 from pdreal.model.config import ModelError
+from pdreal.rank_group import Follower, RankThreads
 from pdreal.rank_resources import RankResources, build_rank_resources
-from pdreal.rank_spec import RankSpec
-from pdreal.rank_threads import RankThreads
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pdreal.endpoints import decode_mover, prefill_mover
+from pdreal.fleet import RankSpec
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
@@ -13,7 +14,6 @@ from pdreal.model_choice import model_config
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
 from pdreal.null_runner import NullRunner
 from pdreal.paged_kv import PagedKv
-from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
 from pdreal.transports.choice import open_transport

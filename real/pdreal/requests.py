@@ -1,10 +1,21 @@
-"""A request as the launcher's caller holds it: an asynchronous stream of its tokens."""
+"""A request as the launcher's caller holds it: how its tokens are chosen, and the stream of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
-from pdreal.sampling import Sampling
 from pdsim.core.sequence import TokenIds
+
+
+class Sampling(NamedTuple):
+    """Greedy. Ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at."""
+
+    max_tokens: int
+    """The client's limit, which policies see too."""
+    stop_after_tokens: int | None = None
+    """A workload's true output length."""
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake

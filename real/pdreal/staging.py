@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from pdreal.moves import slots_of
+from pdreal.geometry import slots_of
 
 
 class Staging(Protocol):

@@ -25,8 +25,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pdreal.machine import installed, machine_name
-from pdreal.stopwatch import repeat_us
+from pdreal.measure.rows import installed, machine_name, repeat_us
 from pdreal.transports.choice import NAMES, open_transport
 from pdreal.transports.protocol import Addresses, UnavailableError
 from pdreal.transports.raw import RawCopy

@@ -14,14 +14,13 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.clients import Clients
+from pdreal.clients import Clients, Tokens
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.requests import Request
 from pdreal.run import RealRun
 from pdreal.run import run as run_real
-from pdreal.tokens import Tokens
 
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario

@@ -9,11 +9,11 @@ from functools import cache
 from random import Random
 
 import torch
-from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
 from pdreal.model.config import ModelConfig, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
 
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 

@@ -8,16 +8,14 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
-from pdreal.channel import Channel, process_of
+from pdreal.channel import Channel, Envelope, decode, encode, process_of
+from pdreal.clients import Tokens
 from pdreal.clock import Clock
-from pdreal.envelope import Envelope, decode, encode
 from pdreal.launcher import _LAST_WORDS_S, Launcher
 from pdreal.logbook import Logbook, read_journal, read_records
 from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
 from pdreal.options import Options
-from pdreal.requests import Request, RequestFailed
-from pdreal.sampling import Sampling
-from pdreal.tokens import Tokens
+from pdreal.requests import Request, RequestFailed, Sampling
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry

@@ -9,11 +9,11 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.batches import ForgetKv, SaveKv
 from pdreal.executor import Executor
 from pdreal.model.attention import WholeSequence
 from pdreal.paged_kv import SavedKv
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
+from pdreal.tasks import ForgetKv, SaveKv
 
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, StepResult

@@ -19,9 +19,9 @@ from pdreal.fleet import Fleet
 from pdreal.launcher import Launcher, next_backoff_s
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
 from pdreal.serve import server
-from pdreal.serve.entrance import Entrance
+from pdreal.serve.service import Entrance
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)

@@ -9,8 +9,8 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.batches import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 from pdreal.model.reference import generate
+from pdreal.tasks import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 
 from tests.real.models import chunk, decode_on, runner, tiny_model, tokens, whole
 from tests.support import examples

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve import connections, http, openai, sampling_fields, sglang
+from pdreal.serve import connections, fields, http, openai, sglang
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.room import Room
@@ -450,9 +450,9 @@ def test_a_server_that_stops_waits_for_who_is_served():
 def test_the_table_of_fields_has_all_that_are_refused_or_ignored():
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *sampling_fields.NEUTRAL}:
+    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *fields.NEUTRAL}:
         assert any(f"`{name}`" in row and "| refused" in row for row in rows), name
-    for name in sampling_fields.IGNORED:
+    for name in fields.IGNORED:
         assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
 
 

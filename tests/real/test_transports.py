@@ -10,9 +10,8 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from pdreal import transfer_bench
 from pdreal.transports.choice import NAMES, open_transport
-from pdreal.transports.libraries import DEBIAN_PACKAGES, load_engine
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
-from pdreal.transports.protocol import UnavailableError
+from pdreal.transports.protocol import DEBIAN_PACKAGES, UnavailableError, load_engine
 
 from pdsim.system.catalog import names
 

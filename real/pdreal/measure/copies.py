@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from pdreal.measure.forwards import free_bytes, kv_page_bytes
-from pdreal.measure.rows import Kind, Row, row_of
+from pdreal.measure.rows import Kind, Row, repeat_us, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.paged_kv import PagedKv
 from pdreal.staging import KernelStaging, Staging, staging_of
-from pdreal.stopwatch import repeat_us
 
 _SHARE_OF_MEMORY = 0.4
 """Of what is free: cells are as large as the cache."""

@@ -11,13 +11,13 @@ from typing import Any, Self
 
 import torch
 
-from pdreal.batches import DecodeBatch, PrefillBatch, Work
 from pdreal.model.config import ModelConfig
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
 from pdreal.scratch_folder import ScratchFolder
+from pdreal.tasks import DecodeBatch, PrefillBatch, Work
 
 _PATIENCE_S = 10
 """For a process that was told to end."""

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
 from pdreal.decode_graphs import batch_sizes
 from pdreal.measure.followers import Followers
-from pdreal.measure.rows import Row, row_of
+from pdreal.measure.rows import Row, Work, once_us, repeat_each_us, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
 from pdreal.runner import ModelRunner
-from pdreal.stopwatch import Work, once_us, repeat_each_us
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12

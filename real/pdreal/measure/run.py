@@ -11,10 +11,9 @@ from pdreal.bootstrap import LaunchError
 from pdreal.measure.copies import copy_rows
 from pdreal.measure.followers import Followers, Ranked
 from pdreal.measure.forwards import Case, forward_rows
-from pdreal.measure.messages import message_row
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
-from pdreal.measure.serving import serving_rows
+from pdreal.measure.serving import message_row, serving_rows
 from pdreal.measure.transfers import transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from pdreal.batches import DecodeBatch, PrefillBatch
 from pdreal.paged_kv import PagedKv
+from pdreal.tasks import DecodeBatch, PrefillBatch
 
 torch.backends.cuda.enable_cudnn_sdp(False)
 """cuDNN, which would be preferred, builds a plan for each new length of a prompt: 46 ms for 917 tokens on an H200."""

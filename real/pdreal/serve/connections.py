@@ -1,15 +1,17 @@
 """How clients are connected: where the server listens, and how long a client may take and stay silent."""
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve.refusal import RefusedError
+from pdreal.serve.fields import RefusedError
 
 HEADERS_S = 30.0
 """Until a client has sent its headers, and between two requests of a connection."""
@@ -61,3 +63,30 @@ def notice_if_gone(request: web.Request) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_S * 1000)
+
+
+class EventStream:
+    """The answer to a request. It begins with the first event: until then the request can be refused with a status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        return self._response.prepared
+
+    async def send(self, event: Mapping[str, Any]) -> None:
+        await self._write(json.dumps(event))
+
+    async def end(self) -> web.StreamResponse:
+        await self._write("[DONE]")
+        await self._response.write_eof()
+        return self._response
+
+    async def _write(self, data: str) -> None:
+        if not self.has_begun:
+            await self._response.prepare(self._request)
+        await self._response.write(f"data: {data}\n\n".encode())

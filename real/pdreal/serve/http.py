@@ -15,15 +15,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pdreal.requests import RequestFailed
-from pdreal.serve.connections import listening, notice_if_gone, read_body
-from pdreal.serve.fields import Fields
-from pdreal.serve.gauges import gauges
-from pdreal.serve.metrics import CONTENT_TYPE
+from pdreal.serve.connections import EventStream, listening, notice_if_gone, read_body
+from pdreal.serve.fields import Fields, RefusedError, unavailable
+from pdreal.serve.metrics import CONTENT_TYPE, gauges
 from pdreal.serve.openai import ChatCompletions, Completions
-from pdreal.serve.refusal import RefusedError, unavailable
 from pdreal.serve.service import Answer, Generation, Service
 from pdreal.serve.sglang import Generate
-from pdreal.serve.sse import EventStream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LARGE_BODY_BYTES = 1 << 16

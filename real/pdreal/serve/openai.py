@@ -7,8 +7,7 @@ none of, such as several choices or tools, is refused unless its value asks for 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.serve.fields import Fields
-from pdreal.serve.sampling_fields import WHY, sampling_of
+from pdreal.serve.fields import WHY, Fields, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 16

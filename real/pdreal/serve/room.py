@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pdreal.serve.refusal import RefusedError
+from pdreal.serve.fields import RefusedError
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.scenario.schema import DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from pdreal.launcher import Launcher
 from pdreal.model_choice import model_config
 from pdreal.options import Options
-from pdreal.serve.entrance import Entrance
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
-from pdreal.serve.service import Service
+from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import Tokenizer
 from pdsim.scenario.schema import Scenario
 

@@ -4,9 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.serve.fields import Fields
-from pdreal.serve.refusal import RefusedError
-from pdreal.serve.sampling_fields import WHY, sampling_of
+from pdreal.serve.fields import WHY, Fields, RefusedError, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 128

@@ -13,9 +13,8 @@ import torch
 
 from pdreal.streams import copy_stream
 from pdreal.transports.cuda_runtime import CudaError, CudaRuntime
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
-from pdreal.transports.regions import Regions
 
 
 class CudaIpcTransport:

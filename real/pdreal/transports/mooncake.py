@@ -17,8 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from pdreal.streams import synchronize_engines
-from pdreal.transports.libraries import load_engine
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, load_engine
 
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdreal.transports.libraries import load_engine
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected, load_engine
 
 TIMEOUT_S = 30.0
 """Of a write: the engine has none of its own."""

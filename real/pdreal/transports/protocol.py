@@ -1,6 +1,8 @@
 """What a transfer engine does for a rank, and how it fails."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -62,3 +64,44 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+DEBIAN_PACKAGES = {
+    "libibverbs.so.1": "libibverbs1",
+    "libmlx5.so.1": "ibverbs-providers",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
+
+
+def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
+    """The first of these modules that is there. Raises UnavailableError."""
+    for module in modules:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError:
+            continue
+        except ImportError as wrong:
+            raise UnavailableError(f"{module}: {wrong}{_hint(str(wrong))}") from None
+    raise UnavailableError(f"{modules[0]} is not installed: pip install {wheel}")
+
+
+def _hint(problem: str) -> str:
+    for library, package in DEBIAN_PACKAGES.items():
+        if library in problem:
+            return f"; on Debian: apt-get install {package}"
+    return ""
+
+
+class Regions:
+    def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
+        """Address, bytes and address of the mapping of each."""
+        begins, sizes, mapped = np.array(sorted(rows), np.int64).reshape(-1, 3).T
+        self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
+
+    def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
+        """Where these ranges are mapped. Raises TransferError if one is not within a region."""
+        region = np.searchsorted(self._begins, addresses, "right") - 1
+        if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
+            raise TransferError("a range is not within registered memory")
+        return self._mapped[region] + addresses - self._begins[region]

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
 from pdreal.transports.raw import copy_ranges
-from pdreal.transports.regions import Regions
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
