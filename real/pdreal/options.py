@@ -19,8 +19,6 @@ class Options:
     """Of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
     check_kv: bool = False
     """Compare the KV of every request on both sides as it arrives."""
-    model_answers_at_once: bool = False
-    """With tokens that mean nothing: what is measured then is the harness."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)

@@ -12,7 +12,6 @@ from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.model_choice import model_config
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
-from pdreal.null_runner import NullRunner
 from pdreal.paged_kv import PagedKv
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
@@ -23,7 +22,7 @@ from pdsim.scenario import wiring
 
 @dataclass(frozen=True)
 class RankResources:
-    runner: ModelRunner | NullRunner
+    runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
     """On a GPU: where the model was loaded and its graphs were captured."""
@@ -71,12 +70,11 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
     transport = open_transport(spec.scenario.network.transport, device)
     runner = _runner(spec, model, transport)
     planes = runner.kv.planes
-    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return RankResources(worker, *where, sender, wiring.transport(spec.scenario).num_queues)
+        return RankResources(runner, *where, sender, wiring.transport(spec.scenario).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return RankResources(worker, *where, receiver, memory=receiver.describe()._asdict())
+    return RankResources(runner, *where, receiver, memory=receiver.describe()._asdict())
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:

@@ -33,7 +33,8 @@ TINY = Plan(
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(plan, "QUICK", TINY)
-    monkeypatch.setattr("pdreal.transfer_bench.ENGINES", {"cpu": ("copy", "shared-memory")})
+    monkeypatch.setattr("pdreal.measure.serving.ENGINES", {"cpu": ("shared-memory",)})
+    monkeypatch.setattr("pdreal.measure.transfers.ENGINES", {"cpu": ("shared-memory",)})
 
 
 def measure(out, *flags):

@@ -82,17 +82,10 @@ Case = PrefillCase | DecodeCase | SustainedCase
 
 
 class ForwardBench:
-    def __init__(
-        self,
-        runner: ModelRunner,
-        seconds: float,
-        *,
-        look: Callable[[Callable[[], Sequence[int]]], Any] | None = None,
-    ) -> None:
-        """seconds: for each row, but no less than three repeats. look: is given each forward after it was timed."""
+    def __init__(self, runner: ModelRunner, seconds: float) -> None:
+        """seconds: for each row, but no less than three repeats."""
         self._runner = runner
         self._seconds = seconds
-        self._look = look
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()
@@ -153,10 +146,7 @@ class ForwardBench:
         return partial(self._runner.decode, batch)
 
     def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
-        times_us = repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
-        if self._look is not None:
-            self._look(next(forwards))
-        return times_us
+        return repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
 
     def _tokens(self, num_tokens: int) -> Sequence[int]:
         vocab_size = self._runner.model.config.vocab_size

@@ -10,7 +10,6 @@ from time import perf_counter_ns
 
 import torch
 
-from pdreal import transfer_bench
 from pdreal.bootstrap import LaunchError
 from pdreal.channel import Channel
 from pdreal.launcher import Launcher
@@ -18,6 +17,7 @@ from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
+from pdreal.measure.transfers import ENGINES
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.requests import Request, RequestFailed, Sampling
@@ -84,9 +84,7 @@ def serving_rows(
     With several ranks, of the first engine only: it is their loops that calibration takes.
     """
     has_rows = False
-    for transport in transfer_bench.ENGINES[options.device]:
-        if transport == transfer_bench.COPY:
-            continue
+    for transport in ENGINES[options.device]:
         if has_rows and tp > 1:
             return
         scenario = _scenario(model, page_size, tp, transport, plan)
