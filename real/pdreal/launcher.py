@@ -24,7 +24,7 @@ from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import InvariantError, check_all_idle
-from pdsim.core.journal import KILLED, Entry, Recorded
+from pdsim.core.journal import KILLED, Entry
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.sequence import TokenIds
@@ -57,7 +57,7 @@ class Launcher:
         self._scenario = scenario
         self._options = options
         self._folder = folder
-        self._logbook: Logbook | None = None
+        self._logbook = Logbook(None, LAUNCHER, 0)
         self._on_end = on_end or (lambda _: None)
         self._requests: dict[int, Request] = {}
         self._num_requests = 0
@@ -88,9 +88,9 @@ class Launcher:
             loop.set_exception_handler(self._on_error)  # of a run; a server's loop has callbacks of others, too
             self._logbook = Logbook(self._folder, LAUNCHER, 0)
         self._plain_router = build_router(self._scenario)
-        self._router: Any = self._recorded(self._plain_router)
+        self._router: Any = self._logbook.recorded(self._plain_router)
         health = self._scenario.health
-        self._monitor: Any = None if health is None else self._recorded(build_monitor(self._scenario, health))
+        self._monitor: Any = None if health is None else self._logbook.recorded(build_monitor(self._scenario, health))
         self._scratch = ScratchFolder()
         self._channel = Channel(self._scratch.path, LAUNCHER)
         self._channel.listen(loop, self._on_envelope)
@@ -185,8 +185,7 @@ class Launcher:
                 self._fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
         self._fleet.end()
         self._channel.close()
-        if self._logbook is not None:
-            self._logbook.close()
+        self._logbook.close()
         self._scratch.cleanup()
         return leaks
 
@@ -223,8 +222,7 @@ class Launcher:
                 _LOG.error("%s: %s", message.process, message.reason)
             case _:
                 raise TypeError(f"the launcher does not take {message}")
-        if self._logbook is not None:
-            self._logbook.flush()
+        self._logbook.flush()
 
     def _send(self, command: m.Send) -> None:
         """To those who are up; what is sent to the dead is lost."""
@@ -382,10 +380,8 @@ class Launcher:
             where = f"; it writes to {self._folder}"
         else:
             _LOG.error("%s", context["message"], exc_info=error)
-        if self._logbook is not None:
-            with suppress(OSError):
-                self._logbook.close()
-            self._logbook = None
+        with suppress(OSError):
+            self._logbook.close()
         self._give_up(f"the launcher failed: {error or context['message']}{where}")
 
     def _restart(self, instance_id: str) -> None:
@@ -423,18 +419,8 @@ class Launcher:
             leaks.append(str(broken))
         return leaks
 
-    # Logs.
-
-    def _recorded(self, machine: Any) -> Any:
-        return machine if self._logbook is None else Recorded(machine, self._on_entry)
-
-    def _on_entry(self, entry: Entry) -> None:
-        if self._logbook is not None:
-            self._logbook.entry(entry)
-
     def _note(self, method: str, *args: Any) -> None:
-        if self._logbook is not None:
-            self._logbook.row(method, self._timeline.now_ns, *args)
+        self._logbook.row(method, self._timeline.now_ns, *args)
 
     def _spawn_task(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -13,7 +13,7 @@ from typing import Any
 from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel, Envelope
 from pdreal.fleet import RankSpec
-from pdreal.kv_check import KvDamagedError
+from pdreal.kv_transfers import KvDamagedError
 from pdreal.leader import Leader
 from pdreal.model.config import ModelError
 from pdreal.rank_group import Follower, RankThreads

@@ -106,7 +106,15 @@ class _UnderWay:
 
 
 class RankGroup:
-    def __init__(self, channel: Channel, threads: RankThreads, followers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        threads: RankThreads,
+        followers: Sequence[str],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """fail: brings the instance down."""
+        self.fail = fail
         self._channel = channel
         self._threads = threads
         self._followers = followers
@@ -116,13 +124,22 @@ class RankGroup:
     def compute(
         self,
         task: Compute,
-        on_done: Callable[[Any, BaseException | None], None],
+        on_done: Callable[[Computed], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Broadcast; return the leader's result to on_done. A follower that fails brings the instance down."""
+        """Broadcast; return the leader's result to on_done. A rank that fails brings the instance down."""
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
-        self._threads.begin(task, on_done, on_layers)
+        self._threads.begin(
+            task, lambda computed, error: on_done(computed) if error is None else self.fail(error), on_layers
+        )
+
+    def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
+        """on_done: called when all ranks are done, with what each returned. One that fails brings the instance down."""
+        self.begin(
+            task,
+            lambda results, error: on_done(results) if error is None else self.fail(RuntimeError(f"{what}: {error}")),
+        )
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
         """on_done: called when all ranks are done, with what each returned, or with why one failed."""

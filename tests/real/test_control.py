@@ -10,9 +10,8 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, Envelope, decode, encode, process_of
 from pdreal.clients import Tokens
-from pdreal.clock import Clock
 from pdreal.launcher import _LAST_WORDS_S, Launcher
-from pdreal.logbook import Logbook, read_journal, read_records
+from pdreal.logbook import InstanceLog, Logbook, read_journal, read_records
 from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request, RequestFailed, Sampling
@@ -169,15 +168,15 @@ def test_logbooks_become_one_journal(tmp_path):
 def test_what_others_hear_of_is_on_file(tmp_path):
     """A rank that is killed as its outcome is heard leaves all rows of that request."""
     pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
-    from pdreal.leader import Leader
+    from pdreal.leader import Outbox
 
-    leader, seen = object.__new__(Leader), []
-    leader._timeline, leader._logbook = Clock(0), Logbook(tmp_path, "decode-0", 0)
-    leader._channel = SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels)))
+    logbook, seen = Logbook(tmp_path, "decode-0", 0), []
+    log = InstanceLog("decode-0", logbook, SimpleNamespace(now_ns=0))
+    outbox = Outbox(SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels))), log)
     for i in range(3):
-        leader._note("on_levels", "decode-0", Levels(*[i] * len(Levels._fields)))
-        leader._send_out("router", Finished(i))
-    leader._logbook.close()
+        log.levels(SimpleNamespace(levels=lambda i=i: Levels(*[i] * len(Levels._fields))))
+        outbox.send("router", Finished(i))
+    logbook.close()
     assert seen == [1, 2, 3]
 
 
