@@ -44,6 +44,13 @@ _STEADY_S = 60.0
 """Who was up for so long starts again as quickly as after its first death."""
 
 
+class Unwatched:
+    """In place of a health monitor, for a scenario without health: nobody is told of lost instances."""
+
+    def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
+        return []
+
+
 class Launcher:
     def __init__(
         self,
@@ -90,7 +97,9 @@ class Launcher:
         self._plain_router = build_router(self._scenario)
         self._router: Any = self._logbook.recorded(self._plain_router)
         health = self._scenario.health
-        self._monitor: Any = None if health is None else self._logbook.recorded(build_monitor(self._scenario, health))
+        self._monitor: Any = Unwatched()
+        if health is not None:
+            self._monitor = self._logbook.recorded(build_monitor(self._scenario, health))
         self._scratch = ScratchFolder()
         self._channel = Channel(self._scratch.path, LAUNCHER)
         self._channel.listen(loop, self._on_envelope)
@@ -311,9 +320,7 @@ class Launcher:
                 self._silent.update(processes)
                 for process in processes if instance_id in self._up else ():
                     self._channel.send(process, Ping(number))
-                if self._monitor is not None:
-                    life = self._fleet.lives[instance_id] if answered else None
-                    self._on_heartbeat(m.Heartbeat(instance_id, life))
+                self._on_heartbeat(m.Heartbeat(instance_id, self._fleet.lives[instance_id] if answered else None))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
         """One that is given up while it is up hangs."""
@@ -347,7 +354,7 @@ class Launcher:
             self._note_death(self._folder, instance_id)
         if self._stopping:
             return
-        if self._monitor is None:
+        if self._scenario.health is None:
             self._give_up(f"{instance_id} was lost: {reason}")
             return
         backoff_s = self._backoff_s[instance_id] = next_backoff_s(self._backoff_s.get(instance_id), up_s)
