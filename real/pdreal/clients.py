@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdreal.launcher import Launcher
-from pdreal.model_choice import model_config
+from pdreal.model.config import model_config
 from pdreal.options import Options
 from pdreal.requests import Request, Sampling
 from pdsim.core.sequence import Spans, StreamSpan, TokenIds

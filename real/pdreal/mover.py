@@ -1,4 +1,4 @@
-"""Moves the KV of one rank: sends what a prefill rank computed, takes in what a decode rank is sent."""
+"""The movers of a rank's KV: one sends what a prefill rank computed, one takes in what a decode rank is sent."""
 
 import queue
 from collections.abc import Sequence
@@ -7,14 +7,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pdreal.digest import Digests, digest
 from pdreal.geometry import CacheGeometry, Exchange, Integers, Move, RankPair, heads_of_rank, move_of
-from pdreal.paged_kv import SCRATCH_PAGE
+from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
 from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines
 from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.scenario import wiring
+from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.memory import Layout
+from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention
 
 _GREETING_BYTES = 16
 
@@ -204,3 +209,67 @@ def _enter(planes: Sequence[torch.Tensor]) -> None:
     """A thread's current GPU is its own matter, and engines open memory on it."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
+
+
+def exchange_of(scenario: Scenario) -> Exchange:
+    """Of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    attention = prefill.model.attention
+    if prefill.model.state is not None or not isinstance(attention, GroupedQueryAttention):
+        raise ConfigError(
+            f"model: {prefill.model.name} has linear-attention state or latent KV, which run in simulation only; "
+            "real mode has models with grouped-query attention in every layer"
+        )
+    return Exchange(
+        wire=wiring.wire_of(scenario, prefill, decode),
+        num_kv_heads=attention.num_kv_heads,
+        prefill_tp=prefill.tp,
+        decode_tp=decode.tp,
+        prefill=cache_geometry(scenario, scenario.pair.prefill, prefill),
+        decode=cache_geometry(scenario, scenario.pair.decode, decode),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
+
+
+def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout) -> CacheGeometry:
+    """Of any rank of a role, in a resolved scenario."""
+    attention = layout.model.attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    return CacheGeometry(
+        num_pages=settings.pool_tokens // scenario.page_size,
+        page_size=scenario.page_size,
+        num_layers=attention.num_layers,
+        num_kv_heads=len(heads_of_rank(attention.num_kv_heads, layout.tp, 0)),
+        head_dim=attention.head_dim,
+        itemsize=int(DTYPE_BYTES[layout.kv_dtype]),
+    )
+
+
+def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> PrefillMover:
+    exchange = exchange_of(scenario)
+    return PrefillMover(
+        exchange,
+        rank,
+        planes,
+        transport,
+        buffer_bytes=_largest_cell_bytes(scenario, exchange),
+        num_buffers=wiring.transport(scenario).num_queues,
+    )
+
+
+def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> DecodeMover:
+    exchange, staging = exchange_of(scenario), scenario.network.staging
+    is_staged = staging is not None and exchange.wire.slices
+    return DecodeMover(exchange, rank, planes, transport, ring_bytes=staging.ring if staging and is_staged else 0)
+
+
+def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
+    """That one pair of ranks stages: larger cells are sent as slices, or not at all."""
+    staging = scenario.network.staging
+    if staging is None or not exchange.wire.slices:
+        return 0
+    plan = wiring.staging_plan(scenario, staging)
+    pages = min(plan.cell_pages, exchange.prefill.num_pages)
+    cell_bytes = min(pages * exchange.wire.page_bytes, plan.ring_bytes // exchange.wire.num_writers)
+    return cell_bytes if plan.buffer_bytes is None else min(cell_bytes, plan.buffer_bytes)

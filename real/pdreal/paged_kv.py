@@ -1,10 +1,13 @@
 """The KV cache of one rank: memory that the page ids of pdsim.core index."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pdreal.geometry import slots_of
 
 SCRATCH_PAGE = 0
 """Never handed out by a page pool: takes what nobody reads."""
@@ -105,3 +108,20 @@ class SavedKv:
 
     def _slots(self, page_table: Sequence[int], num_kv_tokens: int) -> Tensor:
         return self._kv.slots(page_table, 0, num_kv_tokens).to(self._kv.memory.device)
+
+
+Digests = Mapping[str, int]
+"""By KV head of the model, as text, for they cross as JSON."""
+
+
+def digest(
+    planes: Sequence[torch.Tensor], heads: range, pages: Sequence[int], tokens: range, page_size: int
+) -> Digests:
+    """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds."""
+    slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
+    sums = dict.fromkeys(heads, 0)
+    for plane in planes:
+        by_head = plane.index_select(0, slots).transpose(0, 1).contiguous().view(torch.uint8).cpu().numpy()
+        for head, kv in zip(heads, by_head, strict=True):
+            sums[head] = zlib.crc32(kv, sums[head])
+    return {str(head): value for head, value in sums.items()}

@@ -5,18 +5,16 @@ from typing import Any
 
 import torch
 
-from pdreal.endpoints import decode_mover, prefill_mover
 from pdreal.fleet import RankSpec
+from pdreal.model.config import model_config
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
-from pdreal.model_choice import model_config
-from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
+from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
 from pdreal.paged_kv import PagedKv
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
-from pdreal.transports.choice import open_transport
-from pdreal.transports.protocol import Transport
+from pdreal.transports.protocol import Transport, open_transport
 from pdsim.scenario import wiring
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from pdreal.model.config import ModelError
-from pdreal.model_choice import model_config
+from pdreal.model.config import ModelError, model_config
 from pdreal.options import Options
 from pdreal.serve.room import Room
 from pdsim.scenario.build import build, resolve

@@ -138,8 +138,7 @@ def run_scribbling(scenario: Scenario) -> str:
 def skip_without(transport: str) -> None:
     """Skips the test with the reason that the engine gives."""
     import torch
-    from pdreal.transports.choice import open_transport
-    from pdreal.transports.protocol import UnavailableError
+    from pdreal.transports.protocol import UnavailableError, open_transport
 
     try:
         open_transport(transport, torch.device("cpu")).close()
@@ -163,7 +162,8 @@ def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int
 
 def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
     import torch
-    from pdreal.model.attention import WholeSequence
+
+    from tests.real.models import WholeSequence
 
     model = _model()
     sequence = torch.tensor([*prompt, *output[:-1]])

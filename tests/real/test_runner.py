@@ -9,10 +9,9 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.model.reference import generate
 from pdreal.tasks import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 
-from tests.real.models import chunk, decode_on, runner, tiny_model, tokens, whole
+from tests.real.models import chunk, decode_on, generate, runner, tiny_model, tokens, whole
 from tests.support import examples
 
 

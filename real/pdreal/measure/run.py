@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 
 from pdreal.bootstrap import LaunchError
-from pdreal.measure.copies import copy_rows
 from pdreal.measure.followers import Followers, Ranked
 from pdreal.measure.forwards import Case, forward_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import message_row, serving_rows
-from pdreal.measure.transfers import transfer_rows
+from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer

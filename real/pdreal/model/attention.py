@@ -35,13 +35,6 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-class WholeSequence:
-    """No cache: the tokens are one sequence from its beginning."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return causal_attention(query, key, value)
-
-
 class PackedAttention:
     """Of sequences packed one after another: causal, of the last tokens of each over all of it."""
 

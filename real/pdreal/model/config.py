@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from pdreal.options import Options
 from pdsim.system.catalog import load_model
 from pdsim.system.model import GroupedQueryAttention, LlamaArchitecture, RopeScaling
 
@@ -170,3 +171,13 @@ def _rope_scaling(rope: dict[str, Any], folder: Path) -> RopeScaling | None:
         raise ModelError(f"{folder}/config.json: rope type {kind!r} is none of default, llama3")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return RopeScaling(**{name: rope[name] for name in names})
+
+
+def model_config(options: Options, name: str) -> ModelConfig:
+    """Needs no torch. Raises ModelError."""
+    catalog = from_catalog(name)
+    if options.weights.startswith("seed:"):
+        return catalog
+    checkpoint = from_checkpoint(Path(options.weights))
+    check_same_shape(checkpoint, catalog)
+    return checkpoint

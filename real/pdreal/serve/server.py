@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from pdreal.launcher import Launcher
-from pdreal.model_choice import model_config
+from pdreal.model.config import model_config
 from pdreal.options import Options
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
