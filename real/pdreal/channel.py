@@ -39,11 +39,11 @@ def decode(data: bytes) -> Envelope:
 
 LAUNCHER = "launcher"
 _LINGER_MS = 1000
-"""How long the last messages may take to leave."""
+"""Limit for the last messages to leave."""
 
 
 def process_of(machine: str) -> str:
-    """Where a state machine of the core lives: an instance's agents with its leader, the router with the launcher."""
+    """The process of a state machine: an instance's agents live with its leader, the router with the launcher."""
     if machine in {"router", "health", LAUNCHER}:
         return LAUNCHER
     return machine.removesuffix(".sender").removesuffix(".receiver")
@@ -61,7 +61,7 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, life: int = 0) -> None:
-        """What waits for an earlier life is dropped."""
+        """Connect to a life of a process. What waits for an earlier life is dropped."""
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):
@@ -74,7 +74,7 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """To nobody if its process is not connected. The payload is for processes of one instance: any object."""
+        """Send a message, to nobody if its process is not connected. payload: any object, within one instance."""
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]
             if payload is not None:
@@ -85,7 +85,7 @@ class Channel:
         """Call back with each message and its payload."""
 
         def drain() -> None:
-            """Until nothing is left: the descriptor tells of news only once."""
+            """Read until nothing is left: the descriptor tells of news only once."""
             while not self._incoming.closed:
                 try:
                     frames = self._incoming.recv_multipart(zmq.NOBLOCK)

@@ -12,7 +12,7 @@ from pdreal.options import Device, Options, RealDtype
 from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
-"""What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
+"""Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
 
 app = program(
     "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."

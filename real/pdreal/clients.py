@@ -37,7 +37,7 @@ class Tokens:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._said: dict[int, list[tuple[int, NDArray[np.int32]]]] = {}
-        """By stream: where something was said, and what."""
+        """Offsets and tokens that were said, by stream."""
 
     def ids(self, spans: Spans) -> TokenIds:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
@@ -77,12 +77,12 @@ class Clients:
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()
         self.outputs: dict[int, list[int]] = {}
-        """Of requests that have ended, by id."""
+        """Tokens of requests that have ended, by id."""
         self.stopped = False
-        """Before all was done."""
+        """Whether it was stopped before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Until every request has ended, the run is stopped, or the cluster cannot go on."""
+        """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
         self._driver = ClientDriver(

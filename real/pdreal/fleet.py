@@ -46,11 +46,11 @@ class RankSpec:
     logs: Path | None
     """The folder of logbooks, if any are kept."""
     device_index: int
-    """Which GPU, if there are any: ranks are dealt to them in turn."""
+    """The GPU, if there are any: ranks are dealt to them in turn."""
     num_threads: int
-    """For torch on the CPU."""
+    """Threads for torch on the CPU."""
     cores: tuple[int, ...]
-    """Where all its threads run."""
+    """Cores of all its threads."""
 
     @property
     def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:
@@ -70,7 +70,7 @@ _PRELOADED = ["torch", "pdreal.rank"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """They end a run early; what has finished is kept."""
 _PATIENCE_S = 5.0
-"""For processes that were told to exit."""
+"""Limit for processes that were told to exit."""
 
 
 class Fleet:
@@ -96,12 +96,12 @@ class Fleet:
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
         self.roles: dict[str, Role] = {}
-        """By instance, in the order of the scenario."""
+        """Role of each instance, in the order of the scenario."""
         for role in ("prefill", "decode", "aggregated"):
             if (settings := getattr(scenario, role)) is not None:
                 self.roles |= dict.fromkeys(instance_ids(settings, role), role)
         self.lives = dict.fromkeys(self.roles, -1)
-        """Of each instance, the number of its current or last life."""
+        """Number of each instance's current or last life."""
 
     @property
     def instance_ids(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where KV lies: the planes of a rank's cache, and which heads each pair of ranks exchanges.
+"""Layout of KV: the planes of a rank's cache, which heads each pair of ranks exchanges, and the copies of a unit.
 
 A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
 Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
@@ -53,13 +53,13 @@ class RankPair(NamedTuple):
     prefill_rank: int
     decode_rank: int
     writer: int
-    """Which of the decode rank's writers this is."""
+    """The number of this one among the decode rank's writers."""
     source_heads: range
     target_heads: range
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
-    """Of all KV heads of the model; with more ranks than heads, neighbouring ranks hold the same one."""
+    """KV heads that a rank holds; with more ranks than heads, neighbouring ranks hold the same one."""
     if tp > num_kv_heads:
         head = rank // (tp // num_kv_heads)
         return range(head, head + 1)
@@ -68,7 +68,7 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
-    """Who writes to whom, by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
+    """Pairs of ranks by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
     pairs = []
     for decode_rank in range(decode_tp):
         sources = range(decode_rank * prefill_tp // decode_tp, -(-(decode_rank + 1) * prefill_tp // decode_tp))
@@ -90,13 +90,13 @@ class Exchange:
 
     wire: RankPairLayout
     num_kv_heads: int
-    """Of the model."""
+    """Heads of the model."""
     prefill_tp: int
     decode_tp: int
     prefill: CacheGeometry
     decode: CacheGeometry
     layer_groups: int = 0
-    """In which a forward's KV is sent; 0: when it is done."""
+    """Groups in which a forward's KV is sent; 0: when it is done."""
 
     def __post_init__(self) -> None:
         if self.wire.state_bytes or self.wire.num_planes != self.prefill.num_planes:
@@ -165,7 +165,7 @@ def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayo
 def _slices(
     source: Integers, target: Integers, planes: range, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
-    """Of each token the heads that cross."""
+    """Copies of the heads that cross, token by token."""
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
     remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes
     return Move(planes, local, remote, np.full(len(local), len(pair.source_heads) * prefill.head_bytes))

@@ -50,9 +50,9 @@ class KvTransfers:
         self._cell_pages = 0 if staging is None else wiring.staging_plan(scenario, staging).cell_pages
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
-        """Of requests whose KV is on its way."""
+        """Grants of requests whose KV is on its way."""
         self._first_tokens: dict[int, int] = {}
-        """Of prompts that are computed and not sent."""
+        """First tokens of prompts that are computed and not sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
         """Hand a message to the sender or receiver, which answers at once."""
@@ -97,7 +97,7 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
 
     def told_with(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """What decode is told with the last of a request's KV: the first token, and for a check the fingerprints."""
+        """Facts for decode with the last of a request's KV: the first token, and for a check the fingerprints."""
         request_id = arrived.request_id
         told: dict[str, Any] = {
             "token": self._first_tokens.pop(request_id),
@@ -139,9 +139,9 @@ class KvCheck:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._pages: dict[int, list[int]] = {}
-        """Of requests that are being sent, all that were sent so far."""
+        """Pages of requests that are being sent, as many as were sent so far."""
         self._digests: dict[int, dict[str, int]] = {}
-        """Of what was sent, by KV head: on prefill until it is told, on decode until it is compared."""
+        """Fingerprints by KV head: on prefill until they are told, on decode until they are compared."""
 
     def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
         """Go on when the KV of a request that is sent whole has its fingerprints."""

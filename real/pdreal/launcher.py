@@ -34,18 +34,18 @@ from pdsim.scenario.schema import Scenario
 _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _SETTLE_S = 15.0
-"""Who has not answered by then hangs."""
+"""Limit for an answer: who is later hangs."""
 _PING_S = 1.0
-"""How often levels are asked for, where no heartbeat is."""
+"""Interval at which levels are asked for, where there is no health section."""
 _LAST_WORDS_S = 0.2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _STEADY_S = 60.0
-"""Who was up for so long starts again as quickly as after its first death."""
+"""Life after which an instance starts again as quickly as after its first death."""
 
 
 class Unwatched:
-    """In place of a health monitor, for a scenario without health: nobody is told of lost instances."""
+    """Stand-in for a health monitor in a scenario without health: nobody is told of lost instances."""
 
     def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
         return []
@@ -77,7 +77,7 @@ class Launcher:
         self._deaths: dict[str, str] = {}
         """Why an instance said it could not go on."""
         self._restart_s: dict[str, float | None] = {}
-        """When to start again what was killed on purpose, or None for not at all."""
+        """Delays until what was killed on purpose starts again, or None for never."""
         self._backoff_s: dict[str, float] = {}
         """The last of an instance."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,11 +158,11 @@ class Launcher:
         self._tell_router(m.FlushCache())
 
     def load(self) -> dict[str, Levels]:
-        """How full each instance was when it was last asked, at most about a second ago; not of those that are down."""
+        """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
         return dict(self._levels)
 
     def memory(self, instance_id: str) -> list[dict[str, Any]]:
-        """What the ranks of an instance have published of theirs."""
+        """Memory that the ranks of an instance have published."""
         return self._bootstrap.memories[instance_id]
 
     @property
@@ -234,7 +234,7 @@ class Launcher:
         self._logbook.flush()
 
     def _send(self, command: m.Send) -> None:
-        """To those who are up; what is sent to the dead is lost."""
+        """Send to those who are up; what is sent to the dead is lost."""
         to, message = command
         if process_of(to) in self._up:
             extra = None
@@ -363,7 +363,7 @@ class Launcher:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
-        """At the begin of its next life's journal: what died may have left half a line in its own."""
+        """Note a death at the begin of the next life's journal: what died may have left half a line in its own."""
         logbook = Logbook(folder, instance_id, self._fleet.lives[instance_id] + 1)
         names = [instance_id]
         if self._fleet.roles[instance_id] == "prefill":
@@ -401,7 +401,7 @@ class Launcher:
             self._mark_up([instance_id])
 
     def _mark_up(self, instance_ids: list[str]) -> None:
-        """Of those that were started, who is still there."""
+        """Mark those that were started and are still there."""
         for instance_id in filter(self._fleet.is_alive, instance_ids):
             self._up[instance_id] = monotonic()
             self._silent.difference_update(self._fleet.processes(instance_id))

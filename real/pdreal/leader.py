@@ -28,7 +28,7 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """What a leader sends. What others hear of is on file before, though this process be killed at once."""
+    """Messages that a leader sends, on file before others hear of them, though this process be killed at once."""
 
     def __init__(self, channel: Channel, log: InstanceLog) -> None:
         self._channel = channel
@@ -53,7 +53,7 @@ class HostCopies:
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send) -> bool:
-        """Whether a send waits; it is carried out later."""
+        """Keep a send until copies are done; false if it need not wait."""
         if self._num_saves:
             self._held_back.append(command)
         return bool(self._num_saves)

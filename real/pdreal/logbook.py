@@ -1,4 +1,4 @@
-"""What each process of a run writes down as it goes, and how it becomes one journal and one set of records.
+"""Logbooks: what each process of a run writes down as it goes, and how it becomes one journal and one set of records.
 
 Two files for each life of a process: calls into its state machines, and rows of what it saw. They are written as things
 happen, so that a process that is killed leaves what it did; merged by time when the run is over.
@@ -23,7 +23,7 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, Levels)
 
 
 class Logbook:
-    """What one process writes down. It keeps nothing without a folder, or when it is closed."""
+    """Two files of one process. It keeps nothing without a folder, or when it is closed."""
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:
         self.is_kept = folder is not None
@@ -63,7 +63,7 @@ def _append(path: Path) -> TextIO:
 
 
 class InstanceLog:
-    """What a leader writes down of its instance, at the time of the run."""
+    """Rows that a leader writes of its instance, at the time of the run."""
 
     def __init__(self, instance_id: str, logbook: Logbook, timeline: Timeline) -> None:
         self._instance_id = instance_id
@@ -76,7 +76,7 @@ class InstanceLog:
         self._logbook.row(method, self._timeline.now_ns, *args)
 
     def levels(self, instance: Any) -> None:
-        """How full the instance is, if that has changed."""
+        """Note how full the instance is, if that has changed."""
         if self._logbook.is_kept and (levels := instance.levels()) != self._last_levels:
             self._last_levels = levels
             self.note("on_levels", self._instance_id, levels)
@@ -127,7 +127,7 @@ _TIMELESS = {"on_step", "on_transfer", "on_retry", "on_output"}
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
-    """Of each process, by life."""
+    """Files of each process, by life."""
     lives: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob(f"*.{kind}")):
         process, life, _ = path.name.rsplit(".", 2)

@@ -25,16 +25,16 @@ _GREETING_BYTES = 16
 
 
 class PeerMemory(NamedTuple):
-    """Where a decode rank takes KV in. Plain JSON."""
+    """Addresses at which a decode rank takes KV in. Plain JSON."""
 
     address: str
-    """Of its engine."""
+    """Address of its engine."""
     planes: Sequence[int]
-    """Where each begins."""
+    """Begin of each plane."""
     ring: int | None
-    """Where its staging ring begins."""
+    """Begin of its staging ring."""
     greetings: Sequence[int]
-    """In each of its regions some bytes that nobody reads."""
+    """Some bytes in each of its regions that nobody reads."""
 
 
 class PrefillMover:
@@ -77,7 +77,7 @@ class PrefillMover:
             self._transport.disconnect(self._peers.pop((decode_id, rank)).address)
 
     def warm_up(self) -> None:
-        """Before the first transfer: compile what gathers, which takes a second."""
+        """Compile what gathers, which takes a second, before the first transfer."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -97,7 +97,7 @@ class PrefillMover:
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
     def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None) -> None:
-        """To each decode rank that this one writes to, in turn; returns when the bytes are in place there.
+        """Write to each decode rank that this one writes to, in turn; returns when the bytes are in place there.
 
         The KV must be computed, and the GPU's work on it done. Raises TransferError.
         """
@@ -131,7 +131,7 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Of these tokens, counted from the first page's begin."""
+        """Fingerprints of these tokens, counted from the first page's begin."""
         return digest(self._planes, self._heads, pages, tokens, self._exchange.prefill.page_size)
 
     def close(self) -> None:
@@ -168,14 +168,14 @@ class DecodeMover:
         return PeerMemory(self._transport.address, planes, ring, greetings)
 
     def warm_up(self) -> None:
-        """Before the first transfer: compile what scatters, which takes a second."""
+        """Compile what scatters, which takes a second, before the first transfer."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
             self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
-        """From the ring into the cell's pages; returns when the KV is in place."""
+        """Copy from the ring into the cell's pages; returns when the KV is in place."""
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
@@ -185,7 +185,7 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Of these tokens, counted from the first page's begin."""
+        """Fingerprints of these tokens, counted from the first page's begin."""
         wait_for_engines(self._planes[0].device)
         return digest(self._planes, self._heads, pages, tokens, self._exchange.decode.page_size)
 
@@ -212,7 +212,7 @@ def _enter(planes: Sequence[torch.Tensor]) -> None:
 
 
 def exchange_of(scenario: Scenario) -> Exchange:
-    """Of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
+    """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     attention = prefill.model.attention
     if prefill.model.state is not None or not isinstance(attention, GroupedQueryAttention):
@@ -232,7 +232,7 @@ def exchange_of(scenario: Scenario) -> Exchange:
 
 
 def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout) -> CacheGeometry:
-    """Of any rank of a role, in a resolved scenario."""
+    """The cache of any rank of a role, in a resolved scenario."""
     attention = layout.model.attention
     assert isinstance(attention, GroupedQueryAttention)
     assert settings.pool_tokens is not None, "the scenario is not resolved"

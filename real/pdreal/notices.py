@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
+"""Notices: what the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ class Peers(NamedTuple):
     """The launcher to a rank: who is there, in which life, and where the memory of every rank lies."""
 
     number: int
-    """To answer with."""
+    """Number to answer with."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
-    """By instance, a PeerMemory for each rank."""
+    """A PeerMemory for each rank, by instance."""
     epoch_ns: int | None
-    """When time began, by the monotonic clock; None as long as not all are connected."""
+    """Begin of time, by the monotonic clock; None as long as not all are connected."""
 
 
 class Connected(NamedTuple):

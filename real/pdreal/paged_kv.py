@@ -56,7 +56,7 @@ class PagedKv:
         return 2 * num_layers * (num_pages + 1) * page_size * num_kv_heads * head_dim * dtype.itemsize
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Of a sequence's tokens [start, stop), in int32 on the CPU."""
+        """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""
         positions = torch.arange(start, stop, dtype=torch.int32)
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
@@ -72,7 +72,7 @@ class PagedKv:
             keys[slots], values[slots] = key, value
 
     def rows(self, slots: Tensor) -> Tensor:
-        """What read takes for slots: where a layer has their keys, and then where it has their values."""
+        """Rows that `read` takes for slots: where a layer has their keys, and then where it has their values."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat((slots, slots + self._num_slots))
 
@@ -111,7 +111,7 @@ class SavedKv:
 
 
 Digests = Mapping[str, int]
-"""By KV head of the model, as text, for they cross as JSON."""
+"""Fingerprint of each KV head of the model; heads are text, for they cross as JSON."""
 
 
 def digest(

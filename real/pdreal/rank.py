@@ -22,8 +22,8 @@ from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
 _SWITCH_S = 1e-4
-"""How long a thread may keep others from running Python. With the usual 5 ms a transfer would not begin before the main
-thread has done all else that a step brings."""
+"""Time for which a thread may keep others from running Python. With the usual 5 ms a transfer would wait for all else
+that the main thread does in a step."""
 
 
 def run_rank(spec: RankSpec) -> None:
@@ -58,7 +58,7 @@ class Rank:
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Until it is told to exit. Raises what breaks it."""
+        """Serve until told to exit. Raises what breaks it."""
         self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
@@ -95,7 +95,7 @@ class Rank:
             self._actor.on_message(to, message, extra if payload is None else payload)
 
     def _connect(self, peers: notices.Peers) -> None:
-        """With instances that are new, or in a new life."""
+        """Connect with instances that are new, or in a new life."""
         met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
@@ -115,7 +115,7 @@ class Rank:
         greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, instance_ids: list[str], number: int) -> None:
-        """While other work goes on."""
+        """Greet new instances, while other work goes on."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
                 await self._threads.greet(instance_id)

@@ -19,7 +19,7 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class Computed(NamedTuple):
-    """What the model made of some work, and when by the monotonic clock."""
+    """Tokens that the model made of some work, and when by the monotonic clock."""
 
     tokens: list[int]
     start_ns: int
@@ -34,7 +34,7 @@ class RankThreads:
         self._on_gpu = resources.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
-        """By this rank: the step that computes layers, and how many groups it has."""
+        """The step whose layers this rank computes, and how many groups it has."""
         self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
         self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
         self._workers = [
@@ -42,7 +42,7 @@ class RankThreads:
         ]
 
     def warm_up(self) -> None:
-        """What each thread does for the first time, before anybody waits for it. Returns when it is done."""
+        """Do what each thread does for the first time, before anybody waits for it. Returns when it is done."""
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()
         if self._mover is not None:
@@ -50,7 +50,7 @@ class RankThreads:
                 thread.submit(self._mover.warm_up).result()
 
     async def greet(self, decode_id: str) -> None:
-        """From every thread that will send to it. Raises TransferError if it is gone."""
+        """Greet from every thread that will send to it. Raises TransferError if it is gone."""
         await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:

@@ -23,26 +23,26 @@ class RankResources:
     runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """On a GPU: where the model was loaded and its graphs were captured."""
+    """Stream on a GPU: where the model was loaded and its graphs were captured."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
-    """Of transfers."""
+    """Threads that transfer."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What peers need to write here."""
+    """Addresses that peers need to write here."""
 
     def enter_compute(self) -> None:
-        """In the thread that computes: its current GPU and stream are its own matter."""
+        """Set the stream of the thread that computes."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 
     def enter_copies(self) -> None:
-        """In each thread that moves KV."""
+        """Set the stream of a thread that moves KV."""
         if self.device.type == "cuda":
             torch.cuda.set_stream(copy_stream(self.device))
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
-        """With a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
+        """Connect with a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
         if isinstance(self.mover, PrefillMover) and memory:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))
 

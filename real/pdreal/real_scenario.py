@@ -1,4 +1,4 @@
-"""What of scenarios can be run for real, and with what precision."""
+"""Scenarios that can be run for real, and with what precision."""
 
 from collections.abc import Sequence
 

@@ -30,7 +30,7 @@ class Request:
         self.prompt = prompt
         self.sampling = sampling
         self.num_cached_tokens = 0
-        """Of the prompt, in a prefix cache; known when it is computed."""
+        """Tokens of the prompt in a prefix cache; known when it is computed."""
         self.tokens: list[int] = []
         """All so far."""
         self._ended: str | None = None

@@ -16,7 +16,7 @@ from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, Rest
 
 
 class LayerProgress:
-    """Of one forward. On a CPU it tells at once; on a GPU in `report`, when the stream has come so far."""
+    """Progress of one forward. On a CPU it tells at once; on a GPU in `report`, when the stream has come so far."""
 
     def __init__(
         self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
@@ -59,7 +59,7 @@ class LayerProgress:
 
 
 _WARM_UP_TOKENS = 8192
-"""At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
+"""Limit of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
 _FEW_TOKENS = 2048
 """Up to so many, lengths are near to each other."""
 
@@ -166,7 +166,7 @@ class ModelRunner:
 
 
 def _warm_up_lengths(longest: int) -> list[int]:
-    """From the longest down: powers of two and many between, since products have kernels by their length."""
+    """Lengths from the longest down: powers of two and many between, since products have kernels by their length."""
     powers = (2**power for power in range(longest.bit_length()))
     between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)
     return sorted({longest, *powers, *between}, reverse=True)

@@ -1,4 +1,4 @@
-"""Between pages and staging memory: some heads of some pages, of all layers, as one contiguous cell.
+"""Copies between pages and staging memory: some heads of some pages, of all layers, as one contiguous cell.
 
 A cell is [plane, token, head, head_dim], K of every layer before V of every layer. Cells of the ranks that write to one
 decode rank follow each other.
@@ -13,7 +13,7 @@ from pdreal.geometry import slots_of
 
 
 class Staging(Protocol):
-    """For one cache. Both calls return when the bytes are in place."""
+    """Copies of one cache. Both calls return when the bytes are in place."""
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
         """Copy these heads of the pages into a cell, uint8 [bytes]."""

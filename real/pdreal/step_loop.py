@@ -48,7 +48,7 @@ class StepLoop:
         self._waits = False
         self._timer: TimerHandle | None = None
         self._look_around_at = _FEW_REQUESTS
-        """With so many requests in the executor some may be left over."""
+        """Number of requests in the executor at which some may be left over."""
 
     def post(self, message: m.Message) -> None:
         """Keep a message until the instance looks; wake it if it waits."""

@@ -1,4 +1,4 @@
-"""What every rank of an instance computes and moves as its leader says: plain values that can be pickled."""
+"""Tasks of the ranks of an instance, as its leader says: plain values that can be pickled."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ class PrefillInput(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """When it is computed."""
+        """Tokens with KV when it is computed."""
         return self.num_context_tokens + len(self.tokens)
 
 
@@ -31,7 +31,7 @@ class DecodeBatch(NamedTuple):
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]
     page_tables: tuple[Sequence[int], ...]
-    """With room for the token."""
+    """Pages of each, with room for the token."""
 
 
 class SaveKv(NamedTuple):
@@ -63,7 +63,7 @@ class Compute(NamedTuple):
 
     work: Any
     step_id: int | None = None
-    """Of a step, which units of its layers wait for."""
+    """The step that is computed, if units of its layers wait for it."""
 
 
 class SendUnit(NamedTuple):
@@ -75,7 +75,7 @@ class SendUnit(NamedTuple):
 
 
 class ScatterCell(NamedTuple):
-    """From the staging ring into pages, behind the cells before it."""
+    """Move a cell from the staging ring into pages, behind the cells before it."""
 
     command: Scatter
     pages: Sequence[int]

@@ -27,7 +27,7 @@ def machine_name(device: torch.device) -> str:
 
 
 def driver_version() -> str:
-    """Of NVIDIA's driver; empty without one."""
+    """Version of NVIDIA's driver; empty without one."""
     return _DRIVER.read_text().strip() if _DRIVER.is_file() else ""
 
 
@@ -61,14 +61,14 @@ class Row:
     repeats: int | None = None
     prompts: int | None = None
     new_tokens: int | None = None
-    """Of all prompts of a forward together."""
+    """Tokens of all prompts of a forward together."""
     batch: int | None = None
     graph: int | None = None
     """The CUDA graph that holds the batch."""
     context_tokens: int | None = None
-    """Of all prompts, or of all requests of a decode step, together."""
+    """Tokens of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
-    """How long the GPU had been computing without pause."""
+    """Time that the GPU had been computing without pause."""
     payload_bytes: int | None = None
     rest_us: float | None = None
     """Mean time from the end of a loop's step to the begin of the next."""
@@ -86,7 +86,7 @@ def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None
 
 
 def describe(row: Row) -> str:
-    """On one line: its sizes and its time."""
+    """A row on one line: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
     for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us"):
         shape.pop(told, None)
@@ -149,7 +149,7 @@ Work = Callable[[], Any]
 
 _LEAST = 3
 _LEAST_RESTED = 5
-"""After a pause the host is slow to begin as well, now and then."""
+"""Repeats after a pause, when the host is slow to begin as well, now and then."""
 _MOST = 50
 
 
@@ -161,7 +161,7 @@ def repeat_us(work: Work, seconds: float, *, warm_ups: int = 1) -> list[float]:
 def repeat_each_us(
     works: Iterator[Work], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Of one work after another, which are alike. Five times at least with a pause before each."""
+    """Sorted times of one work after another, which are alike. Five times at least with a pause before each."""
     for _ in range(warm_ups):
         next(works)()
     times_us: list[float] = []

@@ -49,7 +49,7 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """As they are measured. What this machine cannot run is told.
+        """Rows as they are measured. What this machine cannot run is told.
 
         A machine that is slow for a while spoils one round's rows of some shapes; those of the others outvote them.
         """
@@ -104,7 +104,7 @@ class Measurement:
 
 
 def _release_memory(device: torch.device) -> None:
-    """To other processes, and to what is allocated outside of torch."""
+    """Give memory to other processes, and to what is allocated outside of torch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

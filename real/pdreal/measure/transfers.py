@@ -1,4 +1,4 @@
-"""How long KV takes to move: gather and scatter within a rank, and writes by every engine from process to process."""
+"""Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from pdreal.staging import KernelStaging, Staging, staging_of
 from pdreal.transports.protocol import Addresses, Transport, UnavailableError, open_transport
 
 _SHARE_OF_MEMORY = 0.4
-"""Of what is free: cells are as large as the cache."""
+"""Share of what is free: cells are as large as the cache."""
 
 
 def copy_rows(

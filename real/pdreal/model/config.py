@@ -101,7 +101,7 @@ def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
 
 
 def from_checkpoint(folder: Path) -> ModelConfig:
-    """As config.json says, and generation_config.json of the end tokens. Raises ModelError."""
+    """The model of config.json, with the end tokens of generation_config.json. Raises ModelError."""
     data = _read(folder / "config.json")
     architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:

@@ -1,4 +1,4 @@
-"""How clients are connected: where the server listens, and how long a client may take and stay silent."""
+"""Connections of clients: where the server listens, and how long a client may take and stay silent."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from pdreal.bootstrap import LaunchError
 from pdreal.serve.fields import RefusedError
 
 HEADERS_S = 30.0
-"""Until a client has sent its headers, and between two requests of a connection."""
+"""Limit for a client's headers, and between two requests of a connection."""
 BODY_S = 60.0
 _GONE_S = 60
 """A client that acknowledges nothing for so long is gone: its request is aborted."""

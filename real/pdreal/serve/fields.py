@@ -152,7 +152,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""What asks for other tokens than the greedy ones, and the values that do not; null never does."""
+"""Fields that ask for other tokens than the greedy ones, and the values that do not; null never does."""
 WHY = "as each request gets one answer of greedy tokens"
 
 

@@ -24,7 +24,7 @@ from pdreal.serve.sglang import Generate
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LARGE_BODY_BYTES = 1 << 16
-"""From here on a body is read beside the loop, on which streams wait."""
+"""Size from which a body is read beside the loop, on which streams wait."""
 _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 

@@ -1,4 +1,4 @@
-"""What the server counts, in Prometheus' text form under SGLang's names, so that its dashboards show it."""
+"""Metrics of the server, in Prometheus' text form under SGLang's names, so that its dashboards show them."""
 
 import time
 from bisect import bisect_left
@@ -29,7 +29,7 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
         "num_retracted_reqs": "num_retracted",
     },
 }
-"""By role, SGLang's name of a level of ours."""
+"""SGLang's names of our levels, by role."""
 
 
 class Gauge(NamedTuple):
@@ -40,7 +40,7 @@ class Gauge(NamedTuple):
 
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
-    """Of each instance that answers."""
+    """Gauges of each instance that answers."""
     for instance_id, levels in load.items():
         role = instance_id.rpartition("-")[0]
         pages = levels.num_used_pages, levels.num_evictable_pages, levels.num_free_pages
@@ -64,7 +64,7 @@ _BETWEEN_TOKENS_S = (
 
 
 class Histogram:
-    """How many values are at most each bound."""
+    """Counts of values that are at most each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -85,7 +85,7 @@ class Histogram:
 
 
 class Metrics:
-    """Of one server. What it counts itself is here; how full instances are is asked when it is shown."""
+    """Counts of one server. How full instances are is asked when it is shown."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'

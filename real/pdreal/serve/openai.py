@@ -40,7 +40,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "lora_path": [],
     "return_hidden_states": [False],
 }
-"""What asks for more than an answer of text, and the values that do not; null never does."""
+"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
 
 
 class Completions:
@@ -147,7 +147,7 @@ def _envelope(answer: Answer, prefix: str, kind: str, choice: Mapping[str, Any])
 
 
 def _behind(answer: Answer, empty_part: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ends a sequence early was not known to be its last token; and token counts, for clients that ask for them.
+    """Events behind the last token: an early end, which was not known before, and token counts if they are asked for.
 
     Others may trip over an event without choices.
     """

@@ -1,4 +1,4 @@
-"""What all endpoints share, and the life of one request between them and the cluster."""
+"""The service behind all endpoints, and the life of one request between them and the cluster."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ class Entrance:
         self._max_waiting_requests = max_waiting_requests
         self._inside: set[Answer] = set()
         self._waiting: set[Answer] = set()
-        """Of those inside."""
+        """Those inside that have no token yet."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.is_closed = False
@@ -94,7 +94,7 @@ class Service(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What a client asked for, in whichever way it asked."""
+    """A client's request, in whichever way it asked."""
 
     prompt: list[int]
     sampling: Sampling
@@ -132,7 +132,7 @@ class Answer:
         self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[list[int]]:
-        """What is new, one token or more each time."""
+        """New tokens, one or more each time."""
         async for new in self._request:
             self._meter.add_tokens(len(new))
             self.service.entrance.served(self)

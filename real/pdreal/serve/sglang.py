@@ -21,7 +21,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "return_routed_experts": [False],
     "session_params": [],
 }
-"""What asks for more than an answer of text, and the values that do not; null never does."""
+"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
 
 
 class Generate:

@@ -14,20 +14,20 @@ from typing import Any
 NUM_BYTES = 256
 END_OF_TEXT = 0
 SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
-"""What a token may look like that is not one character."""
+"""Spellings of tokens that are not one character."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
 
 def piece(token: int) -> str:
-    """How a token is spelled, whatever stands beside it."""
+    """Spelling of a token, whatever stands beside it."""
     if token in _ITSELF:
         return chr(token)
     return f"<0x{token:02X}>" if token < NUM_BYTES else f"<{token}>"
 
 
 class Tokenizer:
-    """Of a model with vocab_size tokens, 256 at least."""
+    """Tokenizer of a model with vocab_size tokens, 256 at least."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < NUM_BYTES:

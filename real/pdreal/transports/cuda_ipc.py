@@ -54,7 +54,7 @@ class CudaRuntime:
             raise UnavailableError(f"CUDA IPC needs CUDA 12.8 or later, found {self._version // 1000}")
 
     def allocation_of(self, address: int) -> int:
-        """Where the allocation begins in which this address lies."""
+        """Begin of the allocation in which this address lies."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         code = self._driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         if code:
@@ -68,7 +68,7 @@ class CudaRuntime:
         return bytes(handle).hex()
 
     def open(self, handle: str) -> int:
-        """Where another process's allocation is mapped, on the current device."""
+        """Address at which another process's allocation is mapped, on the current device."""
         mapped = ctypes.c_void_p()
         opened = _Handle.from_buffer_copy(bytes.fromhex(handle))
         self._call("cudaIpcOpenMemHandle", ctypes.byref(mapped), opened, ctypes.c_uint(_OPEN_LAZILY))

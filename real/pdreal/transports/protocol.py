@@ -1,4 +1,4 @@
-"""What a transfer engine does for a rank, how one is opened, and how it fails."""
+"""Transfer engines: what one does for a rank, how one is opened, and how it fails."""
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 Addresses = NDArray[np.int64]
-"""Of memory, or lengths of it, in bytes."""
+"""Addresses of memory, or lengths of it, in bytes."""
 
 
 Peer = TypeVar("Peer")
@@ -46,7 +46,7 @@ class Transport(Protocol):
 
     @property
     def address(self) -> str:
-        """What a peer needs to write here."""
+        """Text that a peer needs to write here."""
         ...
 
     def connect(self, address: str) -> None:
@@ -101,7 +101,7 @@ class Regions:
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
     def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
-        """Where these ranges are mapped. Raises TransferError if one is not within a region."""
+        """Addresses at which these ranges are mapped. Raises TransferError if one is not within a region."""
         region = np.searchsorted(self._begins, addresses, "right") - 1
         if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
             raise TransferError("a range is not within registered memory")
