@@ -1,7 +1,8 @@
 """The KV cache of one rank: memory that the page ids of pdsim.core index."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -30,30 +31,24 @@ class PagedKv:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        memory: Tensor | None = None,
+        allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
         """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
 
-        memory: bytes on the device to lie in, num_bytes of them, e.g. shared with other processes; or its own.
+        allocate: bytes on the device to lie in, e.g. shared with other processes; None for its own.
         """
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_layers = num_layers
         shape = (2 * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
-        if memory is None:
+        if allocate is None:
             self.memory = torch.zeros(shape, dtype=dtype, device=device)
         else:
-            self.memory = memory.view(dtype).view(shape)
+            self.memory = allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
         self._layers = self.memory.view(num_layers, 2 * self._num_slots, num_kv_heads, head_dim).unbind()
         """The two planes of each as one."""
-
-    @staticmethod
-    def num_bytes(
-        *, num_pages: int, page_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        return 2 * num_layers * (num_pages + 1) * page_size * num_kv_heads * head_dim * dtype.itemsize
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
         """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""

@@ -11,7 +11,6 @@ from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
-from pdreal.paged_kv import PagedKv
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
 from pdreal.transports.protocol import Transport, open_transport
@@ -79,20 +78,11 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
     """Its cache lies in the transport's memory, if there is one."""
     settings = spec.settings
     assert settings.pool_tokens is not None, "the scenario is not resolved"
-    num_pages = settings.pool_tokens // spec.scenario.page_size
-    num_bytes = PagedKv.num_bytes(
-        num_pages=num_pages,
-        page_size=spec.scenario.page_size,
-        num_layers=model.config.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.config.head_dim,
-        dtype=model.dtype,
-    )
     return ModelRunner(
         model,
-        num_pages=num_pages,
+        num_pages=settings.pool_tokens // spec.scenario.page_size,
         page_size=spec.scenario.page_size,
-        memory=None if transport is None else transport.allocate(num_bytes),
+        allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
         max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
     )

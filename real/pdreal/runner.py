@@ -76,13 +76,13 @@ class ModelRunner:
         *,
         num_pages: int,
         page_size: int,
-        memory: Tensor | None = None,
+        allocate: Callable[[int], Tensor] | None = None,
         layer_groups: int = 0,
         max_running_requests: int = 0,
     ) -> None:
         """A GPU captures its decode steps here, which takes seconds.
 
-        memory: for the cache, PagedKv.num_bytes of it; or of its own
+        allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
         """
@@ -95,7 +95,7 @@ class ModelRunner:
             head_dim=model.config.head_dim,
             dtype=model.dtype,
             device=model.device,
-            memory=memory,
+            allocate=allocate,
         )
         self._saved = SavedKv(self.kv)
         self._layer_groups = layer_groups
