@@ -10,7 +10,8 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from pdreal.channel import Channel, Envelope, decode, encode, process_of
 from pdreal.clients import Tokens
-from pdreal.launcher import _LAST_WORDS_S, Launcher
+from pdreal.instances import _LAST_WORDS_S, Instances
+from pdreal.launcher import Launcher
 from pdreal.logbook import InstanceLog, Logbook, read_journal, read_records
 from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
 from pdreal.options import Options
@@ -96,9 +97,25 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
 
 def test_the_last_answer_of_the_dead_is_not_their_load():
     """It may be read after their end was seen."""
-    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
-    launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
-    assert not launcher.load()
+    instances = nobody_up()
+    instances.on_notice(Pong("decode-0", 1, [0] * len(Levels._fields)))
+    assert not instances.levels
+
+
+def nobody_up():
+    scenario = load_scenario(Path("experiments/real-demo/pair.yaml"))
+    return Instances(
+        scenario,
+        Options(),
+        channel=None,
+        timeline=SimpleNamespace(loop=None),
+        logbook=Logbook(None, "launcher", 0),
+        sockets=Path("nowhere"),
+        folder=None,
+        carry_out=pytest.fail,
+        on_lost=pytest.fail,
+        spawn_task=pytest.fail,
+    )
 
 
 @pytest.mark.parametrize("is_aggregated", [False, True])
@@ -112,6 +129,7 @@ def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
     launcher = Launcher(scenario, Options())
     launcher._plain_router = launcher._router = build_router(scenario)
     launcher._timeline = SimpleNamespace(now_ns=0, at=lambda *_: None)
+    launcher._instances = SimpleNamespace(is_up=lambda _: False)
 
     def stream(attempt, token):
         if is_aggregated:
@@ -133,14 +151,15 @@ def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
 
 
 def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
-    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
-    reasons = []
-    monkeypatch.setattr(launcher, "_on_death", lambda *args: reasons.append((*args, launcher._deaths.get("decode-0"))))
+    instances, reasons = nobody_up(), []
+    monkeypatch.setattr(
+        instances, "_on_death", lambda *args: reasons.append((*args, instances._deaths.get("decode-0")))
+    )
 
     async def play():
-        launcher._on_exit("prefill-0", -9)  # killed: it says nothing
-        launcher._on_exit("decode-0", 1)
-        launcher._on_envelope(Envelope("launcher", Broken("decode-0", 0, "no weights")), None)
+        instances._on_exit("prefill-0", -9)  # killed: it says nothing
+        instances._on_exit("decode-0", 1)
+        instances.on_notice(Broken("decode-0", 0, "no weights"))
         await asyncio.sleep(2 * _LAST_WORDS_S)
 
     asyncio.run(play())

@@ -13,10 +13,11 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal import bootstrap, launcher
+from pdreal import bootstrap, instances
 from pdreal.bootstrap import Bootstrap, LaunchError
 from pdreal.fleet import Fleet
-from pdreal.launcher import Launcher, next_backoff_s
+from pdreal.instances import next_backoff_s
+from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.requests import Sampling
@@ -46,7 +47,7 @@ def none_is_left():
 
 
 def hang(cluster, instance_id, rank=0):
-    pid = cluster._fleet.pid(instance_id, rank)
+    pid = cluster._instances.fleet.pid(instance_id, rank)
     os.kill(pid, signal.SIGSTOP)
     STOPPED.append(pid)
     return pid
@@ -82,7 +83,7 @@ def test_a_rank_that_hangs_is_killed_and_comes_back(instance_id, rank):
         pid = hang(cluster, instance_id, rank)
         await in_time(until(lambda: is_gone(pid)))
         await in_time(until(lambda: instance_id in cluster.load()))
-        assert cluster._fleet.lives[instance_id] >= 1
+        assert cluster._instances.fleet.lives[instance_id] >= 1
         assert len(await in_time(tokens_of(cluster.submit([5, 6, 7], Sampling(max_tokens=3))))) == 3
         return await in_time(cluster.stop())
 
@@ -94,11 +95,11 @@ def test_one_that_hangs_as_it_starts_blocks_no_other():
         cluster = Launcher(resolved(health=HEALTH), Options())
         await in_time(cluster.start())
         cluster.kill("prefill-0", restart_after_s=0.01)
-        await in_time(until(lambda: cluster._fleet.lives["prefill-0"] == 1))
+        await in_time(until(lambda: cluster._instances.fleet.lives["prefill-0"] == 1))
         hanging = hang(cluster, "prefill-0")
         cluster.kill("decode-0", restart_after_s=0.01)
-        await in_time(until(lambda: cluster._fleet.lives["decode-0"] >= 1 and "decode-0" in cluster.load()))
-        assert cluster._fleet.lives["prefill-0"] == 1
+        await in_time(until(lambda: cluster._instances.fleet.lives["decode-0"] >= 1 and "decode-0" in cluster.load()))
+        assert cluster._instances.fleet.lives["prefill-0"] == 1
         assert await in_time(cluster.stop()) == []
         return hanging
 
@@ -133,7 +134,7 @@ def test_to_come_up_has_a_deadline(limit, at, monkeypatch):
 
 @pytest.mark.parametrize("health", [None, HEALTH], ids=["unwatched", "watched"])
 def test_stop_ends_though_a_rank_hangs(health, monkeypatch):
-    monkeypatch.setattr(launcher, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(instances, "_SETTLE_S", 1.0)
 
     async def main():
         cluster = Launcher(resolved(health=health), Options())
@@ -156,7 +157,7 @@ def test_a_server_is_stopped_though_a_rank_hangs(moment, number, monkeypatch):
     hanging = []
     cluster = Launcher(resolved(), Options())
     monkeypatch.setattr(server, "Launcher", lambda *_: cluster)
-    monkeypatch.setattr(launcher, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(instances, "_SETTLE_S", 0.5)
 
     def hang_and_stop(_=None):
         hanging.append(hang(cluster, "decode-0"))
