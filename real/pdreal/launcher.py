@@ -1,7 +1,7 @@
 """A running cluster, as whoever sends requests sees it: start, submit, abort, load, stop.
 
-The launcher holds the router and the health monitor of the core, carries out what they command, and passes on what
-instances stream. It decides nothing.
+The launcher holds the core's router, carries out what it commands, and passes on what instances stream. It decides
+nothing.
 """
 
 import asyncio
