@@ -15,6 +15,8 @@ from pdreal.rank_resources import RankResources
 from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
 
+_FORWARD_NS = 300_000_000_000
+"""Limit of a forward: SGLang's --watchdog-timeout."""
 OnDone = Callable[[Any, BaseException | None], None]
 
 
@@ -35,6 +37,8 @@ class RankThreads:
         self._progress = Condition()
         self._layers_computed = 0, 0
         """The step whose layers this rank computes, and how many groups it has."""
+        self._compute_start_ns: int | None = None
+        """Begin of the work that is being computed, if any is."""
         self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
         self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
         self._workers = [
@@ -72,9 +76,18 @@ class RankThreads:
                 return self._scatter.submit(self._mover.digest, pages, range(num_tokens))
 
     def _run(self, work: Any, step_id: int | None, on_layers: Callable[[int], None] | None) -> Computed:
-        start_ns = monotonic_ns()
-        tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
+        self._compute_start_ns = start_ns = monotonic_ns()
+        try:
+            tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
+        finally:
+            self._compute_start_ns = None
         return Computed(tokens, start_ns, monotonic_ns())
+
+    @property
+    def hangs(self) -> bool:
+        """Whether one forward has taken so long that it will not end."""
+        start_ns = self._compute_start_ns
+        return start_ns is not None and monotonic_ns() - start_ns > _FORWARD_NS
 
     def _on_layers(self, step_id: int | None, on_layers: Callable[[int], None] | None, num_groups: int) -> None:
         if step_id is not None:
@@ -130,16 +143,25 @@ class RankGroup:
         """Broadcast; return the leader's result to on_done. A rank that fails brings the instance down."""
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
-        self._threads.begin(
-            task, lambda computed, error: on_done(computed) if error is None else self.fail(error), on_layers
-        )
+
+        def take(computed: Computed, error: BaseException | None) -> None:
+            if error is None:
+                on_done(computed)
+            else:
+                self.fail(error)
+
+        self._threads.begin(task, take, on_layers)
 
     def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
         """on_done: called when all ranks are done, with what each returned. One that fails brings the instance down."""
-        self.begin(
-            task,
-            lambda results, error: on_done(results) if error is None else self.fail(RuntimeError(f"{what}: {error}")),
-        )
+
+        def take(results: list[Any], error: str | None) -> None:
+            if error is None:
+                on_done(results)
+            else:
+                self.fail(RuntimeError(f"{what}: {error}"))
+
+        self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
         """on_done: called when all ranks are done, with what each returned, or with why one failed."""

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,7 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal import bootstrap, instances
+from pdreal import bootstrap, instances, rank_group
 from pdreal.bootstrap import Bootstrap, LaunchError
 from pdreal.fleet import Fleet
 from pdreal.instances import next_backoff_s
@@ -23,6 +25,7 @@ from pdreal.real_scenario import real_scenario
 from pdreal.requests import Sampling
 from pdreal.serve import server
 from pdreal.serve.service import Entrance
+from pdreal.tasks import Compute
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)
@@ -88,6 +91,31 @@ def test_a_rank_that_hangs_is_killed_and_comes_back(instance_id, rank):
         return await in_time(cluster.stop())
 
     assert asyncio.run(main()) == []
+
+
+def test_a_forward_without_an_end_is_found(monkeypatch):
+    """The main thread of its rank still answers."""
+    monkeypatch.setattr(rank_group, "_FORWARD_NS", 50_000_000)
+    may_end = threading.Event()
+    resources = SimpleNamespace(
+        runner=SimpleNamespace(run=lambda *_: may_end.wait() and []),
+        mover=None,
+        device=SimpleNamespace(type="cpu"),
+        num_workers=0,
+        enter_compute=lambda: None,
+        enter_copies=lambda: None,
+    )
+
+    async def main():
+        threads, ended = rank_group.RankThreads(asyncio.get_running_loop(), resources), asyncio.Event()
+        threads.begin(Compute(None), lambda *_: ended.set())
+        assert not threads.hangs
+        await in_time(until(lambda: threads.hangs))
+        may_end.set()
+        await in_time(ended.wait())
+        assert not threads.hangs
+
+    asyncio.run(main())
 
 
 def test_one_that_hangs_as_it_starts_blocks_no_other():
