@@ -127,16 +127,14 @@ class Instances:
     async def _ask_for_signs_of_life(self) -> None:
         health = self._scenario.health
         interval_s = _PING_S if health is None else health.heartbeat_interval / 1e9
-        number = 0
         while True:
             await asyncio.sleep(interval_s)
-            number += 1
             for instance_id in self.fleet.instance_ids:
                 processes = self.fleet.processes(instance_id)
                 answered = instance_id in self._up and self._silent.isdisjoint(processes)
                 self._silent.update(processes)
                 for process in processes if instance_id in self._up else ():
-                    self._channel.send(process, Ping(number))
+                    self._channel.send(process, Ping())
                 self._on_heartbeat(m.Heartbeat(instance_id, self.fleet.lives[instance_id] if answered else None))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:

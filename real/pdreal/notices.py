@@ -7,7 +7,6 @@ class Hello(NamedTuple):
     """A rank to the launcher: its model is loaded, and here is its memory."""
 
     process: str
-    life: int
     memory: dict[str, Any]
 
 
@@ -33,14 +32,11 @@ class Connected(NamedTuple):
 class Ping(NamedTuple):
     """The launcher to a rank: are you there?"""
 
-    number: int
-
 
 class Pong(NamedTuple):
     """The answer; a leader's with how full the instance is, a follower's without."""
 
     process: str
-    number: int
     levels: list[Any]
 
 
@@ -76,7 +72,6 @@ class Broken(NamedTuple):
     """A rank to the launcher: it cannot go on."""
 
     process: str
-    life: int
     reason: str
 
 

@@ -39,7 +39,7 @@ def run_rank(spec: RankSpec) -> None:
         asyncio.run(Rank(spec, channel, resources).live())
     except Exception as broken:  # noqa: BLE001  whatever it is, the launcher must hear of it
         exit_code = notices.BROKEN
-        channel.send(LAUNCHER, notices.Broken(spec.process, spec.life, _explain(broken)))
+        channel.send(LAUNCHER, notices.Broken(spec.process, _explain(broken)))
     channel.close()
     sys.stderr.flush()
     os._exit(exit_code)  # whatever a thread still does
@@ -75,7 +75,7 @@ class Rank:
         else:
             self._channel.connect(self._spec.instance_id, self._spec.life)
             self._actor = Follower(self._spec.instance_id, self._channel, threads, self._fail)
-        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._spec.life, self._resources.memory))
+        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._resources.memory))
         await self._end
 
     def _fail(self, error: BaseException) -> None:
@@ -89,7 +89,7 @@ class Rank:
         elif isinstance(message, notices.Ping):
             if self._threads.hangs:
                 return  # whoever watches takes its place
-            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, message.number, self._actor.levels()))
+            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, self._actor.levels()))
         elif isinstance(message, notices.Exit):
             if not self._end.done():
                 self._end.set_result(None)

@@ -13,7 +13,7 @@ from pdreal.clients import Tokens
 from pdreal.instances import _LAST_WORDS_S, Instances
 from pdreal.launcher import Launcher
 from pdreal.logbook import InstanceLog, Logbook, read_journal, read_records
-from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
+from pdreal.notices import KINDS, Broken, Pong, Settle, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request, RequestFailed, Sampling
 
@@ -32,7 +32,7 @@ from pdsim.scenario.loading import load_scenario, parse_scenario
         NewRequest(3, 5, TokenIds([1, 2, 511]), 16, "prefill-0", "decode-1"),
         KvGranted(3, 8, tuple(range(20))),
         Streamed([[3, 17], [4, 0]]),
-        Ping(4),
+        Settle(4),
     ],
 )
 def test_what_is_sent_is_what_comes(message):
@@ -65,7 +65,7 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
         loop, got, all_here = asyncio.get_running_loop(), [], asyncio.Event()
 
         def take(envelope, payload):
-            got.append((envelope.message.number, payload))
+            got.append((envelope.message.timeout_ns, payload))
             if len(got) == count:
                 all_here.set()
 
@@ -79,13 +79,13 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
         here, first = Channel(tmp_path, "launcher"), Channel(tmp_path, "decode-0", 0)
         here.connect("decode-0", 0)
         for number in range(100):
-            here.send("decode-0.receiver", Ping(number), payload=number if number % 2 else None)
+            here.send("decode-0.receiver", Settle(number), payload=number if number % 2 else None)
         got = await receive(first, 100)
-        here.send("decode-0", Ping(100))  # to the dead
+        here.send("decode-0", Settle(100))  # to the dead
         second = Channel(tmp_path, "decode-0", 1)
         here.connect("decode-0", 1)
-        here.send("decode-0", Ping(101))
-        here.send("nobody", Ping(102))
+        here.send("decode-0", Settle(101))
+        here.send("nobody", Settle(102))
         late = await receive(second, 1)
         here.close()
         return got, late
@@ -98,7 +98,7 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
 def test_the_last_answer_of_the_dead_is_not_their_load():
     """It may be read after their end was seen."""
     instances = nobody_up()
-    instances.on_notice(Pong("decode-0", 1, [0] * len(Levels._fields)))
+    instances.on_notice(Pong("decode-0", [0] * len(Levels._fields)))
     assert not instances.levels
 
 
@@ -159,7 +159,7 @@ def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
     async def play():
         instances._on_exit("prefill-0", -9)  # killed: it says nothing
         instances._on_exit("decode-0", 1)
-        instances.on_notice(Broken("decode-0", 0, "no weights"))
+        instances.on_notice(Broken("decode-0", "no weights"))
         await asyncio.sleep(2 * _LAST_WORDS_S)
 
     asyncio.run(play())
