@@ -14,7 +14,7 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-peers clients notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -107,9 +107,6 @@ schema: .venv/dev ## write pdsim.schema.json and pdsim.sweep.schema.json
 
 notebooks: .venv/dev ## run the notebooks and write them with their figures
 	@$(BIN)/python notebooks/execute.py
-
-bench-harness: .venv/dev ## time what real mode adds to each decode step
-	@$(BIN)/python -m pdreal.harness_bench
 
 bench: .venv/demo ## time the simulator
 	@$(BIN)/python -m compileall -q pdsim

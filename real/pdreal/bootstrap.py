@@ -14,12 +14,12 @@ from pdreal.fleet import Fleet
 from pdreal.notices import Connected, Hello, Peers
 
 _START_S = 1800.0
-"""For a rank to load its model, and to capture what it captures."""
+"""Limit for a rank to load its model, and to capture what it captures."""
 _CONNECT_S = 60.0
 _HELLO = 0
 
 _Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
-"""By process, and by the number of the Peers that it answers, or _HELLO."""
+"""Answers that are awaited, by process and by the number of the Peers that it answers, or _HELLO."""
 
 
 class LaunchError(RuntimeError):
@@ -31,11 +31,10 @@ class Bootstrap:
         self._channel = channel
         self._fleet = fleet
         self.memories: dict[str, list[dict[str, Any]]] = {}
-        """By instance, of those that are there: what each of its ranks has published."""
+        """Memory that each rank has published, by instance, of those that are there."""
         self._awaited: _Expected = {}
         self._num_peers_told = 0
         self._epoch_ns: int | None = None
-        """When time began."""
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
         """Start them and connect everybody with them. Raises LaunchError if one ends, or is killed for being late."""
@@ -84,7 +83,7 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Who waits for its hello waits in vain; nobody has to connect to it any more."""
+        """End the wait for its hello; nobody has to connect to it any more."""
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)
         for (number, process), expected in self._awaited.items():

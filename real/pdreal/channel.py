@@ -3,23 +3,47 @@
 Every life of a process has an address of its own, so that nothing sent to the dead reaches who takes their place.
 """
 
+import json
 import pickle
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
-from pdreal.envelope import Envelope, decode, encode
+from pdreal.notices import KINDS
+from pdsim.core.journal import from_json, to_text
+
+
+class Envelope(NamedTuple):
+    to: str
+    """A state machine of the core, or a process."""
+    message: Any
+    extra: Any = None
+    """Plain JSON: with NewRequest the sampling, with FirstToken and KvArrived the token and the cached tokens."""
+
+
+def encode(envelope: Envelope) -> bytes:
+    to, message, extra = envelope
+    name = type(message).__name__
+    content = json.dumps({name: message}) if name in KINDS else to_text(message)
+    return f"[{json.dumps(to)},{content},{json.dumps(extra)}]".encode()
+
+
+def decode(data: bytes) -> Envelope:
+    to, content, extra = json.loads(data)
+    ((name, fields),) = content.items()
+    return Envelope(to, KINDS[name](*fields) if name in KINDS else from_json(content), extra)
+
 
 LAUNCHER = "launcher"
 _LINGER_MS = 1000
-"""How long the last messages may take to leave."""
+"""Limit for the last messages to leave."""
 
 
 def process_of(machine: str) -> str:
-    """Where a state machine of the core lives: an instance's agents with its leader, the router with the launcher."""
+    """The process of a state machine: an instance's agents live with its leader, the router with the launcher."""
     if machine in {"router", "health", LAUNCHER}:
         return LAUNCHER
     return machine.removesuffix(".sender").removesuffix(".receiver")
@@ -37,7 +61,7 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, life: int = 0) -> None:
-        """What waits for an earlier life is dropped."""
+        """Connect to a life of a process. What waits for an earlier life is dropped."""
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):
@@ -50,7 +74,7 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """To nobody if its process is not connected. The payload is for processes of one instance: any object."""
+        """Send a message, to nobody if its process is not connected. payload: any object, within one instance."""
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]
             if payload is not None:
@@ -61,7 +85,7 @@ class Channel:
         """Call back with each message and its payload."""
 
         def drain() -> None:
-            """Until nothing is left: the descriptor tells of news only once."""
+            """Read until nothing is left: the descriptor tells of news only once."""
             while not self._incoming.closed:
                 try:
                     frames = self._incoming.recv_multipart(zmq.NOBLOCK)

@@ -12,7 +12,7 @@ from pdreal.options import Device, Options, RealDtype
 from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
-"""What `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
+"""Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
 
 app = program(
     "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."
@@ -115,8 +115,8 @@ def serve(
 
     """
     from pdreal.real_scenario import served_scenario
-    from pdreal.serve.entrance import Entrance
     from pdreal.serve.server import Address, is_loopback, serve
+    from pdreal.serve.service import Entrance
     from pdsim.scenario.loading import load_scenario
 
     options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
@@ -201,7 +201,7 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
         The folder is a Hugging Face home (HF_HOME): put it into its cache, for clients that take no path.
 
     """
-    from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer
+    from pdreal.serve.tokenizer import HUB_NAME, plant_in_hub_cache, write_tokenizer
 
     if hf_home:
         plant_in_hub_cache(folder, vocab_size)

@@ -5,16 +5,58 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdreal.launcher import Launcher
-from pdreal.model_choice import model_config
+from pdreal.model.config import model_config
 from pdreal.options import Options
-from pdreal.requests import Request
-from pdreal.sampling import Sampling
-from pdreal.tokens import Tokens
+from pdreal.requests import Request, Sampling
+from pdsim.core.sequence import Spans, StreamSpan, TokenIds
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Kill
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.client_driver import ClientDriver
 from pdsim.workload.request_spec import RequestSpec, Streams
+
+_MASK = (1 << 64) - 1
+_STEP = 0xD1B54A32D192ED03
+
+
+def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
+    """SplitMix64's finalizer over stream and offset: fixed, and spread over the vocabulary."""
+    begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
+    z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) % np.uint64(vocab_size)).astype(np.int32)
+
+
+class Tokens:
+    """Spans as token ids. Outputs are what the model said, once that is known: a session's next turn repeats them."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._said: dict[int, list[tuple[int, NDArray[np.int32]]]] = {}
+        """Offsets and tokens that were said, by stream."""
+
+    def ids(self, spans: Spans) -> TokenIds:
+        return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
+
+    def learn(self, output: Spans, ids: Sequence[int]) -> None:
+        """These tokens were generated where the workload has this output."""
+        begin = 0
+        for stream, offset, length in output.spans:
+            said = np.array(ids[begin : begin + length], np.int32)
+            self._said.setdefault(stream, []).append((offset, said))
+            begin += length
+
+    def _tokens(self, span: StreamSpan) -> NDArray[np.int32]:
+        tokens = tokens_at(span, self._vocab_size)
+        for offset, said in self._said.get(span.stream, ()):
+            first, stop = max(offset, span.offset), min(offset + len(said), span.offset + span.length)
+            if first < stop:
+                tokens[first - span.offset : stop - span.offset] = said[first - offset : stop - offset]
+        return tokens
 
 
 class Clients:
@@ -35,12 +77,12 @@ class Clients:
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()
         self.outputs: dict[int, list[int]] = {}
-        """Of requests that have ended, by id."""
+        """Tokens of requests that have ended, by id."""
         self.stopped = False
-        """Before all was done."""
+        """Whether it was stopped before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
-        """Until every request has ended, the run is stopped, or the cluster cannot go on."""
+        """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
         self._driver = ClientDriver(

@@ -6,25 +6,21 @@ from time import monotonic_ns
 from typing import Any
 
 
-class Clock:
-    def __init__(self, epoch_ns: int) -> None:
+class Timeline:
+    """Time since an epoch, and alarms on an event loop."""
+
+    def __init__(self, epoch_ns: int, loop: AbstractEventLoop) -> None:
+        """epoch_ns: by the monotonic clock; it may be set later."""
         self.epoch_ns = epoch_ns
+        self.loop = loop
 
     @property
     def now_ns(self) -> int:
         return monotonic_ns() - self.epoch_ns
 
-
-class Timeline(Clock):
-    """With alarms on an event loop."""
-
-    def __init__(self, epoch_ns: int, loop: AbstractEventLoop) -> None:
-        super().__init__(epoch_ns)
-        self._loop = loop
-
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> TimerHandle:
         """Call back with None; at once if that is over."""
-        return self._loop.call_later(max(0, delay_ns) / 1e9, callback, None)
+        return self.loop.call_later(max(0, delay_ns) / 1e9, callback, None)
 
     def at(self, time_ns: int, callback: Callable[[Any], None]) -> TimerHandle:
         return self.after(time_ns - self.now_ns, callback)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pdreal.batches import DecodeBatch
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.streams import to_host
+from pdreal.tasks import DecodeBatch
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -40,7 +40,7 @@ class _Inputs(NamedTuple):
 
 
 class DecodeGraphs:
-    """On a CPU steps are not captured but run: so Triton's interpreter can test them."""
+    """Graphs over one cache. On a CPU steps are not captured but run: so Triton's interpreter can test them."""
 
     def __init__(self, model: Transformer, kv: PagedKv, max_running_requests: int) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class DecodeGraphs:
         self._on_host = tuple(part.numpy() for part in _Inputs.of(self._host, self._largest))
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._best: dict[int, Tensor] = {}
-        """What each graph makes, on the device."""
+        """Tokens that each graph makes, on the device."""
         if is_cuda:
             self._capture()
 

@@ -1,4 +1,4 @@
-"""From what an instance decides to what its ranks compute, and back: holds the tokens of one instance's requests.
+"""Translation of an instance's decisions to its ranks' work, and back: holds the tokens of one instance's requests.
 
     step -> begin -> batch -> ModelRunner of every rank -> tokens -> finish -> result and new tokens
 
@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
+from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, Step, StepResult
 from pdsim.core.sequence import TokenIds
@@ -25,7 +25,7 @@ class HasPageTables(Protocol):
 
 
 class NewToken(NamedTuple):
-    """To be streamed."""
+    """A token to be streamed."""
 
     request_id: int
     token: int
@@ -43,10 +43,10 @@ class _Sequence:
     tokens: "array[int]"
     """Prompt and outputs."""
     page_table: "array[int]" = field(default_factory=lambda: array("i"))
-    """While it runs. An instance only lengthens it then."""
+    """Pages while it runs. An instance only lengthens it then."""
     is_saved: bool = False
     num_cached_tokens: int = 0
-    """Of the prompt: what was not computed for it."""
+    """Tokens of the prompt that were not computed for it."""
     is_begun: bool = False
 
     @property
@@ -74,12 +74,12 @@ class Executor:
     # What comes and goes.
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
-        """With NewRequest, before the instance sees it."""
+        """Take in a request with NewRequest, before the instance sees it."""
         tokens = array("i", bytes(prompt))
         self._sequences[request_id] = _Sequence(sampling, len(tokens), tokens)
 
     def add_first_token(self, request_id: int, token: int, num_cached_tokens: int) -> None:
-        """In a decode instance, with KvArrived."""
+        """Take the token that comes to a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.num_cached_tokens = num_cached_tokens
@@ -96,7 +96,7 @@ class Executor:
         return self._sequences[request_id].num_prompt_tokens
 
     def num_cached_tokens(self, request_id: int) -> int:
-        """Of the prompt, in the prefix cache of the instance that computed it."""
+        """Tokens of the prompt in the prefix cache of the instance that computed it."""
         return self._sequences[request_id].num_cached_tokens
 
     def last_token(self, request_id: int) -> int:
@@ -119,9 +119,9 @@ class Executor:
         return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
     def forget(self, request_id: int) -> ForgetKv | None:
-        """With Finished, Failed or PrefillDone, or when the instance has seen a Cancel; again does no harm.
+        """Drop a request that has an outcome, or whose Cancel the instance has seen; again does no harm.
 
-        What all ranks do then, if anything.
+        Returns what all ranks do then, if anything.
         """
         sequence = self._sequences.pop(request_id, None)
         return ForgetKv(request_id) if sequence is not None and sequence.is_saved else None
@@ -170,7 +170,7 @@ class Executor:
         )
 
     def _take(self, made: list[NewToken]) -> Outcome:
-        """Of requests that were forgotten meanwhile nothing is taken."""
+        """Append tokens; those of requests that were forgotten meanwhile are dropped."""
         new_tokens, ended = [], []
         for new in made:
             if (sequence := self._sequences.get(new.request_id)) is None:

@@ -10,6 +10,7 @@ import tempfile
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.util import Finalize, get_temp_dir
@@ -19,17 +20,57 @@ from types import ModuleType
 from typing import Any
 
 from pdreal.options import Options
-from pdreal.rank_spec import RankSpec, process_name
 from pdreal.scratch_folder import ScratchFolder
-from pdsim.scenario.schema import Scenario
+from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, PrefillSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
+
+
+def process_name(instance_id: str, rank: int) -> str:
+    """The leader goes by its instance's name."""
+    return f"{instance_id}.rank{rank}" if rank else instance_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    scenario: Scenario
+    """Resolved, without its workload."""
+    options: Options
+    instance_id: str
+    role: Role
+    rank: int
+    life: int
+    """Starts of this instance before this one."""
+    sockets: Path
+    """The folder of the control channel's sockets, and where the ranks of an instance meet."""
+    logs: Path | None
+    """The folder of logbooks, if any are kept."""
+    device_index: int
+    """The GPU, if there are any: ranks are dealt to them in turn."""
+    num_threads: int
+    """Threads for torch on the CPU."""
+    cores: tuple[int, ...]
+    """Cores of all its threads."""
+
+    @property
+    def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:
+        settings: PrefillSettings | DecodeSettings | AggregatedSettings = getattr(self.scenario, self.role)
+        return settings
+
+    @property
+    def process(self) -> str:
+        return process_name(self.instance_id, self.rank)
+
+    @property
+    def followers(self) -> list[str]:
+        return [process_name(self.instance_id, rank) for rank in range(1, self.settings.tp)]
+
 
 _PRELOADED = ["torch", "pdreal.rank"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """They end a run early; what has finished is kept."""
 _PATIENCE_S = 5.0
-"""For processes that were told to exit."""
+"""Limit for processes that were told to exit."""
 
 
 class Fleet:
@@ -55,12 +96,12 @@ class Fleet:
         self._context.set_forkserver_preload(_PRELOADED)
         self._alive: dict[str, list[Any]] = {}
         self.roles: dict[str, Role] = {}
-        """By instance, in the order of the scenario."""
+        """Role of each instance, in the order of the scenario."""
         for role in ("prefill", "decode", "aggregated"):
             if (settings := getattr(scenario, role)) is not None:
                 self.roles |= dict.fromkeys(instance_ids(settings, role), role)
         self.lives = dict.fromkeys(self.roles, -1)
-        """Of each instance, the number of its current or last life."""
+        """Number of each instance's current or last life."""
 
     @property
     def instance_ids(self) -> list[str]:

@@ -1,13 +1,17 @@
-"""Where KV lies: the planes of a rank's cache, and which heads each pair of ranks exchanges.
+"""Layout of KV: the planes of a rank's cache, which heads each pair of ranks exchanges, and the copies of a unit.
 
 A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
 Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdsim.core.transfer_plan import RankPairLayout
+import numpy as np
+from numpy.typing import NDArray
+
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +53,13 @@ class RankPair(NamedTuple):
     prefill_rank: int
     decode_rank: int
     writer: int
-    """Which of the decode rank's writers this is."""
+    """The number of this one among the decode rank's writers."""
     source_heads: range
     target_heads: range
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
-    """Of all KV heads of the model; with more ranks than heads, neighbouring ranks hold the same one."""
+    """KV heads that a rank holds; with more ranks than heads, neighbouring ranks hold the same one."""
     if tp > num_kv_heads:
         head = rank // (tp // num_kv_heads)
         return range(head, head + 1)
@@ -64,7 +68,7 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
-    """Who writes to whom, by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
+    """Pairs of ranks by decode rank. Of prefill ranks that hold the same heads, as many write as the wire has."""
     pairs = []
     for decode_rank in range(decode_tp):
         sources = range(decode_rank * prefill_tp // decode_tp, -(-(decode_rank + 1) * prefill_tp // decode_tp))
@@ -86,13 +90,13 @@ class Exchange:
 
     wire: RankPairLayout
     num_kv_heads: int
-    """Of the model."""
+    """Heads of the model."""
     prefill_tp: int
     decode_tp: int
     prefill: CacheGeometry
     decode: CacheGeometry
     layer_groups: int = 0
-    """In which a forward's KV is sent; 0: when it is done."""
+    """Groups in which a forward's KV is sent; 0: when it is done."""
 
     def __post_init__(self) -> None:
         if self.wire.state_bytes or self.wire.num_planes != self.prefill.num_planes:
@@ -108,3 +112,65 @@ class Exchange:
     @property
     def pairs(self) -> tuple[RankPair, ...]:
         return rank_pairs(self.num_kv_heads, self.prefill_tp, self.decode_tp, self.wire.num_writers)
+
+
+Integers = NDArray[np.int64]
+
+
+class Move(NamedTuple):
+    """The same copies in each of some planes: from local to remote offsets, in bytes from the plane's begin."""
+
+    planes: range
+    local_offsets: Integers
+    remote_offsets: Integers
+    lengths: Integers
+
+    @property
+    def num_descriptors(self) -> int:
+        return len(self.planes) * len(self.lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.planes) * int(self.lengths.sum())
+
+
+def move_of(unit: TransferUnit, pair: RankPair, exchange: Exchange) -> Move:
+    """Pages to pages, without staging. An empty unit, which carries only the first token, moves nothing."""
+    sides = exchange.prefill, exchange.decode
+    source, target = np.array(unit.source_pages, np.int64), np.array(unit.target_pages, np.int64)
+    planes = planes_of(unit, exchange)
+    if exchange.wire.slices:
+        return _slices(source, target, planes, pair, *sides)
+    return _pages(source, target, planes, exchange.wire, exchange.prefill.page_bytes)
+
+
+def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
+    """All, or those of the unit's group of layers."""
+    if unit.after_layers is None:
+        return range(exchange.prefill.num_planes)
+    layers = layers_of_group(exchange.prefill.num_layers, unit.after_layers[1], exchange.layer_groups)
+    return range(2 * layers.start, 2 * layers.stop)
+
+
+def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayout, page_bytes: int) -> Move:
+    """Whole pages; runs of them as one copy if the engine is to see them joined."""
+    begins = np.ones(len(source) + 1, bool)  # the last is the end
+    if wire.coalesces:
+        begins[1:-1] = (source[1:] != source[:-1] + 1) | (target[1:] != target[:-1] + 1)
+    bounds = begins.nonzero()[0]
+    first, num_pages = bounds[:-1], bounds[1:] - bounds[:-1]
+    return Move(planes, source[first] * page_bytes, target[first] * page_bytes, num_pages * page_bytes)
+
+
+def _slices(
+    source: Integers, target: Integers, planes: range, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
+) -> Move:
+    """Copies of the heads that cross, token by token."""
+    local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
+    remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes
+    return Move(planes, local, remote, np.full(len(local), len(pair.source_heads) * prefill.head_bytes))
+
+
+def slots_of(pages: Sequence[int] | Integers, page_size: int) -> Integers:
+    """Token slots of pages, in their order."""
+    return (np.asarray(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)

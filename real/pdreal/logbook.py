@@ -1,4 +1,4 @@
-"""What each process of a run writes down as it goes, and how it becomes one journal and one set of records.
+"""Logbooks: what each process of a run writes down as it goes, and how it becomes one journal and one set of records.
 
 Two files for each life of a process: calls into its state machines, and rows of what it saw. They are written as things
 happen, so that a process that is killed leaves what it did; merged by time when the run is over.
@@ -11,41 +11,99 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from pdreal.clock import Timeline
+from pdsim.core import messages as m
 from pdsim.core.instance import Levels
-from pdsim.core.journal import Entry, from_json, from_lines, to_json, to_line
-from pdsim.metrics.recorder import Recorder
+from pdsim.core.journal import Entry, Recorded, from_json, from_lines, to_json, to_line
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.metrics.records import RunRecords, StepRecord, TransferRecord
 
 _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, Levels)}
 
 
 class Logbook:
-    """One process's."""
+    """Two files of one process. It keeps nothing without a folder, or when it is closed."""
 
-    def __init__(self, folder: Path, process: str, life: int) -> None:
-        self._journal = _append(folder / f"{process}.{life}.journal")
-        self._rows = _append(folder / f"{process}.{life}.rows")
+    def __init__(self, folder: Path | None, process: str, life: int) -> None:
+        self.is_kept = folder is not None
+        if folder is not None:
+            self._journal = _append(folder / f"{process}.{life}.journal")
+            self._rows = _append(folder / f"{process}.{life}.rows")
+
+    def recorded(self, machine: Any) -> Any:
+        """The state machine, and each call into it an entry."""
+        return Recorded(machine, self.entry) if self.is_kept else machine
 
     def entry(self, entry: Entry) -> None:
         """A call into a state machine."""
-        self._journal.write(to_line(entry))
+        if self.is_kept:
+            self._journal.write(to_line(entry))
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
         """A call that the recorder will get, with now_ns behind the arguments."""
-        plain = [{type(a).__name__: list(a)} if type(a).__name__ in _RECORDS else to_json(a) for a in args]
-        self._rows.write(json.dumps((now_ns, method, plain)) + "\n")
+        if self.is_kept:
+            plain = [{type(a).__name__: list(a)} if type(a).__name__ in _RECORDS else to_json(a) for a in args]
+            self._rows.write(json.dumps((now_ns, method, plain)) + "\n")
 
     def flush(self) -> None:
-        self._journal.flush()
-        self._rows.flush()
+        if self.is_kept:
+            self._journal.flush()
+            self._rows.flush()
 
     def close(self) -> None:
-        self._journal.close()
-        self._rows.close()
+        if self.is_kept:
+            self.is_kept = False
+            self._journal.close()
+            self._rows.close()
 
 
 def _append(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
+
+
+class InstanceLog:
+    """Rows that a leader writes of its instance, at the time of the run."""
+
+    def __init__(self, instance_id: str, logbook: Logbook, timeline: Timeline) -> None:
+        self._instance_id = instance_id
+        self._logbook = logbook
+        self._timeline = timeline
+        self._last_levels: Levels | None = None
+        self.flush = logbook.flush
+
+    def note(self, method: str, *args: Any) -> None:
+        self._logbook.row(method, self._timeline.now_ns, *args)
+
+    def levels(self, instance: Any) -> None:
+        """Note how full the instance is, if that has changed."""
+        if self._logbook.is_kept and (levels := instance.levels()) != self._last_levels:
+            self._last_levels = levels
+            self.note("on_levels", self._instance_id, levels)
+
+    def transfer(self, unit: TransferUnit, wire: RankPairLayout, worker: int, start_ns: int) -> None:
+        """A unit that has just arrived."""
+        if self._logbook.is_kept:
+            now_ns = self._timeline.now_ns
+            self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))
+
+    def step(self, step: m.Step, start_ns: int, end_ns: int) -> None:
+        """A step that was computed from start_ns to end_ns by the monotonic clock."""
+        if not self._logbook.is_kept:
+            return
+        if isinstance(step, m.PrefillStep):
+            num_requests = len(step.chunks)
+            num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+            num_context_tokens = sum(chunk.num_context_tokens for chunk in step.chunks)
+        else:
+            num_requests = num_tokens = step.num_requests
+            num_context_tokens = step.num_context_tokens
+        kind = "prefill" if isinstance(step, m.PrefillStep) else "decode"
+        begin_ns, duration_ns = start_ns - self._timeline.epoch_ns, end_ns - start_ns
+        sizes = num_requests, num_tokens, num_context_tokens
+        self.note(
+            "on_step", step, StepRecord(self._instance_id, kind, begin_ns, duration_ns, duration_ns, 1, *sizes, 0.0)
+        )
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
@@ -69,7 +127,7 @@ _TIMELESS = {"on_step", "on_transfer", "on_retry", "on_output"}
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
-    """Of each process, by life."""
+    """Files of each process, by life."""
     lives: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob(f"*.{kind}")):
         process, life, _ = path.name.rsplit(".", 2)

@@ -1,4 +1,4 @@
-"""Moves the KV of one rank: sends what a prefill rank computed, takes in what a decode rank is sent."""
+"""The movers of a rank's KV: one sends what a prefill rank computed, one takes in what a decode rank is sent."""
 
 import queue
 from collections.abc import Sequence
@@ -7,30 +7,34 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pdreal.digest import Digests, digest
-from pdreal.geometry import CacheGeometry, Exchange, RankPair, heads_of_rank
-from pdreal.moves import Integers, Move, move_of
-from pdreal.paged_kv import SCRATCH_PAGE
+from pdreal.geometry import CacheGeometry, Exchange, Integers, Move, RankPair, heads_of_rank, move_of
+from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
 from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines
 from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.scenario import wiring
+from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.memory import Layout
+from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention
 
 _GREETING_BYTES = 16
 
 
 class PeerMemory(NamedTuple):
-    """Where a decode rank takes KV in. Plain JSON."""
+    """Addresses at which a decode rank takes KV in. Plain JSON."""
 
     address: str
-    """Of its engine."""
+    """Address of its engine."""
     planes: Sequence[int]
-    """Where each begins."""
+    """Begin of each plane."""
     ring: int | None
-    """Where its staging ring begins."""
+    """Begin of its staging ring."""
     greetings: Sequence[int]
-    """In each of its regions some bytes that nobody reads."""
+    """Some bytes in each of its regions that nobody reads."""
 
 
 class PrefillMover:
@@ -73,7 +77,7 @@ class PrefillMover:
             self._transport.disconnect(self._peers.pop((decode_id, rank)).address)
 
     def warm_up(self) -> None:
-        """Before the first transfer: compile what gathers, which takes a second."""
+        """Compile what gathers, which takes a second, before the first transfer."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -93,7 +97,7 @@ class PrefillMover:
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
     def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None) -> None:
-        """To each decode rank that this one writes to, in turn; returns when the bytes are in place there.
+        """Write to each decode rank that this one writes to, in turn; returns when the bytes are in place there.
 
         The KV must be computed, and the GPU's work on it done. Raises TransferError.
         """
@@ -127,7 +131,7 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Of these tokens, counted from the first page's begin."""
+        """Fingerprints of these tokens, counted from the first page's begin."""
         return digest(self._planes, self._heads, pages, tokens, self._exchange.prefill.page_size)
 
     def close(self) -> None:
@@ -164,14 +168,14 @@ class DecodeMover:
         return PeerMemory(self._transport.address, planes, ring, greetings)
 
     def warm_up(self) -> None:
-        """Before the first transfer: compile what scatters, which takes a second."""
+        """Compile what scatters, which takes a second, before the first transfer."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
             self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
-        """From the ring into the cell's pages; returns when the KV is in place."""
+        """Copy from the ring into the cell's pages; returns when the KV is in place."""
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
@@ -181,7 +185,7 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Of these tokens, counted from the first page's begin."""
+        """Fingerprints of these tokens, counted from the first page's begin."""
         wait_for_engines(self._planes[0].device)
         return digest(self._planes, self._heads, pages, tokens, self._exchange.decode.page_size)
 
@@ -205,3 +209,67 @@ def _enter(planes: Sequence[torch.Tensor]) -> None:
     """A thread's current GPU is its own matter, and engines open memory on it."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
+
+
+def exchange_of(scenario: Scenario) -> Exchange:
+    """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    attention = prefill.model.attention
+    if prefill.model.state is not None or not isinstance(attention, GroupedQueryAttention):
+        raise ConfigError(
+            f"model: {prefill.model.name} has linear-attention state or latent KV, which run in simulation only; "
+            "real mode has models with grouped-query attention in every layer"
+        )
+    return Exchange(
+        wire=wiring.wire_of(scenario, prefill, decode),
+        num_kv_heads=attention.num_kv_heads,
+        prefill_tp=prefill.tp,
+        decode_tp=decode.tp,
+        prefill=cache_geometry(scenario, scenario.pair.prefill, prefill),
+        decode=cache_geometry(scenario, scenario.pair.decode, decode),
+        layer_groups=scenario.pair.prefill.layer_groups,
+    )
+
+
+def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout) -> CacheGeometry:
+    """The cache of any rank of a role, in a resolved scenario."""
+    attention = layout.model.attention
+    assert isinstance(attention, GroupedQueryAttention)
+    assert settings.pool_tokens is not None, "the scenario is not resolved"
+    return CacheGeometry(
+        num_pages=settings.pool_tokens // scenario.page_size,
+        page_size=scenario.page_size,
+        num_layers=attention.num_layers,
+        num_kv_heads=len(heads_of_rank(attention.num_kv_heads, layout.tp, 0)),
+        head_dim=attention.head_dim,
+        itemsize=int(DTYPE_BYTES[layout.kv_dtype]),
+    )
+
+
+def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> PrefillMover:
+    exchange = exchange_of(scenario)
+    return PrefillMover(
+        exchange,
+        rank,
+        planes,
+        transport,
+        buffer_bytes=_largest_cell_bytes(scenario, exchange),
+        num_buffers=wiring.transport(scenario).num_queues,
+    )
+
+
+def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> DecodeMover:
+    exchange, staging = exchange_of(scenario), scenario.network.staging
+    is_staged = staging is not None and exchange.wire.slices
+    return DecodeMover(exchange, rank, planes, transport, ring_bytes=staging.ring if staging and is_staged else 0)
+
+
+def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
+    """That one pair of ranks stages: larger cells are sent as slices, or not at all."""
+    staging = scenario.network.staging
+    if staging is None or not exchange.wire.slices:
+        return 0
+    plan = wiring.staging_plan(scenario, staging)
+    pages = min(plan.cell_pages, exchange.prefill.num_pages)
+    cell_bytes = min(pages * exchange.wire.page_bytes, plan.ring_bytes // exchange.wire.num_writers)
+    return cell_bytes if plan.buffer_bytes is None else min(cell_bytes, plan.buffer_bytes)

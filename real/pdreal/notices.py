@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
+"""Notices: what the processes of a run tell each other besides the core's messages. All fields are plain JSON."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,6 @@ class Hello(NamedTuple):
     """A rank to the launcher: its model is loaded, and here is its memory."""
 
     process: str
-    life: int
     memory: dict[str, Any]
 
 
@@ -15,12 +14,12 @@ class Peers(NamedTuple):
     """The launcher to a rank: who is there, in which life, and where the memory of every rank lies."""
 
     number: int
-    """To answer with."""
+    """Number to answer with."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
-    """By instance, a PeerMemory for each rank."""
+    """A PeerMemory for each rank, by instance."""
     epoch_ns: int | None
-    """When time began, by the monotonic clock; None as long as not all are connected."""
+    """Begin of time, by the monotonic clock; None as long as not all are connected."""
 
 
 class Connected(NamedTuple):
@@ -33,14 +32,11 @@ class Connected(NamedTuple):
 class Ping(NamedTuple):
     """The launcher to a rank: are you there?"""
 
-    number: int
-
 
 class Pong(NamedTuple):
     """The answer; a leader's with how full the instance is, a follower's without."""
 
     process: str
-    number: int
     levels: list[Any]
 
 
@@ -76,7 +72,6 @@ class Broken(NamedTuple):
     """A rank to the launcher: it cannot go on."""
 
     process: str
-    life: int
     reason: str
 
 

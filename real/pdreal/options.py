@@ -1,4 +1,4 @@
-"""How a scenario is run for real: what the flags of pdreal say, and scenarios do not."""
+"""Options of a real run: what the flags of pdreal say, and scenarios do not."""
 
 import os
 from dataclasses import dataclass
@@ -12,22 +12,21 @@ RealDtype = Literal["float32", "bfloat16"]
 class Options:
     device: Device = "cpu"
     dtype: RealDtype = "float32"
-    """Of weights and KV."""
+    """Type of weights and KV."""
     weights: str = "seed:0"
     """Random by that seed, or the folder of a checkpoint."""
     threads: int | None = None
-    """Of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
+    """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
     check_kv: bool = False
     """Compare the KV of every request on both sides as it arrives."""
-    model_answers_at_once: bool = False
-    """With tokens that mean nothing: what is measured then is the harness."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
     def cores_of_rank(self, index: int, num_ranks: int) -> tuple[int, ...]:
-        """On a CPU an equal part of this process's, neighbours: ranks that share cores slow each other, or not, as they
-        happen to be placed. All of them on GPUs, and where there are more ranks than cores.
+        """An equal part of this process's cores on a CPU, where ranks that share cores slow each other.
+
+        All cores on GPUs, and where there are more ranks than cores.
         """
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // num_ranks

@@ -1,10 +1,14 @@
 """The KV cache of one rank: memory that the page ids of pdsim.core index."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pdreal.geometry import slots_of
 
 SCRATCH_PAGE = 0
 """Never handed out by a page pool: takes what nobody reads."""
@@ -27,33 +31,27 @@ class PagedKv:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        memory: Tensor | None = None,
+        allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
         """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
 
-        memory: bytes on the device to lie in, num_bytes of them, e.g. shared with other processes; or its own.
+        allocate: bytes on the device to lie in, e.g. shared with other processes; None for its own.
         """
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_layers = num_layers
         shape = (2 * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
-        if memory is None:
+        if allocate is None:
             self.memory = torch.zeros(shape, dtype=dtype, device=device)
         else:
-            self.memory = memory.view(dtype).view(shape)
+            self.memory = allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
         self._layers = self.memory.view(num_layers, 2 * self._num_slots, num_kv_heads, head_dim).unbind()
         """The two planes of each as one."""
 
-    @staticmethod
-    def num_bytes(
-        *, num_pages: int, page_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        return 2 * num_layers * (num_pages + 1) * page_size * num_kv_heads * head_dim * dtype.itemsize
-
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Of a sequence's tokens [start, stop), in int32 on the CPU."""
+        """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""
         positions = torch.arange(start, stop, dtype=torch.int32)
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
@@ -69,7 +67,7 @@ class PagedKv:
             keys[slots], values[slots] = key, value
 
     def rows(self, slots: Tensor) -> Tensor:
-        """What read takes for slots: where a layer has their keys, and then where it has their values."""
+        """Rows that `read` takes for slots: where a layer has their keys, and then where it has their values."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat((slots, slots + self._num_slots))
 
@@ -105,3 +103,20 @@ class SavedKv:
 
     def _slots(self, page_table: Sequence[int], num_kv_tokens: int) -> Tensor:
         return self._kv.slots(page_table, 0, num_kv_tokens).to(self._kv.memory.device)
+
+
+Digests = Mapping[str, int]
+"""Fingerprint of each KV head of the model; heads are text, for they cross as JSON."""
+
+
+def digest(
+    planes: Sequence[torch.Tensor], heads: range, pages: Sequence[int], tokens: range, page_size: int
+) -> Digests:
+    """CRC-32 over all layers of the KV of some tokens of a page list. heads: those that the rank holds."""
+    slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
+    sums = dict.fromkeys(heads, 0)
+    for plane in planes:
+        by_head = plane.index_select(0, slots).transpose(0, 1).contiguous().view(torch.uint8).cpu().numpy()
+        for head, kv in zip(heads, by_head, strict=True):
+            sums[head] = zlib.crc32(kv, sums[head])
+    return {str(head): value for head, value in sums.items()}

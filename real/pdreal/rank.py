@@ -11,21 +11,19 @@ from multiprocessing import parent_process
 from typing import Any
 
 from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel
-from pdreal.envelope import Envelope
-from pdreal.follower import Follower
-from pdreal.kv_check import KvDamagedError
+from pdreal.channel import LAUNCHER, Channel, Envelope
+from pdreal.fleet import RankSpec
+from pdreal.kv_transfers import KvDamagedError
 from pdreal.leader import Leader
 from pdreal.model.config import ModelError
+from pdreal.rank_group import Follower, RankThreads
 from pdreal.rank_resources import RankResources, build_rank_resources
-from pdreal.rank_spec import RankSpec
-from pdreal.rank_threads import RankThreads
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
 _SWITCH_S = 1e-4
-"""How long a thread may keep others from running Python. With the usual 5 ms a transfer would not begin before the main
-thread has done all else that a step brings."""
+"""Time for which a thread may keep others from running Python. With the usual 5 ms a transfer would wait for all else
+that the main thread does in a step."""
 
 
 def run_rank(spec: RankSpec) -> None:
@@ -41,7 +39,7 @@ def run_rank(spec: RankSpec) -> None:
         asyncio.run(Rank(spec, channel, resources).live())
     except Exception as broken:  # noqa: BLE001  whatever it is, the launcher must hear of it
         exit_code = notices.BROKEN
-        channel.send(LAUNCHER, notices.Broken(spec.process, spec.life, _explain(broken)))
+        channel.send(LAUNCHER, notices.Broken(spec.process, _explain(broken)))
     channel.close()
     sys.stderr.flush()
     os._exit(exit_code)  # whatever a thread still does
@@ -60,7 +58,7 @@ class Rank:
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Until it is told to exit. Raises what breaks it."""
+        """Serve until told to exit. Raises what breaks it."""
         self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self._fail(context.get("exception") or RuntimeError(context)))
@@ -77,7 +75,7 @@ class Rank:
         else:
             self._channel.connect(self._spec.instance_id, self._spec.life)
             self._actor = Follower(self._spec.instance_id, self._channel, threads, self._fail)
-        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._spec.life, self._resources.memory))
+        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._resources.memory))
         await self._end
 
     def _fail(self, error: BaseException) -> None:
@@ -89,7 +87,9 @@ class Rank:
         if isinstance(message, notices.Peers):
             self._connect(message)
         elif isinstance(message, notices.Ping):
-            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, message.number, self._actor.levels()))
+            if self._threads.hangs:
+                return  # whoever watches takes its place
+            self._channel.send(LAUNCHER, notices.Pong(self._spec.process, self._actor.levels()))
         elif isinstance(message, notices.Exit):
             if not self._end.done():
                 self._end.set_result(None)
@@ -97,7 +97,7 @@ class Rank:
             self._actor.on_message(to, message, extra if payload is None else payload)
 
     def _connect(self, peers: notices.Peers) -> None:
-        """With instances that are new, or in a new life."""
+        """Connect with instances that are new, or in a new life."""
         met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
@@ -117,7 +117,7 @@ class Rank:
         greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, instance_ids: list[str], number: int) -> None:
-        """While other work goes on."""
+        """Greet new instances, while other work goes on."""
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):
                 await self._threads.greet(instance_id)

@@ -1,13 +1,113 @@
-"""All ranks of one instance: the leader's own threads, and its followers over the control channel."""
+"""The ranks of one instance: the threads of each, the leader's group of all, and a follower."""
 
+from asyncio import AbstractEventLoop, gather
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from threading import Condition
+from time import monotonic_ns
+from typing import Any, NamedTuple
 
 from pdreal import notices
 from pdreal.channel import Channel
-from pdreal.rank_threads import RankThreads
-from pdreal.tasks import Compute, Task
+from pdreal.rank_resources import RankResources
+from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
+from pdsim.core.transfer_plan import TransferUnit
+
+_FORWARD_NS = 300_000_000_000
+"""Limit of a forward: SGLang's --watchdog-timeout."""
+OnDone = Callable[[Any, BaseException | None], None]
+
+
+class Computed(NamedTuple):
+    """Tokens that the model made of some work, and when by the monotonic clock."""
+
+    tokens: list[int]
+    start_ns: int
+    end_ns: int
+
+
+class RankThreads:
+    def __init__(self, loop: AbstractEventLoop, resources: RankResources) -> None:
+        self._loop = loop
+        self._runner = resources.runner
+        self._mover: Any = resources.mover
+        self._on_gpu = resources.device.type == "cuda"
+        self._progress = Condition()
+        self._layers_computed = 0, 0
+        """The step whose layers this rank computes, and how many groups it has."""
+        self._compute_start_ns: int | None = None
+        """Begin of the work that is being computed, if any is."""
+        self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
+        self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
+        self._workers = [
+            ThreadPoolExecutor(1, f"transfer-{i}", resources.enter_copies) for i in range(resources.num_workers)
+        ]
+
+    def warm_up(self) -> None:
+        """Do what each thread does for the first time, before anybody waits for it. Returns when it is done."""
+        if self._on_gpu:
+            self._compute.submit(self._runner.warm_up).result()
+        if self._mover is not None:
+            for thread in self._workers or [self._scatter]:
+                thread.submit(self._mover.warm_up).result()
+
+    async def greet(self, decode_id: str) -> None:
+        """Greet from every thread that will send to it. Raises TransferError if it is gone."""
+        await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
+
+    def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
+        """on_done: called on the main thread with what the task returned, or raised."""
+        future = self._submit(task, on_layers)
+        future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(_report, done, on_done))
+
+    def _submit(self, task: Task, on_layers: Callable[[int], None] | None) -> "Future[Any]":
+        match task:
+            case Compute(work, step_id):
+                return self._compute.submit(self._run, work, step_id, on_layers)
+            case SendUnit(worker, unit, offset):
+                return self._workers[worker].submit(self._send, unit, offset)
+            case ScatterCell(command, pages):
+                return self._scatter.submit(self._mover.scatter, command, pages)
+            case DigestSent(worker, pages, num_tokens):
+                return self._workers[worker].submit(self._mover.digest, pages, range(num_tokens))
+            case DigestArrived(pages, num_tokens):
+                return self._scatter.submit(self._mover.digest, pages, range(num_tokens))
+
+    def _run(self, work: Any, step_id: int | None, on_layers: Callable[[int], None] | None) -> Computed:
+        self._compute_start_ns = start_ns = monotonic_ns()
+        try:
+            tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
+        finally:
+            self._compute_start_ns = None
+        return Computed(tokens, start_ns, monotonic_ns())
+
+    @property
+    def hangs(self) -> bool:
+        """Whether one forward has taken so long that it will not end."""
+        start_ns = self._compute_start_ns
+        return start_ns is not None and monotonic_ns() - start_ns > _FORWARD_NS
+
+    def _on_layers(self, step_id: int | None, on_layers: Callable[[int], None] | None, num_groups: int) -> None:
+        if step_id is not None:
+            with self._progress:
+                self._layers_computed = step_id, num_groups
+                self._progress.notify_all()
+        if on_layers is not None:
+            on_layers(num_groups)
+
+    def _send(self, unit: TransferUnit, staging_offset_bytes: int | None) -> None:
+        """The leader's layers are computed; those of this rank may take a moment longer."""
+        if (needed := unit.after_layers) is not None:
+            with self._progress:
+                self._progress.wait_for(lambda: needed < self._layers_computed)
+        self._mover.send(unit, staging_offset_bytes)
+
+
+def _report(done: "Future[Any]", on_done: OnDone) -> None:
+    error = done.exception()
+    on_done(None if error else done.result(), error)
 
 
 @dataclass
@@ -19,7 +119,15 @@ class _UnderWay:
 
 
 class RankGroup:
-    def __init__(self, channel: Channel, threads: RankThreads, followers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        threads: RankThreads,
+        followers: Sequence[str],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """fail: brings the instance down."""
+        self.fail = fail
         self._channel = channel
         self._threads = threads
         self._followers = followers
@@ -29,13 +137,31 @@ class RankGroup:
     def compute(
         self,
         task: Compute,
-        on_done: Callable[[Any, BaseException | None], None],
+        on_done: Callable[[Computed], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Broadcast; return the leader's result to on_done. A follower that fails brings the instance down."""
+        """Broadcast; return the leader's result to on_done. A rank that fails brings the instance down."""
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)
-        self._threads.begin(task, on_done, on_layers)
+
+        def take(computed: Computed, error: BaseException | None) -> None:
+            if error is None:
+                on_done(computed)
+            else:
+                self.fail(error)
+
+        self._threads.begin(task, take, on_layers)
+
+    def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
+        """on_done: called when all ranks are done, with what each returned. One that fails brings the instance down."""
+
+        def take(results: list[Any], error: str | None) -> None:
+            if error is None:
+                on_done(results)
+            else:
+                self.fail(RuntimeError(f"{what}: {error}"))
+
+        self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
         """on_done: called when all ranks are done, with what each returned, or with why one failed."""
@@ -61,3 +187,32 @@ class RankGroup:
 
 def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+class Follower:
+    def __init__(
+        self, leader: str, channel: Channel, threads: RankThreads, fail: Callable[[BaseException], None]
+    ) -> None:
+        self._leader = leader
+        self._channel = channel
+        self._threads = threads
+        self._fail = fail
+
+    def levels(self) -> list[Any]:
+        """Its leader knows them."""
+        return []
+
+    def on_message(self, to: str, message: Any, payload: Any) -> None:
+        if not isinstance(message, notices.Task):
+            raise TypeError(f"a follower does not take {message}")
+        self._begin(message.ticket, payload)
+
+    def _begin(self, ticket: int, task: Task) -> None:
+        def on_done(result: Any, error: BaseException | None) -> None:
+            if ticket:
+                done = notices.Done(ticket, result, None if error is None else describe(error))
+                self._channel.send(self._leader, done)
+            elif error is not None:
+                self._fail(error)
+
+        self._threads.begin(task, on_done)

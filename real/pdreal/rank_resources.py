@@ -5,47 +5,43 @@ from typing import Any
 
 import torch
 
-from pdreal.endpoints import decode_mover, prefill_mover
+from pdreal.fleet import RankSpec
+from pdreal.model.config import model_config
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
-from pdreal.model_choice import model_config
-from pdreal.mover import DecodeMover, PeerMemory, PrefillMover
-from pdreal.null_runner import NullRunner
-from pdreal.paged_kv import PagedKv
-from pdreal.rank_spec import RankSpec
+from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
-from pdreal.transports.choice import open_transport
-from pdreal.transports.protocol import Transport
+from pdreal.transports.protocol import Transport, open_transport
 from pdsim.scenario import wiring
 
 
 @dataclass(frozen=True)
 class RankResources:
-    runner: ModelRunner | NullRunner
+    runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """On a GPU: where the model was loaded and its graphs were captured."""
+    """Stream on a GPU: where the model was loaded and its graphs were captured."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0
-    """Of transfers."""
+    """Threads that transfer."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What peers need to write here."""
+    """Addresses that peers need to write here."""
 
     def enter_compute(self) -> None:
-        """In the thread that computes: its current GPU and stream are its own matter."""
+        """Set the stream of the thread that computes."""
         if self.compute_stream is not None:
             torch.cuda.set_stream(self.compute_stream)
 
     def enter_copies(self) -> None:
-        """In each thread that moves KV."""
+        """Set the stream of a thread that moves KV."""
         if self.device.type == "cuda":
             torch.cuda.set_stream(copy_stream(self.device))
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
-        """With a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
+        """Connect with a rank of another instance, if this one sends to it. Raises TransferError if it is gone."""
         if isinstance(self.mover, PrefillMover) and memory:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))
 
@@ -71,32 +67,22 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
     transport = open_transport(spec.scenario.network.transport, device)
     runner = _runner(spec, model, transport)
     planes = runner.kv.planes
-    worker: ModelRunner | NullRunner = NullRunner() if spec.options.model_answers_at_once else runner
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return RankResources(worker, *where, sender, wiring.transport(spec.scenario).num_queues)
+        return RankResources(runner, *where, sender, wiring.transport(spec.scenario).num_queues)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return RankResources(worker, *where, receiver, memory=receiver.describe()._asdict())
+    return RankResources(runner, *where, receiver, memory=receiver.describe()._asdict())
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:
     """Its cache lies in the transport's memory, if there is one."""
     settings = spec.settings
     assert settings.pool_tokens is not None, "the scenario is not resolved"
-    num_pages = settings.pool_tokens // spec.scenario.page_size
-    num_bytes = PagedKv.num_bytes(
-        num_pages=num_pages,
-        page_size=spec.scenario.page_size,
-        num_layers=model.config.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.config.head_dim,
-        dtype=model.dtype,
-    )
     return ModelRunner(
         model,
-        num_pages=num_pages,
+        num_pages=settings.pool_tokens // spec.scenario.page_size,
         page_size=spec.scenario.page_size,
-        memory=None if transport is None else transport.allocate(num_bytes),
+        allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
         max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
     )

@@ -1,9 +1,8 @@
-"""What of scenarios can be run for real, and with what precision."""
+"""Scenarios that can be run for real, and with what precision."""
 
 from collections.abc import Sequence
 
-from pdreal.model.config import ModelError
-from pdreal.model_choice import model_config
+from pdreal.model.config import ModelError, model_config
 from pdreal.options import Options
 from pdreal.serve.room import Room
 from pdsim.scenario.build import build

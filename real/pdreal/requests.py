@@ -1,10 +1,21 @@
-"""A request as the launcher's caller holds it: an asynchronous stream of its tokens."""
+"""A request as the launcher's caller holds it: how its tokens are chosen, and the stream of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
-from pdreal.sampling import Sampling
 from pdsim.core.sequence import TokenIds
+
+
+class Sampling(NamedTuple):
+    """Greedy. Ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at."""
+
+    max_tokens: int
+    """The client's limit, which policies see too."""
+    stop_after_tokens: int | None = None
+    """A workload's true output length."""
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
@@ -18,10 +29,8 @@ class Request:
         self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
-        self.attempt = request_id
-        """The id of the attempt whose tokens count."""
         self.num_cached_tokens = 0
-        """Of the prompt, in a prefix cache; known when it is computed."""
+        """Tokens of the prompt in a prefix cache; known when it is computed."""
         self.tokens: list[int] = []
         """All so far."""
         self._ended: str | None = None

@@ -26,12 +26,12 @@ from pdsim.workload.request_spec import RequestSpec
 
 @dataclass
 class RealRun:
-    """What a run leaves behind, besides logbooks."""
+    """Outcome of a run, besides logbooks."""
 
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Tokens of each request that has ended."""
     leaks: list[str] = field(default_factory=list)
-    """What did not come back when all requests had ended: nothing, or a law is broken."""
+    """Pages, locks and bytes that did not come back when all requests had ended: none, or a law is broken."""
     failure: str | None = None
     interrupted: bool = False
 

@@ -7,16 +7,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdreal.batches import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
 from pdreal.decode_graphs import DecodeGraphs
-from pdreal.layer_progress import LayerProgress
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
 from pdreal.streams import to_host, wait_for_engines
+from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
+
+
+class LayerProgress:
+    """Progress of one forward. On a CPU it tells at once; on a GPU in `report`, when the stream has come so far."""
+
+    def __init__(
+        self, num_layers: int, num_groups: int, on_layers: Callable[[int], None] | None, device: torch.device
+    ) -> None:
+        """on_layers is called with the number of groups that are done, never if there are none.
+
+        Groups are as equal as whole layers allow.
+        """
+        self._num_layers = num_layers
+        self._num_groups = num_groups
+        self._on_layers = on_layers
+        self._is_cuda = device.type == "cuda"
+        self._num_done = 0
+        self._events: list[tuple[int, torch.cuda.Event]] = []
+
+    def on_kv(self, layer: int) -> None:
+        """The layer's keys and values are written, or will be when the stream comes to it."""
+        num_done = self._groups_within(layer + 1)
+        if self._on_layers is None or num_done == self._num_done:
+            return
+        self._num_done = num_done
+        if self._is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append((num_done, event))
+        else:
+            self._on_layers(num_done)
+
+    def report(self) -> None:
+        """Wait for the stream, group after group. The whole forward has been launched."""
+        for num_done, event in self._events:
+            event.synchronize()
+            if self._on_layers is not None:
+                self._on_layers(num_done)
+
+    def _groups_within(self, num_layers: int) -> int:
+        """Group g ends with layer num_layers * (g + 1) // num_groups."""
+        num_groups = self._num_groups
+        return min(num_groups, ((num_layers + 1) * num_groups - 1) // self._num_layers) if num_groups else 0
+
 
 _WARM_UP_TOKENS = 8192
-"""At most, of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
+"""Limit of a forward: the chunk of prompts on GPUs with as much memory as an H200."""
 _FEW_TOKENS = 2048
 """Up to so many, lengths are near to each other."""
 
@@ -33,13 +76,13 @@ class ModelRunner:
         *,
         num_pages: int,
         page_size: int,
-        memory: Tensor | None = None,
+        allocate: Callable[[int], Tensor] | None = None,
         layer_groups: int = 0,
         max_running_requests: int = 0,
     ) -> None:
         """A GPU captures its decode steps here, which takes seconds.
 
-        memory: for the cache, PagedKv.num_bytes of it; or of its own
+        allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
         """
@@ -52,7 +95,7 @@ class ModelRunner:
             head_dim=model.config.head_dim,
             dtype=model.dtype,
             device=model.device,
-            memory=memory,
+            allocate=allocate,
         )
         self._saved = SavedKv(self.kv)
         self._layer_groups = layer_groups
@@ -123,7 +166,7 @@ class ModelRunner:
 
 
 def _warm_up_lengths(longest: int) -> list[int]:
-    """From the longest down: powers of two and many between, since products have kernels by their length."""
+    """Lengths from the longest down: powers of two and many between, since products have kernels by their length."""
     powers = (2**power for power in range(longest.bit_length()))
     between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)
     return sorted({longest, *powers, *between}, reverse=True)

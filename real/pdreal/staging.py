@@ -1,32 +1,14 @@
-"""Between pages and staging memory: some heads of some pages, of all layers, as one contiguous cell.
+"""Copies between pages and staging memory: some heads of some pages, of all layers, as one contiguous cell.
 
 A cell is [plane, token, head, head_dim], K of every layer before V of every layer. Cells of the ranks that write to one
 decode rank follow each other.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
-from pdreal.moves import slots_of
-
-
-class Staging(Protocol):
-    """For one cache. Both calls return when the bytes are in place."""
-
-    def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
-        """Copy these heads of the pages into a cell, uint8 [bytes]."""
-        ...
-
-    def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
-        """Copy the cells of all writers, each of which brings some heads, into the pages."""
-        ...
-
-
-def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """planes: [slots, heads, head_dim], K and V of each layer in turn."""
-    return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
+from pdreal.geometry import slots_of
 
 
 class TorchStaging:
@@ -35,11 +17,13 @@ class TorchStaging:
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
+        """Copy these heads of the pages into a cell, uint8 [bytes]."""
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
             torch.index_select(plane[:, heads.start : heads.stop], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
+        """Copy the cells of all writers, each of which brings some heads, into the pages."""
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
             for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
@@ -87,3 +71,12 @@ class KernelStaging:
     def _tokens(self, pages: Sequence[int]) -> tuple[torch.Tensor, int]:
         table = torch.tensor(pages, dtype=torch.int32, device=self._pool.device)
         return table, len(pages) * self._page_size
+
+
+Staging = TorchStaging | KernelStaging
+"""Copies of one cache. They return when the bytes are in place."""
+
+
+def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
+    """planes: [slots, heads, head_dim], K and V of each layer in turn."""
+    return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)

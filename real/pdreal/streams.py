@@ -11,12 +11,12 @@ _BEFORE_FORWARDS = -1
 
 
 def compute_stream(device: torch.device) -> torch.cuda.Stream:
-    """For all that the rank of a GPU computes, in whichever thread."""
+    """A stream for all that the rank of a GPU computes, in whichever thread."""
     return torch.cuda.Stream(device)
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """For one thread that copies on a GPU."""
+    """A stream for one thread that copies on a GPU."""
     return torch.cuda.Stream(device, priority=_BEFORE_FORWARDS)
 
 
@@ -33,7 +33,7 @@ def synchronize_engines(device: torch.device) -> None:
 
 
 def to_host(computed: torch.Tensor) -> torch.Tensor:
-    """What the current stream computes, when it has.
+    """Copy what the current stream computes, when it has.
 
     By way of pinned memory: while a copy to any other waits for the stream, what engines do on the default stream waits
     with it (docs/decisions/0019-real-mode.md).

@@ -1,4 +1,4 @@
-"""What every rank of an instance does as its leader says, on threads of its own. Plain values that can be pickled."""
+"""Tasks of the ranks of an instance, as its leader says: plain values that can be pickled."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,12 +7,63 @@ from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 
 
+class PrefillInput(NamedTuple):
+    """Compute these tokens of a sequence behind num_context_tokens whose KV lies in its pages."""
+
+    request_id: int
+    tokens: Sequence[int]
+    num_context_tokens: int
+    page_table: Sequence[int]
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens with KV when it is computed."""
+        return self.num_context_tokens + len(self.tokens)
+
+
+class PrefillBatch(NamedTuple):
+    chunks: tuple[PrefillInput, ...]
+
+
+class DecodeBatch(NamedTuple):
+    """One token for each sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
+
+    tokens: tuple[int, ...]
+    num_kv_tokens: tuple[int, ...]
+    page_tables: tuple[Sequence[int], ...]
+    """Pages of each, with room for the token."""
+
+
+class SaveKv(NamedTuple):
+    """Copy the KV of a sequence to host memory."""
+
+    request_id: int
+    num_kv_tokens: int
+    page_table: Sequence[int]
+
+
+class RestoreKv(NamedTuple):
+    """Move what was saved of a sequence into these pages."""
+
+    request_id: int
+    page_table: Sequence[int]
+
+
+class ForgetKv(NamedTuple):
+    """Nobody asks for what was saved of a sequence any more."""
+
+    request_id: int
+
+
+Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv
+
+
 class Compute(NamedTuple):
     """Work of the model, behind the work before it."""
 
     work: Any
     step_id: int | None = None
-    """Of a step, which units of its layers wait for."""
+    """The step that is computed, if units of its layers wait for it."""
 
 
 class SendUnit(NamedTuple):
@@ -24,7 +75,7 @@ class SendUnit(NamedTuple):
 
 
 class ScatterCell(NamedTuple):
-    """From the staging ring into pages, behind the cells before it."""
+    """Move a cell from the staging ring into pages, behind the cells before it."""
 
     command: Scatter
     pages: Sequence[int]

@@ -14,14 +14,13 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.clients import Clients
+from pdreal.clients import Clients, Tokens
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.requests import Request
 from pdreal.run import RealRun
 from pdreal.run import run as run_real
-from pdreal.tokens import Tokens
 
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
@@ -139,8 +138,7 @@ def run_scribbling(scenario: Scenario) -> str:
 def skip_without(transport: str) -> None:
     """Skips the test with the reason that the engine gives."""
     import torch
-    from pdreal.transports.choice import open_transport
-    from pdreal.transports.protocol import UnavailableError
+    from pdreal.transports.protocol import UnavailableError, open_transport
 
     try:
         open_transport(transport, torch.device("cpu")).close()
@@ -164,7 +162,8 @@ def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int
 
 def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
     import torch
-    from pdreal.model.attention import WholeSequence
+
+    from tests.real.models import WholeSequence
 
     model = _model()
     sequence = torch.tensor([*prompt, *output[:-1]])

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pdreal.executor import Executor
+from pdreal.requests import Sampling
 from pdreal.runner import ModelRunner
-from pdreal.sampling import Sampling
 
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop

@@ -9,13 +9,35 @@ from functools import cache
 from random import Random
 
 import torch
-from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.model.attention import causal_attention
 from pdreal.model.config import ModelConfig, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
 
 from pdsim.system.model import LlamaArchitecture, RopeScaling
+
+
+class WholeSequence:
+    """Attention without a cache: the tokens are one sequence from its beginning."""
+
+    def __call__(self, layer, query, key, value):
+        return causal_attention(query, key, value)
+
+
+@torch.inference_mode()
+def generate(model, prompt, num_tokens):
+    """The greedy continuation by one process without a cache: what everything else is compared with."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        sequence = torch.tensor(tokens, device=model.device)
+        positions = torch.arange(len(tokens), device=model.device)
+        last = torch.tensor([len(tokens) - 1], device=model.device)
+        logits = model.logits(sequence, positions, WholeSequence(), last)
+        tokens.append(int(model.best_tokens(logits)))
+    return tokens[len(prompt) :]
+
 
 CPU = torch.device("cpu")
 GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,12 +4,10 @@ import asyncio
 from itertools import count
 from typing import Any
 
-from pdreal.requests import Request
-from pdreal.sampling import Sampling
-from pdreal.serve.entrance import Entrance
+from pdreal.requests import Request, Sampling
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
-from pdreal.serve.service import Service
+from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import Tokenizer
 
 from pdsim.core.instance import Levels

@@ -8,22 +8,23 @@ import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
-from pdreal.channel import Channel, process_of
-from pdreal.clock import Clock
-from pdreal.envelope import Envelope, decode, encode
-from pdreal.launcher import _LAST_WORDS_S, Launcher
-from pdreal.logbook import Logbook, read_journal, read_records
-from pdreal.notices import KINDS, Broken, Ping, Pong, Streamed
+from pdreal.channel import Channel, Envelope, decode, encode, process_of
+from pdreal.clients import Tokens
+from pdreal.instances import _LAST_WORDS_S, Instances
+from pdreal.launcher import Launcher
+from pdreal.logbook import InstanceLog, Logbook, read_journal, read_records
+from pdreal.notices import KINDS, Broken, Pong, Settle, Streamed
 from pdreal.options import Options
-from pdreal.requests import Request, RequestFailed
-from pdreal.sampling import Sampling
-from pdreal.tokens import Tokens
+from pdreal.requests import Request, RequestFailed, Sampling
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry
-from pdsim.core.messages import Finished, KvGranted, NewRequest, Woken
+from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
+from pdsim.core.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.loading import load_scenario, parse_scenario
+from pdsim.scenario.machines import build_router
+from pdsim.scenario.sizing import resolve
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ from pdsim.scenario.loading import load_scenario
         NewRequest(3, 5, TokenIds([1, 2, 511]), 16, "prefill-0", "decode-1"),
         KvGranted(3, 8, tuple(range(20))),
         Streamed([[3, 17], [4, 0]]),
-        Ping(4),
+        Settle(4),
     ],
 )
 def test_what_is_sent_is_what_comes(message):
@@ -65,7 +66,7 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
         loop, got, all_here = asyncio.get_running_loop(), [], asyncio.Event()
 
         def take(envelope, payload):
-            got.append((envelope.message.number, payload))
+            got.append((envelope.message.timeout_ns, payload))
             if len(got) == count:
                 all_here.set()
 
@@ -79,13 +80,13 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
         here, first = Channel(tmp_path, "launcher"), Channel(tmp_path, "decode-0", 0)
         here.connect("decode-0", 0)
         for number in range(100):
-            here.send("decode-0.receiver", Ping(number), payload=number if number % 2 else None)
+            here.send("decode-0.receiver", Settle(number), payload=number if number % 2 else None)
         got = await receive(first, 100)
-        here.send("decode-0", Ping(100))  # to the dead
+        here.send("decode-0", Settle(100))  # to the dead
         second = Channel(tmp_path, "decode-0", 1)
         here.connect("decode-0", 1)
-        here.send("decode-0", Ping(101))
-        here.send("nobody", Ping(102))
+        here.send("decode-0", Settle(101))
+        here.send("nobody", Settle(102))
         late = await receive(second, 1)
         here.close()
         return got, late
@@ -97,20 +98,69 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
 
 def test_the_last_answer_of_the_dead_is_not_their_load():
     """It may be read after their end was seen."""
-    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())  # nobody is up
-    launcher._on_envelope(Envelope("launcher", Pong("decode-0", 1, [0] * len(Levels._fields))), None)
-    assert not launcher.load()
+    instances = nobody_up()
+    instances.on_notice(Pong("decode-0", [0] * len(Levels._fields)))
+    assert not instances.levels
+
+
+def nobody_up():
+    scenario = load_scenario(Path("experiments/real-demo/pair.yaml"))
+    return Instances(
+        scenario,
+        Options(),
+        channel=None,
+        timeline=SimpleNamespace(loop=None),
+        logbook=Logbook(None, "launcher", 0),
+        sockets=Path("nowhere"),
+        folder=None,
+        carry_out=pytest.fail,
+        on_lost=pytest.fail,
+        spawn_task=pytest.fail,
+    )
+
+
+@pytest.mark.parametrize("is_aggregated", [False, True])
+def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
+    """They may be on their way when its instance is lost, and come before the next attempt begins."""
+    server = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8, "instances": 2}
+    roles = ["aggregated"] if is_aggregated else ["prefill", "decode"]
+    data = {"model": "tiny-qwen3", "page_size": 4, "health": {}, **dict.fromkeys(roles, server)}
+    data["workload"] = {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1}
+    scenario = resolve(parse_scenario(data, base=Path()))
+    launcher = Launcher(scenario, Options())
+    launcher._plain_router = launcher._router = build_router(scenario)
+    launcher._timeline = SimpleNamespace(now_ns=0, at=lambda *_: None)
+    launcher._instances = SimpleNamespace(is_up=lambda _: False)
+
+    def stream(attempt, token):
+        if is_aggregated:
+            launcher._on_envelope(Envelope("launcher", Streamed([[attempt, token]])), None)
+        extra = [None if is_aggregated else token, 0]
+        launcher._on_envelope(Envelope("router", FirstToken(attempt), extra), None)
+
+    request = launcher.submit([1, 2, 3], Sampling(4))
+    launcher._tell_router(PeerDown(launcher._router.live[0].attempt.decode_id))
+    stream(0, 7)
+    assert not request.tokens
+    launcher._timeline.now_ns = 10**9
+    launcher._tell_router(Woken())
+    stream(0, 7)
+    stream(attempt_id(0, 1), 8)
+    assert request.tokens == [8]
+    launcher._tell_router(PeerDown(launcher._router.live[0].attempt.decode_id))
+    assert request.has_ended, "a request that has a token is not tried again"
 
 
 def test_why_a_process_ended_may_come_after_its_end(monkeypatch):
-    launcher = Launcher(load_scenario(Path("experiments/real-demo/pair.yaml")), Options())
-    reasons = []
-    monkeypatch.setattr(launcher, "_on_death", lambda *args: reasons.append((*args, launcher._deaths.get("decode-0"))))
+    instances, reasons = nobody_up(), []
+    monkeypatch.setattr(
+        instances, "_on_death", lambda *args: reasons.append((*args, instances._deaths.get("decode-0")))
+    )
 
     async def play():
-        launcher._on_exit("prefill-0", -9)  # killed: it says nothing
-        launcher._on_exit("decode-0", 1)
-        launcher._on_envelope(Envelope("launcher", Broken("decode-0", 0, "no weights")), None)
+        instances._on_exit("prefill-0", -9)  # killed: it says nothing
+        instances._on_exit("decode-0", 1)
+        instances.on_notice(Broken("decode-0", "no weights"))
         await asyncio.sleep(2 * _LAST_WORDS_S)
 
     asyncio.run(play())
@@ -138,15 +188,15 @@ def test_logbooks_become_one_journal(tmp_path):
 def test_what_others_hear_of_is_on_file(tmp_path):
     """A rank that is killed as its outcome is heard leaves all rows of that request."""
     pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
-    from pdreal.leader import Leader
+    from pdreal.leader import Outbox
 
-    leader, seen = object.__new__(Leader), []
-    leader._timeline, leader._logbook = Clock(0), Logbook(tmp_path, "decode-0", 0)
-    leader._channel = SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels)))
+    logbook, seen = Logbook(tmp_path, "decode-0", 0), []
+    log = InstanceLog("decode-0", logbook, SimpleNamespace(now_ns=0))
+    outbox = Outbox(SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels))), log)
     for i in range(3):
-        leader._note("on_levels", "decode-0", Levels(*[i] * len(Levels._fields)))
-        leader._send_out("router", Finished(i))
-    leader._logbook.close()
+        log.levels(SimpleNamespace(levels=lambda i=i: Levels(*[i] * len(Levels._fields))))
+        outbox.send("router", Finished(i))
+    logbook.close()
     assert seen == [1, 2, 3]
 
 

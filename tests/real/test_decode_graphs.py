@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
 
-from pdreal.batches import DecodeBatch, PrefillBatch
 from pdreal.decode_graphs import DecodeGraphs, batch_sizes
 from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
+from pdreal.tasks import DecodeBatch, PrefillBatch
 
 from tests.real.models import CPU, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 

@@ -9,17 +9,16 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.batches import ForgetKv, SaveKv
 from pdreal.executor import Executor
-from pdreal.model.attention import WholeSequence
 from pdreal.paged_kv import SavedKv
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
+from pdreal.tasks import ForgetKv, SaveKv
 
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, StepResult
 from pdsim.core.sequence import TokenIds
 from tests.real.local import Local, aggregated, pair
-from tests.real.models import tiny_model, tokens
+from tests.real.models import WholeSequence, tiny_model, tokens
 from tests.support import examples
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,15 +15,17 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal import bootstrap, launcher
+from pdreal import bootstrap, instances, rank_group
 from pdreal.bootstrap import Bootstrap, LaunchError
 from pdreal.fleet import Fleet
-from pdreal.launcher import Launcher, next_backoff_s
+from pdreal.instances import next_backoff_s
+from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
-from pdreal.sampling import Sampling
+from pdreal.requests import Sampling
 from pdreal.serve import server
-from pdreal.serve.entrance import Entrance
+from pdreal.serve.service import Entrance
+from pdreal.tasks import Compute
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)
@@ -46,7 +50,7 @@ def none_is_left():
 
 
 def hang(cluster, instance_id, rank=0):
-    pid = cluster._fleet.pid(instance_id, rank)
+    pid = cluster._instances.fleet.pid(instance_id, rank)
     os.kill(pid, signal.SIGSTOP)
     STOPPED.append(pid)
     return pid
@@ -82,11 +86,36 @@ def test_a_rank_that_hangs_is_killed_and_comes_back(instance_id, rank):
         pid = hang(cluster, instance_id, rank)
         await in_time(until(lambda: is_gone(pid)))
         await in_time(until(lambda: instance_id in cluster.load()))
-        assert cluster._fleet.lives[instance_id] >= 1
+        assert cluster._instances.fleet.lives[instance_id] >= 1
         assert len(await in_time(tokens_of(cluster.submit([5, 6, 7], Sampling(max_tokens=3))))) == 3
         return await in_time(cluster.stop())
 
     assert asyncio.run(main()) == []
+
+
+def test_a_forward_without_an_end_is_found(monkeypatch):
+    """The main thread of its rank still answers."""
+    monkeypatch.setattr(rank_group, "_FORWARD_NS", 50_000_000)
+    may_end = threading.Event()
+    resources = SimpleNamespace(
+        runner=SimpleNamespace(run=lambda *_: may_end.wait() and []),
+        mover=None,
+        device=SimpleNamespace(type="cpu"),
+        num_workers=0,
+        enter_compute=lambda: None,
+        enter_copies=lambda: None,
+    )
+
+    async def main():
+        threads, ended = rank_group.RankThreads(asyncio.get_running_loop(), resources), asyncio.Event()
+        threads.begin(Compute(None), lambda *_: ended.set())
+        assert not threads.hangs
+        await in_time(until(lambda: threads.hangs))
+        may_end.set()
+        await in_time(ended.wait())
+        assert not threads.hangs
+
+    asyncio.run(main())
 
 
 def test_one_that_hangs_as_it_starts_blocks_no_other():
@@ -94,11 +123,11 @@ def test_one_that_hangs_as_it_starts_blocks_no_other():
         cluster = Launcher(resolved(health=HEALTH), Options())
         await in_time(cluster.start())
         cluster.kill("prefill-0", restart_after_s=0.01)
-        await in_time(until(lambda: cluster._fleet.lives["prefill-0"] == 1))
+        await in_time(until(lambda: cluster._instances.fleet.lives["prefill-0"] == 1))
         hanging = hang(cluster, "prefill-0")
         cluster.kill("decode-0", restart_after_s=0.01)
-        await in_time(until(lambda: cluster._fleet.lives["decode-0"] >= 1 and "decode-0" in cluster.load()))
-        assert cluster._fleet.lives["prefill-0"] == 1
+        await in_time(until(lambda: cluster._instances.fleet.lives["decode-0"] >= 1 and "decode-0" in cluster.load()))
+        assert cluster._instances.fleet.lives["prefill-0"] == 1
         assert await in_time(cluster.stop()) == []
         return hanging
 
@@ -133,7 +162,7 @@ def test_to_come_up_has_a_deadline(limit, at, monkeypatch):
 
 @pytest.mark.parametrize("health", [None, HEALTH], ids=["unwatched", "watched"])
 def test_stop_ends_though_a_rank_hangs(health, monkeypatch):
-    monkeypatch.setattr(launcher, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(instances, "_SETTLE_S", 1.0)
 
     async def main():
         cluster = Launcher(resolved(health=health), Options())
@@ -156,7 +185,7 @@ def test_a_server_is_stopped_though_a_rank_hangs(moment, number, monkeypatch):
     hanging = []
     cluster = Launcher(resolved(), Options())
     monkeypatch.setattr(server, "Launcher", lambda *_: cluster)
-    monkeypatch.setattr(launcher, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(instances, "_SETTLE_S", 0.5)
 
     def hang_and_stop(_=None):
         hanging.append(hang(cluster, "decode-0"))

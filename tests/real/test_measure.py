@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 import torch
 from pdreal.cli import main
-from pdreal.measure import copies, forwards, plan
+from pdreal.measure import forwards, plan, transfers
 from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.model.config import from_catalog
@@ -33,7 +33,8 @@ TINY = Plan(
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(plan, "QUICK", TINY)
-    monkeypatch.setattr("pdreal.transfer_bench.ENGINES", {"cpu": ("copy", "shared-memory")})
+    monkeypatch.setattr("pdreal.measure.serving.ENGINES", {"cpu": ("shared-memory",)})
+    monkeypatch.setattr("pdreal.measure.transfers.ENGINES", {"cpu": ("shared-memory",)})
 
 
 def measure(out, *flags):
@@ -134,8 +135,8 @@ def test_shapes_without_room_are_left_out_and_told(monkeypatch):
 def test_copies_without_room_are_left_out(monkeypatch):
     config = from_catalog("tiny-qwen3")
     page_bytes = forwards.kv_page_bytes(config, torch.float32, 16)
-    monkeypatch.setattr(copies, "free_bytes", lambda _: 4 * page_bytes / copies._SHARE_OF_MEMORY)
-    (row,) = copies.copy_rows(["scatter"], config, CPU, torch.float32, 16, (4, 5), 0.0)
+    monkeypatch.setattr(transfers, "free_bytes", lambda _: 4 * page_bytes / transfers._SHARE_OF_MEMORY)
+    (row,) = transfers.copy_rows(["scatter"], config, CPU, torch.float32, 16, (4, 5), 0.0)
     assert row.payload_bytes == 4 * page_bytes
 
 

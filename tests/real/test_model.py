@@ -7,15 +7,12 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 import json
 from dataclasses import replace
 
-from pdreal.model.attention import WholeSequence
-from pdreal.model.config import ModelError, from_catalog, from_checkpoint
-from pdreal.model.reference import generate
+from pdreal.model.config import ModelError, from_catalog, from_checkpoint, model_config
 from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
-from pdreal.model_choice import model_config
 from pdreal.options import Options
 
 from pdsim.system.catalog import load_model, names
-from tests.real.models import CPU, LLAMA, load, tokens
+from tests.real.models import CPU, LLAMA, WholeSequence, generate, load, tokens
 
 TINY = from_catalog("tiny-qwen3")
 QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)

@@ -14,12 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
-from pdreal.endpoints import exchange_of, prefill_mover
-from pdreal.geometry import heads_of_rank
-from pdreal.mover import PeerMemory
-from pdreal.moves import slots_of
-from pdreal.transports.choice import open_transport
-from pdreal.transports.protocol import TransferError, UnavailableError
+from pdreal.geometry import heads_of_rank, slots_of
+from pdreal.mover import PeerMemory, exchange_of, prefill_mover
+from pdreal.transports.protocol import TransferError, UnavailableError, open_transport
 
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit

@@ -9,9 +9,8 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 from contextlib import closing
 
-from pdreal.transports.protocol import TransferError
+from pdreal.transports.protocol import Regions, TransferError
 from pdreal.transports.pull import PullClient, PullServer
-from pdreal.transports.regions import Regions
 
 
 def integers(*values):

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario, served_scenario
-from pdreal.serve.refusal import RefusedError
+from pdreal.serve.fields import RefusedError
 from pdreal.serve.room import Room
 
 from pdsim.policy.decode import num_pages

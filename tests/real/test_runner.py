@@ -9,10 +9,9 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.batches import ForgetKv, PrefillBatch, RestoreKv, SaveKv
-from pdreal.model.reference import generate
+from pdreal.tasks import ForgetKv, PrefillBatch, RestoreKv, SaveKv
 
-from tests.real.models import chunk, decode_on, runner, tiny_model, tokens, whole
+from tests.real.models import chunk, decode_on, generate, runner, tiny_model, tokens, whole
 from tests.support import examples
 
 
@@ -120,13 +119,14 @@ def test_kv_that_was_saved_is_kept_once():
 
 
 def test_a_cache_lies_in_the_memory_it_is_given():
-    sizes = {"num_pages": 8, "page_size": 4}
-    size = tiny_model().config
-    num_bytes = runner().kv.num_bytes(
-        **sizes, num_layers=size.num_layers, num_kv_heads=4, head_dim=size.head_dim, dtype=torch.float32
-    )
-    memory = torch.zeros(num_bytes, dtype=torch.uint8)
-    r = runner(**sizes, memory=memory)
+    given = []
+
+    def allocate(num_bytes):
+        given.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return given[0]
+
+    r = runner(num_pages=8, page_size=4, allocate=allocate)
+    (memory,) = given
     r.prefill(whole((tokens(1, 4), [8])))
     assert memory.any()
     assert r.kv.planes[0].data_ptr() == memory.data_ptr()

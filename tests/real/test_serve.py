@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve import connections, http, openai, sampling_fields, sglang
+from pdreal.serve import fields, http, openai, sglang
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.room import Room
@@ -318,8 +318,8 @@ def test_a_body_that_is_compressed_is_refused():
     ids=["nothing", "half of the headers", "half of the body"],
 )
 def test_a_client_that_sends_no_more_is_left(sent, answer, monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS_S", 0.1)
-    monkeypatch.setattr(connections, "BODY_S", 0.1)
+    monkeypatch.setattr(http, "HEADERS_S", 0.1)
+    monkeypatch.setattr(http, "BODY_S", 0.1)
     if answer:
         sent = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 20\r\n\r\n{"
 
@@ -333,10 +333,10 @@ def test_a_client_that_sends_no_more_is_left(sent, answer, monkeypatch):
 
 
 def test_a_client_whose_machine_vanished_is_noticed(monkeypatch):
-    options = []
+    options, notice_if_gone = [], http.notice_if_gone
 
     def watched(request):
-        connections.notice_if_gone(request)
+        notice_if_gone(request)
         connection = request.transport.get_extra_info("socket")
         options.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
         options.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
@@ -450,9 +450,9 @@ def test_a_server_that_stops_waits_for_who_is_served():
 def test_the_table_of_fields_has_all_that_are_refused_or_ignored():
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *sampling_fields.NEUTRAL}:
+    for name in {*openai.NEUTRAL, *sglang.NEUTRAL, *fields.NEUTRAL}:
         assert any(f"`{name}`" in row and "| refused" in row for row in rows), name
-    for name in sampling_fields.IGNORED:
+    for name in fields.IGNORED:
         assert any(f"`{name}`" in row and "| ignored" in row for row in rows), name
 
 

@@ -10,9 +10,9 @@ aiohttp = pytest.importorskip("aiohttp")
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import served_scenario
-from pdreal.serve.entrance import Entrance
 from pdreal.serve.http import serving
 from pdreal.serve.server import service_of
+from pdreal.serve.service import Entrance
 from pdreal.serve.tokenizer import Tokenizer
 
 from tests.real import clusters

@@ -5,8 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.serve.tokenizer import Tokenizer
-from pdreal.serve.tokenizer_files import HUB_NAME, plant_in_hub_cache, write_tokenizer
+from pdreal.serve.tokenizer import HUB_NAME, Tokenizer, plant_in_hub_cache, write_tokenizer
 
 VOCAB_SIZE = 512
 TOKENIZER = Tokenizer(VOCAB_SIZE)

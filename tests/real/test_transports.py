@@ -1,6 +1,5 @@
 """Engines are chosen by name, say what they lack, and can be measured."""
 
-import csv
 from socket import SO_BINDTODEVICE, SOL_SOCKET, create_connection, create_server
 from types import SimpleNamespace
 
@@ -8,11 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
-from pdreal import transfer_bench
-from pdreal.transports.choice import NAMES, open_transport
-from pdreal.transports.libraries import DEBIAN_PACKAGES, load_engine
+from pdreal.measure.transfers import measure_engine, transfer_rows
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
-from pdreal.transports.protocol import UnavailableError
+from pdreal.transports.protocol import DEBIAN_PACKAGES, NAMES, UnavailableError, load_engine, open_transport
 
 from pdsim.system.catalog import names
 
@@ -65,21 +62,6 @@ def test_mooncake_is_reached_from_this_machine_only(monkeypatch):
         create_connection(address.split(":")).close()
 
 
-def test_the_benchmark_writes_rows_with_their_provenance(tmp_path, capsys):
-    out = tmp_path / "rows.csv"
-    sizes = ["--size", "8192", "4096", "--descriptors", "1", "4", "64", "--seconds", "0", "--out", str(out)]
-    transfer_bench.main([*sizes, "--device", "cpu", "--transport", "copy", "shared-memory"])
-    with out.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    shapes = [("4096", "1"), ("4096", "4"), ("8192", "1"), ("8192", "4")]
-    assert [(row["payload_bytes"], row["num_descriptors"]) for row in rows] == 2 * shapes
-    assert {row["transport"] for row in rows} == {"copy", "shared-memory"}
-    assert all(
-        float(row["time_us"]) >= float(row["min_us"]) > 0 and row["date"] and row["python_version"] for row in rows
-    )
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
-
-
 @pytest.fixture
 def mooncake():
     return pytest.importorskip("mooncake.engine", exc_type=ImportError).TransferEngine
@@ -103,21 +85,20 @@ def test_mooncake_gets_many_descriptors_in_batches(mooncake, monkeypatch):
     monkeypatch.setattr(mooncake, "transfer_submit_write", submitted)
     monkeypatch.setattr(mooncake, "transfer_check_status", checked)
     num_descriptors = 2 * BATCH_DESCRIPTORS + 1
-    list(transfer_bench.measure("mooncake-tcp", [(1024 * num_descriptors, num_descriptors)], (CPU, CPU), budget_s=0))
+    list(measure_engine("mooncake-tcp", [(1024 * num_descriptors, num_descriptors)], (CPU, CPU), 0))
     assert max(sizes) == BATCH_DESCRIPTORS
 
 
 def test_on_a_cpu_mooncake_never_polls_on_the_core_that_computes(mooncake, monkeypatch):
     monkeypatch.delattr(mooncake, "batch_transfer_sync_write")
-    (row,) = transfer_bench.measure("mooncake-tcp", [(65536, 4)], (CPU, CPU), budget_s=0)
+    (row,) = measure_engine("mooncake-tcp", [(65536, 4)], (CPU, CPU), 0)
     assert row.num_descriptors == 4
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
-@pytest.mark.parametrize("engine", ["copy", "cuda-ipc", "mooncake-nvlink"])
-def test_gpu_memory_crosses(engine, tmp_path, capsys):
+def test_gpu_memory_crosses():
     """The benchmark checks the bytes itself."""
-    given = ["--size", "65536", "--descriptors", "1", "16", "--seconds", "0", "--out", str(tmp_path / "rows.csv")]
-    transfer_bench.main([*given, "--device", "cuda", "--transport", engine])
-    if missing := capsys.readouterr().err:
-        pytest.skip(missing)
+    missing = []
+    rows = list(transfer_rows(torch.device("cuda", 0), [65536], [1, 16], 0, missing.append))
+    assert [row.transport for row in rows][:2] == 2 * ["cuda-ipc"]
+    assert not [line for line in missing if line.startswith("cuda-ipc")]

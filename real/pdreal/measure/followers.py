@@ -11,16 +11,16 @@ from typing import Any, Self
 
 import torch
 
-from pdreal.batches import DecodeBatch, PrefillBatch, Work
 from pdreal.model.config import ModelConfig
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
 from pdreal.scratch_folder import ScratchFolder
+from pdreal.tasks import DecodeBatch, PrefillBatch, Work
 
 _PATIENCE_S = 10
-"""For a process that was told to end."""
+"""Limit for a process that was told to end."""
 Told = Work | dict[str, Any] | None
 """A forward, the sizes of a runner, or the end."""
 
@@ -101,7 +101,7 @@ class _LedRunner(ModelRunner):
 
 
 def _follow(ranked: Ranked, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Until it is told to end, or the first rank is gone."""
+    """Do what the first rank does until it is told to end, or the first rank is gone."""
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None

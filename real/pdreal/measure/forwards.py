@@ -1,4 +1,4 @@
-"""How long forwards take, prefill and decode. Weights and cached KV are random, and pages lie scattered."""
+"""Times of forwards, prefill and decode. Weights and cached KV are random, and pages lie scattered."""
 
 import os
 from array import array
@@ -12,28 +12,27 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pdreal.batches import DecodeBatch, PrefillBatch, PrefillInput
 from pdreal.decode_graphs import batch_sizes
 from pdreal.measure.followers import Followers
-from pdreal.measure.rows import Row, row_of
+from pdreal.measure.rows import Row, Work, once_us, repeat_each_us, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
 from pdreal.runner import ModelRunner
-from pdreal.stopwatch import Work, once_us, repeat_each_us
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""In which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
+"""Pause in which a GPU's clock recovers: its utilisation is forgotten within 0.1 s (pdsim/cost/affine.py)."""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
 """Tokens more than a case has, one length after another; as many as there are repeats at most, and warm-ups."""
 _BURSTS = 3
 _BURST_SECONDS = 2.0
 _SHARE_OF_MEMORY = 0.75
-"""Of what is free beside the weights; the rest is for activations and CUDA graphs."""
+"""Share of what is free beside the weights; the rest is for activations and CUDA graphs."""
 
 
 class PrefillCase(NamedTuple):
-    """Of equal prompts; tokens are those of each."""
+    """A forward of equal prompts; tokens are those of each."""
 
     num_prompts: int
     num_tokens: int
@@ -41,7 +40,7 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Of the longest of the lengths around it."""
+        """Tokens of the longest of the lengths around it."""
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
     @property
@@ -83,17 +82,10 @@ Case = PrefillCase | DecodeCase | SustainedCase
 
 
 class ForwardBench:
-    def __init__(
-        self,
-        runner: ModelRunner,
-        seconds: float,
-        *,
-        look: Callable[[Callable[[], Sequence[int]]], Any] | None = None,
-    ) -> None:
-        """seconds: for each row, but no less than three repeats. look: is given each forward after it was timed."""
+    def __init__(self, runner: ModelRunner, seconds: float) -> None:
+        """seconds: for each row, but no less than three repeats."""
         self._runner = runner
         self._seconds = seconds
-        self._look = look
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()
@@ -154,10 +146,7 @@ class ForwardBench:
         return partial(self._runner.decode, batch)
 
     def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
-        times_us = repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
-        if self._look is not None:
-            self._look(next(forwards))
-        return times_us
+        return repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
 
     def _tokens(self, num_tokens: int) -> Sequence[int]:
         vocab_size = self._runner.model.config.vocab_size
@@ -200,7 +189,7 @@ def _possible(model: Transformer, page_size: int, cases: Sequence[Case], left_ou
 def _bench(
     model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, followers: Followers | None = None
 ) -> ForwardBench:
-    """Of a runner that is as large as the largest case needs."""
+    """A bench whose runner is as large as the largest case needs."""
     sizes: dict[str, Any] = {
         "num_pages": max(_num_pages(case, page_size) for case in cases),
         "page_size": page_size,
@@ -214,7 +203,7 @@ def _num_pages(case: Case, page_size: int) -> int:
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
-    """Of all prompts, or of all requests, together."""
+    """Sizes of all prompts, or of all requests, together."""
     if isinstance(case, DecodeCase):
         return {"batch": case.batch_size, "context_tokens": case.batch_size * case.num_context_tokens}
     return {
@@ -236,7 +225,7 @@ def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages:
 
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
-    """Of all layers and heads."""
+    """Bytes of a page in all layers and heads."""
     return 2 * config.num_layers * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""What is measured: every shape, or few of them where a look is enough."""
+"""Plans of a measurement: every shape, or few of them where a look is enough."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -12,7 +12,7 @@ _KIB, _MIB = 2**10, 2**20
 class Plan:
     prefill: tuple[PrefillCase, ...]
     sustained: tuple[SustainedCase, ...]
-    """On GPUs."""
+    """Prefills without pause, on GPUs."""
     decode: tuple[DecodeCase, ...]
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
@@ -20,11 +20,11 @@ class Plan:
     served_batches: tuple[int, ...]
     """Requests that are decoded together, from prefill to their last token."""
     served_tokens: int
-    """Of each of their prompts."""
+    """Length of each of their prompts."""
     served_outputs: int
     """More steps than it takes to compute the prompts of a batch: all requests are in it for a while."""
     seconds: float
-    """For each row, but no less than three repeats."""
+    """Time for each row, but no less than three repeats."""
 
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)

@@ -5,15 +5,42 @@ import datetime as dt
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import Literal, get_args
+from time import perf_counter_ns, sleep
+from typing import Any, Literal, get_args
 
 import torch
 
-from pdreal.machine import driver_version, installed, machine_name
+_DRIVER = Path("/sys/module/nvidia/version")
+
+
+def machine_name(device: torch.device) -> str:
+    """All GPUs that torch sees, or the processor."""
+    is_cuda = device.type == "cuda"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if is_cuda else []
+    return ", ".join(names) or platform.processor() or platform.machine()
+
+
+def driver_version() -> str:
+    """Version of NVIDIA's driver; empty without one."""
+    return _DRIVER.read_text().strip() if _DRIVER.is_file() else ""
+
+
+def installed(*wheels: str) -> str:
+    """Those that are installed, each with its version."""
+    found = []
+    for wheel in wheels:
+        try:
+            found.append(f"{wheel} {version(wheel)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
 
 Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -34,14 +61,14 @@ class Row:
     repeats: int | None = None
     prompts: int | None = None
     new_tokens: int | None = None
-    """Of all prompts of a forward together."""
+    """Tokens of all prompts of a forward together."""
     batch: int | None = None
     graph: int | None = None
     """The CUDA graph that holds the batch."""
     context_tokens: int | None = None
-    """Of all prompts, or of all requests of a decode step, together."""
+    """Tokens of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
-    """How long the GPU had been computing without pause."""
+    """Time that the GPU had been computing without pause."""
     payload_bytes: int | None = None
     rest_us: float | None = None
     """Mean time from the end of a loop's step to the begin of the next."""
@@ -59,7 +86,7 @@ def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None
 
 
 def describe(row: Row) -> str:
-    """On one line: its sizes and its time."""
+    """A row on one line: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
     for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us"):
         shape.pop(told, None)
@@ -116,3 +143,38 @@ class RowFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+Work = Callable[[], Any]
+
+_LEAST = 3
+_LEAST_RESTED = 5
+"""Repeats after a pause, when the host is slow to begin as well, now and then."""
+_MOST = 50
+
+
+def repeat_us(work: Work, seconds: float, *, warm_ups: int = 1) -> list[float]:
+    """Sorted. Three times at least; until `seconds` are over or it was done 50 times."""
+    return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
+
+
+def repeat_each_us(
+    works: Iterator[Work], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
+) -> list[float]:
+    """Sorted times of one work after another, which are alike. Five times at least with a pause before each."""
+    for _ in range(warm_ups):
+        next(works)()
+    times_us: list[float] = []
+    end_ns = perf_counter_ns() + seconds * 1e9
+    least = _LEAST_RESTED if pause_seconds else _LEAST
+    while len(times_us) < least or (len(times_us) < _MOST and perf_counter_ns() < end_ns):
+        work = next(works)
+        sleep(pause_seconds)
+        times_us.append(once_us(work))
+    return sorted(times_us)
+
+
+def once_us(work: Work) -> float:
+    begin_ns = perf_counter_ns()
+    work()
+    return (perf_counter_ns() - begin_ns) / 1e3

@@ -8,14 +8,12 @@ from pathlib import Path
 import torch
 
 from pdreal.bootstrap import LaunchError
-from pdreal.measure.copies import copy_rows
 from pdreal.measure.followers import Followers, Ranked
 from pdreal.measure.forwards import Case, forward_rows
-from pdreal.measure.messages import message_row
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
-from pdreal.measure.serving import serving_rows
-from pdreal.measure.transfers import transfer_rows
+from pdreal.measure.serving import message_row, serving_rows
+from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.config import ModelConfig, ModelError, from_catalog
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
@@ -51,7 +49,7 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """As they are measured. What this machine cannot run is told.
+        """Rows as they are measured. What this machine cannot run is told.
 
         A machine that is slow for a while spoils one round's rows of some shapes; those of the others outvote them.
         """
@@ -106,7 +104,7 @@ class Measurement:
 
 
 def _release_memory(device: torch.device) -> None:
-    """To other processes, and to what is allocated outside of torch."""
+    """Give memory to other processes, and to what is allocated outside of torch."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""What the harness adds to forwards and transfers: a prefill and a decode process at work, seen by their logbooks."""
+"""Times that real mode adds to forwards and transfers: a prefill and a decode process, seen by their logbooks."""
 
 import asyncio
 from bisect import bisect
@@ -6,24 +6,57 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, groupby, pairwise
 from pathlib import Path
+from time import perf_counter_ns
 
 import torch
 
-from pdreal import transfer_bench
 from pdreal.bootstrap import LaunchError
+from pdreal.channel import Channel
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
+from pdreal.measure.transfers import ENGINES
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
-from pdreal.requests import Request, RequestFailed
-from pdreal.sampling import Sampling
+from pdreal.requests import Request, RequestFailed, Sampling
 from pdreal.scratch_folder import ScratchFolder
+from pdsim.core.messages import Heartbeat
 from pdsim.core.sequence import TokenIds
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.scenario.loading import parse_scenario
+
+_ROUND_TRIPS = 500
+
+
+def message_row() -> Row:
+    """One way."""
+    with ScratchFolder() as folder:
+        return row_of("host", asyncio.run(_messages_us(folder)), what="message")
+
+
+async def _messages_us(folder: Path) -> list[float]:
+    """Sorted halves of round trips between two channels of one process."""
+    loop = asyncio.get_running_loop()
+    near, far = Channel(folder, "near"), Channel(folder, "far")
+    near.connect("far")
+    far.connect("near")
+    answered = asyncio.Event()
+    far.listen(loop, lambda envelope, _: far.send("near", envelope.message))
+    near.listen(loop, lambda *_: answered.set())
+    times_us = []
+    for _ in range(_ROUND_TRIPS):
+        answered.clear()
+        begin_ns = perf_counter_ns()
+        near.send("far", Heartbeat("prefill-0", life=0))
+        await answered.wait()
+        times_us.append((perf_counter_ns() - begin_ns) / 2e3)
+    for channel in (near, far):
+        loop.remove_reader(channel.descriptor)
+        channel.close()
+    return sorted(times_us)
+
 
 _SINGLE_REQUESTS = 12
 """One after another; the first is for warming up."""
@@ -36,9 +69,9 @@ _WAVE_OUTPUTS = 4
 forward computes them, and none is beside the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
-"""Of a request that is decoded beside the waves, as others are under load; it is given up behind them."""
+"""Size of a request that is decoded beside the waves, as others are under load; it is given up behind them."""
 _LEAST_STEPS = 8
-"""Of one batch, whose period is worth a row."""
+"""Steps of one batch whose period is worth a row."""
 _VOCABULARY = 512
 """Ids that every model of the catalog has."""
 
@@ -46,14 +79,12 @@ _VOCABULARY = 512
 def serving_rows(
     model: str, options: Options, page_size: int, tp: int, plan: Plan, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """With the first engine of the device that is there, and the handovers of the others; what is missing is told.
+    """Rows by the first engine of the device that is there, and handovers of the others; what is missing is told.
 
     With several ranks, of the first engine only: it is their loops that calibration takes.
     """
     has_rows = False
-    for transport in transfer_bench.ENGINES[options.device]:
-        if transport == transfer_bench.COPY:
-            continue
+    for transport in ENGINES[options.device]:
         if has_rows and tp > 1:
             return
         scenario = _scenario(model, page_size, tp, transport, plan)
@@ -78,7 +109,7 @@ def serving_rows(
 
 
 def _scenario(model: str, page_size: int, tp: int, transport: str, plan: Plan) -> dict[str, object]:
-    """On GPUs of whatever kind: the catalog's is named, but not asked."""
+    """A scenario on GPUs of whatever kind: the catalog's is named, but not asked."""
     largest_batch = max(plan.served_batches)
     pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
@@ -119,7 +150,7 @@ async def _run(data: dict[str, object], options: Options, plan: Plan, batch_size
 
 @asynccontextmanager
 async def _companion(launcher: Launcher) -> AsyncIterator[None]:
-    """From its first token on."""
+    """Decode a request beside others, from its first token on."""
     answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
     await anext(aiter(answer))
     reading = asyncio.create_task(_read(answer))
@@ -144,7 +175,7 @@ async def _read(answer: Request) -> None:
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Of requests that nothing held up; what lies between two stages is host work and messages."""
+    """Rows of requests that nothing held up; what lies between two stages is host work and messages."""
     for what, begin, end in (
         ("route", "arrival_ns", "routed_ns"),
         ("admit", "routed_ns", "admitted_ns"),
@@ -156,7 +187,7 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
-    """From one request to the next of those that are submitted together."""
+    """Times from one request to the next of those that are submitted together."""
     for num_tokens in _WAVE_TOKENS:
         arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
         chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
@@ -164,7 +195,7 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """From one end to the next of requests whose last token is of one decode step."""
+    """Times from one end to the next of requests whose last token is of one decode step."""
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
     together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
@@ -178,7 +209,7 @@ def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
 
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
-    """From one begin to the next of transfers that waited for their worker: a row of each size that waves have."""
+    """Times between begins of transfers that waited for their worker: a row of each size that waves have."""
     of_waves = {request.request_id for request in waves}
     by_worker: dict[int, list[TransferRecord]] = {}
     for row in sorted(transfers, key=lambda row: row.start_ns):
@@ -212,7 +243,7 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
 
 
 def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device) -> Iterator[Row]:
-    """From the begin of one step to the begin of the next, in the longest time that a batch stayed as it was."""
+    """Times from the begin of one step to the next, in the longest time that a batch stayed as it was."""
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))
     runs = [[step for _, step in run] for _, run in unchanged]
@@ -235,5 +266,5 @@ def _loop_rows(steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: 
 
 
 def _context_before(index: int, step: StepRecord) -> int:
-    """Of the step number 0, if the batch had been this one since: each request has one token more in every step."""
+    """Context of step number 0, if the batch had been this one since: each request has one token more in every step."""
     return step.num_context_tokens - index * step.num_requests

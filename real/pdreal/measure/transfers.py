@@ -1,12 +1,89 @@
-"""How long writes take from one process to another, by every engine of the device that this machine can run."""
+"""Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
+from random import Random
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
 
+import numpy as np
 import torch
 
-from pdreal import transfer_bench
-from pdreal.measure.rows import Row
-from pdreal.transports.protocol import UnavailableError
+from pdreal.measure.forwards import free_bytes, kv_page_bytes
+from pdreal.measure.rows import Kind, Row, repeat_us, row_of
+from pdreal.model.config import ModelConfig
+from pdreal.paged_kv import PagedKv
+from pdreal.staging import KernelStaging, Staging, staging_of
+from pdreal.transports.protocol import Addresses, Transport, UnavailableError, open_transport
+
+_SHARE_OF_MEMORY = 0.4
+"""Share of what is free: cells are as large as the cache."""
+
+
+def copy_rows(
+    kinds: Sequence[Kind],
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    page_counts: Sequence[int],
+    seconds: float,
+) -> Iterator[Row]:
+    """Counts of pages that do not fit in memory are left out. The model has an even number of KV heads."""
+    page_bytes = kv_page_bytes(config, dtype, page_size)
+    most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
+    counts = [count for count in page_counts if count <= most_pages]
+    kv = PagedKv(
+        num_pages=max(counts, default=1),
+        page_size=page_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    staging = staging_of(kv.planes, page_size)
+    half = config.num_kv_heads // 2
+    halves = [range(half), range(half, 2 * half)]
+    for num_pages in counts:
+        pages = Random(num_pages).sample(range(1, kv.num_pages + 1), num_pages)
+        cells = torch.zeros(num_pages * page_bytes, dtype=torch.uint8, device=device)
+        cell = cells.chunk(2)[0]
+        if "gather" in kinds:
+            yield _copy_row("gather", staging, (pages, halves[0], cell), len(cell), seconds)
+        if "scatter" in kinds:
+            yield _copy_row("scatter", staging, (pages, halves, cells), len(cells), seconds)
+
+
+def _copy_row(kind: Kind, staging: Staging, arguments: tuple[Any, ...], payload_bytes: int, seconds: float) -> Row:
+    times_us = repeat_us(partial(getattr(staging, kind), *arguments), seconds)
+    submit_us = None
+    if isinstance(staging, KernelStaging):
+        submit_us = _submit_us(partial(getattr(staging, f"launch_{kind}"), *arguments), len(times_us))
+    return row_of(kind, times_us, payload_bytes=payload_bytes, submit_us=submit_us)
+
+
+def _submit_us(launch: Callable[[], torch.cuda.Stream], repeats: int) -> float:
+    """Each is waited for, but not timed until its end."""
+    times_us = []
+    for _ in range(repeats):
+        begin_ns = perf_counter_ns()
+        stream = launch()
+        times_us.append((perf_counter_ns() - begin_ns) / 1e3)
+        stream.synchronize()
+    return median(times_us)
+
+
+ENGINES = {
+    "cpu": ("shared-memory", "nixl-cma", "mooncake-tcp"),
+    "cuda": ("cuda-ipc", "mooncake-nvlink", "nixl-cuda-ipc", "mooncake-tcp"),
+}
+_LEAST_BLOCK_BYTES = 1024
+_FILL = 7
 
 
 def transfer_rows(
@@ -16,22 +93,67 @@ def transfer_rows(
     seconds: float,
     left_out: Callable[[str], None],
 ) -> Iterator[Row]:
-    """From the first GPU to the last, where there are several. Engines that are missing are told."""
+    """Rows from the first GPU to the last, where there are several. Engines that are missing are told."""
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" else device
-    cases = transfer_bench.cases(sizes, descriptors)
-    for transport in transfer_bench.ENGINES[device.type]:
-        if transport == transfer_bench.COPY:
-            continue
+    shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
+    for transport in ENGINES[device.type]:
         try:
-            for row in transfer_bench.measure(transport, cases, (device, last), seconds):
-                yield Row(
-                    kind="transfer",
-                    transport=transport,
-                    payload_bytes=row.payload_bytes,
-                    num_descriptors=row.num_descriptors,
-                    time_us=row.time_us,
-                    min_us=row.min_us,
-                    repeats=row.repeats,
-                )
+            yield from measure_engine(transport, shapes, (device, last), seconds)
         except UnavailableError as missing:
             left_out(f"{transport}: {missing}")
+
+
+def measure_engine(
+    transport: str, shapes: Sequence[tuple[int, int]], devices: tuple[torch.device, torch.device], seconds: float
+) -> Iterator[Row]:
+    """A row for each shape: bytes in all, and descriptors. devices: of sender and target. Raises UnavailableError."""
+    with _opened(transport, max(num_bytes for num_bytes, _ in shapes), devices) as (engine, address, local, remote):
+        for num_bytes, num_descriptors in shapes:
+            ranges = _ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
+            times_us = repeat_us(partial(engine.write, address, *ranges), seconds)
+            yield row_of(
+                "transfer", times_us, transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
+            )
+
+
+def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple[Addresses, Addresses, Addresses]:
+    order = np.random.default_rng(0).permutation(num_blocks)
+    blocks = np.arange(num_blocks) * block_bytes
+    return local + blocks, remote + blocks[order], np.full(num_blocks, block_bytes)
+
+
+@contextmanager
+def _opened(
+    transport: str, num_bytes: int, devices: tuple[torch.device, torch.device]
+) -> Iterator[tuple[Transport, str, int, int]]:
+    """The engine, the target's address, and where the memory of the sender and of the target begins."""
+    here, there = devices
+    engine = open_transport(transport, here)
+    source = engine.allocate(num_bytes).fill_(_FILL)
+    engine.register([source])
+    spawn = multiprocessing.get_context("spawn")
+    connection, end = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(end, transport, there, num_bytes), daemon=True)
+    process.start()
+    end.close()
+    try:
+        address, begin = connection.recv()
+        engine.connect(address)
+        yield engine, address, source.data_ptr(), begin
+        connection.send(None)
+        if not connection.recv():
+            raise AssertionError(f"{transport} did not write what it was given")
+    finally:
+        process.kill()
+        process.join()
+        engine.close()
+
+
+def _serve(connection: Connection, transport: str, device: torch.device, num_bytes: int) -> None:
+    engine = open_transport(transport, device)
+    memory = engine.allocate(num_bytes)
+    engine.register([memory])
+    connection.send((engine.address, memory.data_ptr()))
+    connection.recv()
+    connection.send(bool((memory == _FILL).all()))
+    connection.recv()

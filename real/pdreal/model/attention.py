@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from pdreal.batches import DecodeBatch, PrefillBatch
 from pdreal.paged_kv import PagedKv
+from pdreal.tasks import DecodeBatch, PrefillBatch
 
 torch.backends.cuda.enable_cudnn_sdp(False)
 """cuDNN, which would be preferred, builds a plan for each new length of a prompt: 46 ms for 917 tokens on an H200."""
@@ -18,7 +18,7 @@ _FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Of the last tokens of a sequence over all. [tokens, heads, head_dim]; query heads may share one of the keys."""
+    """Attention of a sequence's last tokens to all. [tokens, heads, head_dim]; query heads may share a key."""
     num_new, num_all = len(query), len(key)
     whole, grouped = num_new == num_all, query.shape[1] != key.shape[1]
     mask: Tensor | CausalBias | None = None
@@ -35,15 +35,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-class WholeSequence:
-    """No cache: the tokens are one sequence from its beginning."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return causal_attention(query, key, value)
-
-
 class PackedAttention:
-    """Of sequences packed one after another: causal, of the last tokens of each over all of it."""
+    """Causal attention in sequences packed one after another, of the last tokens of each to all of it."""
 
     def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
         """Tokens of each sequence: num_new attend, to num_all of which they are the last."""
@@ -85,7 +78,7 @@ class PagedPrefill:
         self._new_slots = torch.cat(new).to(device)
         has_context = any(chunk.num_context_tokens for chunk in chunks)
         self._rows = kv.rows(torch.cat(slots).to(device)) if has_context else None
-        """Of contexts and chunks; without contexts nothing need be read."""
+        """Rows of contexts and chunks; without contexts nothing need be read."""
         self._attention = PackedAttention([len(c.tokens) for c in chunks], [c.num_kv_tokens for c in chunks], device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

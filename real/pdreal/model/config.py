@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from pdreal.options import Options
 from pdsim.system.catalog import load_model
 from pdsim.system.model import GroupedQueryAttention, LlamaArchitecture, RopeScaling
 
@@ -100,7 +101,7 @@ def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
 
 
 def from_checkpoint(folder: Path) -> ModelConfig:
-    """As config.json says, and generation_config.json of the end tokens. Raises ModelError."""
+    """The model of config.json, with the end tokens of generation_config.json. Raises ModelError."""
     data = _read(folder / "config.json")
     architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:
@@ -170,3 +171,13 @@ def _rope_scaling(rope: dict[str, Any], folder: Path) -> RopeScaling | None:
         raise ModelError(f"{folder}/config.json: rope type {kind!r} is none of default, llama3")
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return RopeScaling(**{name: rope[name] for name in names})
+
+
+def model_config(options: Options, name: str) -> ModelConfig:
+    """Needs no torch. Raises ModelError."""
+    catalog = from_catalog(name)
+    if options.weights.startswith("seed:"):
+        return catalog
+    checkpoint = from_checkpoint(Path(options.weights))
+    check_same_shape(checkpoint, catalog)
+    return checkpoint

@@ -16,7 +16,7 @@ from torch import Tensor
 _HEADS = 8
 """Heads of a token that one program rotates."""
 _COLUMNS = 1024
-"""Of a token's gate that one program multiplies."""
+"""Columns of a token's gate that one program multiplies."""
 _TYPES: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -162,7 +162,7 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """In place. Heads of a token lie side by side; head_dim is a power of two."""
+    """Work in place. Heads of a token lie side by side; head_dim is a power of two."""
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
     launch = _norm_rotate(

@@ -1,4 +1,4 @@
-"""What lies between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
+"""Operations between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
 
 Each takes bf16 or fp32 and computes in fp32. Some write into what they are given.
 """
@@ -58,7 +58,7 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """In fp32: in bf16 the two best tokens would often tie."""
+    """Logits in fp32: in bf16 the two best tokens would often tie."""
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
     return linear(hidden, head).float()

@@ -10,7 +10,7 @@ from torch import Tensor
 from pdreal.model.config import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""By its name since torch 2.13, or before."""
+"""The function by its name since torch 2.13, or before."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 
@@ -49,24 +49,24 @@ class TensorParallel:
             raise ModelError(f"{config.name}: tp {self.size} and its {config.num_kv_heads} KV heads do not divide")
 
     def part(self, size: int) -> slice:
-        """Of something that divides into equal parts."""
+        """This rank's part of something that divides into equal parts."""
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
 
     def kv_heads(self, num_heads: int) -> slice:
-        """Beyond one head each, ranks hold copies."""
+        """This rank's heads. Beyond one head each, ranks hold copies."""
         first = num_heads * self.rank // self.size
         return slice(first, first + max(1, num_heads // self.size))
 
     # What ranks tell each other.
 
     def sum_(self, x: Tensor) -> Tensor:
-        """In place, over all ranks."""
+        """Add up over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Of each rank's best score [n] and its token [n], the token whose score is highest; the lowest of equals."""
+        """The token of the highest score, from each rank's best score [n] and its token [n]; the lowest of equals."""
         if self.size == 1:
             return tokens
         mine = torch.stack((scores, tokens.to(scores.dtype)))  # float32 holds token ids below 2**24 exactly

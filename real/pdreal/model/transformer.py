@@ -19,7 +19,7 @@ class Attend(Protocol):
     """Attention of one layer over whatever context the tokens have. Heads are the rank's."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Of [tokens, heads, head_dim], keys rotated, in the shape of the query."""
+        """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query."""
         ...
 
 
@@ -51,7 +51,7 @@ class Transformer:
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """What may follow, in fp32: [rows, the rank's part of the vocabulary].
+        """Scores of what may follow, in fp32: [rows, the rank's part of the vocabulary].
 
         tokens [tokens] are of any number of sequences one after another, positions [tokens] say where each stands in
         its own, and rows which of them are asked for their successors: all if None.

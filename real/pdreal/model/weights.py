@@ -40,7 +40,7 @@ class Checkpoint:
 
     folder: Path
     _files: dict[str, Any] = field(default_factory=dict, repr=False)
-    """By the name of each tensor in them."""
+    """Files by the name of each tensor in them."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._files:
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def weight_source(text: str, device: torch.device) -> WeightSource:
-    """What --weights says: seed:N, or a checkpoint's folder. Raises ModelError."""
+    """The source that --weights names: seed:N, or a checkpoint's folder. Raises ModelError."""
     if text.startswith("seed:"):
         seed = text.removeprefix("seed:")
         if not seed.isdecimal():
@@ -83,7 +83,7 @@ class LayerWeights:
     input_norm: Tensor
     qkv: Tensor
     head_norms: tuple[Tensor, Tensor] | None
-    """Of query and key heads."""
+    """Norms of query and key heads."""
     output: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -92,14 +92,14 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights:
-    """Of one rank."""
+    """Weights of one rank."""
 
     embedding: Tensor
-    """Of the whole vocabulary."""
+    """Rows of the whole vocabulary."""
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor
-    """Of the rank's part of the vocabulary."""
+    """Rows of the rank's part of the vocabulary."""
 
 
 def load_weights(

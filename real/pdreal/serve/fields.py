@@ -1,11 +1,41 @@
-"""The fields of a request's JSON body, each with a clear refusal if it is not what it should be."""
+"""Fields of a request's JSON body, and the refusal of what they should not be."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from math import inf
 from typing import Any
 
-from pdreal.serve.refusal import RefusedError
+from pdreal.requests import Sampling
+
+
+class RefusedError(Exception):
+    """A request that cannot be served. `field` names what is wrong with it, if it is one field."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.status = status
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        code = self.status.phrase.lower().replace(" ", "_")
+        return {"error": {"message": str(self), "type": kind, "param": self.field, "code": code}}
+
+
+def unavailable(message: str, *, retry_after_s: int | None = None) -> RefusedError:
+    """Nothing is wrong with the request."""
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return RefusedError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
 
 class Fields:
@@ -95,3 +125,44 @@ def _refuse_constant(name: str) -> None:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+IGNORED: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, inf),
+    "top_p": (0, 1),
+    "top_k": (-1, inf),
+    "min_p": (0, 1),
+}
+"""Settings of sampling, and what they may be: they change nothing, for tokens are greedy."""
+NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "n": [1],
+    "best_of": [1],
+    "use_beam_search": [False],
+    "stop": [[], ""],
+    "stop_regex": [[], ""],
+    "min_tokens": [0],
+    "min_new_tokens": [0],
+    "bad_words": [[]],
+    "frequency_penalty": [0],
+    "presence_penalty": [0],
+    "repetition_penalty": [1],
+    "logit_bias": [{}],
+    "json_schema": [],
+    "regex": [],
+    "ebnf": [],
+    "structural_tag": [],
+}
+"""Fields that ask for other tokens than the greedy ones, and the values that do not; null never does."""
+WHY = "as each request gets one answer of greedy tokens"
+
+
+def sampling_of(fields: Fields, limits: Sequence[str], default: int, vocab_size: int) -> Sampling:
+    """limits: names of the longest answer, the first that is there counts. Raises RefusedError."""
+    fields.allow_only(NEUTRAL, WHY)
+    for name, (low, high) in IGNORED.items():
+        fields.check_between(name, low, high)
+    return Sampling(
+        max_tokens=fields.positive(limits, default),
+        ignore_eos=fields.flag("ignore_eos"),
+        stop_token_ids=tuple(fields.tokens("stop_token_ids", vocab_size)),
+    )

@@ -1,53 +1,117 @@
-"""The routes: from an HTTP request to a generation, and from its tokens to an HTTP answer.
+"""The HTTP server: its connections, its routes, and the way from a request to tokens and from tokens to an answer.
 
 A client that goes away aborts its request: the server cancels the handler, and leaving the answer early is to abort it.
 """
 
 import asyncio
+import json
 import logging
+import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from pdreal.bootstrap import LaunchError
 from pdreal.requests import RequestFailed
-from pdreal.serve.connections import listening, notice_if_gone, read_body
-from pdreal.serve.fields import Fields
-from pdreal.serve.gauges import gauges
-from pdreal.serve.metrics import CONTENT_TYPE
+from pdreal.serve.fields import Fields, RefusedError, unavailable
+from pdreal.serve.metrics import CONTENT_TYPE, gauges
 from pdreal.serve.openai import ChatCompletions, Completions
-from pdreal.serve.refusal import RefusedError, unavailable
 from pdreal.serve.service import Answer, Generation, Service
 from pdreal.serve.sglang import Generate
-from pdreal.serve.sse import EventStream
+
+HEADERS_S = 30.0
+"""Limit for a client's headers, and between two requests of a connection."""
+BODY_S = 60.0
+_GONE_S = 60
+"""A client that acknowledges nothing for so long is gone: its request is aborted."""
+_PROBE_S = 15
+_SHUTDOWN_S = 2.0
+
+
+@asynccontextmanager
+async def serving(service: Service, host: str, port: int) -> AsyncIterator[str]:
+    """Serves while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
+    runner = web.AppRunner(
+        application(service),
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_S,
+        access_log=None,
+        keepalive_timeout=HEADERS_S,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise LaunchError(f"cannot listen at {host}:{port}: {error.strerror}") from None
+        yield f"http://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Raises RefusedError, or HTTPRequestEntityTooLarge."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise RefusedError(f"the body has Content-Encoding {encoding}: send it as it is")
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise RefusedError(f"the body did not come within {BODY_S:g} s", status=HTTPStatus.REQUEST_TIMEOUT) from None
+
+
+def notice_if_gone(request: web.Request) -> None:
+    """Probe a client that nothing comes from, for one whose machine vanished closes no connection."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_S * 1000)
+
+
+class EventStream:
+    """The answer to a request. It begins with the first event: until then the request can be refused with a status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        return self._response.prepared
+
+    async def send(self, event: Mapping[str, Any]) -> None:
+        await self._write(json.dumps(event))
+
+    async def end(self) -> web.StreamResponse:
+        await self._write("[DONE]")
+        await self._response.write_eof()
+        return self._response
+
+    async def _write(self, data: str) -> None:
+        if not self.has_begun:
+            await self._response.prepare(self._request)
+        await self._response.write(f"data: {data}\n\n".encode())
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LARGE_BODY_BYTES = 1 << 16
-"""From here on a body is read beside the loop, on which streams wait."""
+"""Size from which a body is read beside the loop, on which streams wait."""
 _OPEN_TO_ALL = "/health"
 _LOG = logging.getLogger("pdreal.serve")
 
 
-class Dialect(Protocol):
-    """One way to ask for tokens, and to be given them."""
-
-    def read(self, fields: Fields, service: Service) -> Generation: ...
-
-    def part(self, answer: Answer, tokens: Sequence[int]) -> dict[str, Any]:
-        """An event of a stream, with what is new."""
-        ...
-
-    def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        """The events behind the last token."""
-        ...
-
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The answer in one piece."""
-        ...
+Dialect = Completions | ChatCompletions | Generate
+"""One way to ask for tokens, and to be given them: in events of a stream, or in one piece."""
 
 
 def application(service: Service) -> web.Application:
@@ -60,11 +124,6 @@ def application(service: Service) -> web.Application:
     app.router.add_get("/metrics", _metrics(service))
     app.router.add_route("*", "/flush_cache", _flush_cache(service))
     return app
-
-
-def serving(service: Service, host: str, port: int) -> AbstractAsyncContextManager[str]:
-    """Listens while it is entered; gives the URL. Port 0 takes a free one. Raises LaunchError."""
-    return listening(application(service), host, port)
 
 
 def _generates(service: Service, dialect: Dialect) -> Handler:

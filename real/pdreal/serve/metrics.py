@@ -1,11 +1,57 @@
-"""What the server counts, in Prometheus' text form under SGLang's names, so that its dashboards show it."""
+"""Metrics of the server, in Prometheus' text form under SGLang's names, so that its dashboards show them."""
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
-from pdreal.serve.gauges import Gauge
+from pdsim.core.instance import Levels
+
+_ENGINE_TYPES = {"prefill": "prefill", "decode": "decode", "aggregated": "unified"}
+"""SGLang's words for the roles."""
+_REQUESTS: Mapping[str, Mapping[str, str]] = {
+    "prefill": {
+        "num_queue_reqs": "num_queued",
+        "num_running_reqs": "num_running",
+        "num_prefill_inflight_queue_reqs": "num_transferring",
+    },
+    "decode": {
+        "num_queue_reqs": "num_ready",
+        "num_running_reqs": "num_running",
+        "num_decode_prealloc_queue_reqs": "num_queued",
+        "num_decode_transfer_queue_reqs": "num_transferring",
+        "num_retracted_reqs": "num_retracted",
+    },
+    "aggregated": {
+        "num_queue_reqs": "num_queued",
+        "num_running_reqs": "num_running",
+        "num_retracted_reqs": "num_retracted",
+    },
+}
+"""SGLang's names of our levels, by role."""
+
+
+class Gauge(NamedTuple):
+    name: str
+    instance_id: str
+    engine_type: str
+    value: float
+
+
+def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
+    """Gauges of each instance that answers."""
+    for instance_id, levels in load.items():
+        role = instance_id.rpartition("-")[0]
+        pages = levels.num_used_pages, levels.num_evictable_pages, levels.num_free_pages
+        values: dict[str, float] = {name: getattr(levels, ours) for name, ours in _REQUESTS[role].items()}
+        values["kv_used_tokens"], values["kv_evictable_tokens"], values["kv_available_tokens"] = (
+            page_size * num_pages for num_pages in pages
+        )
+        values["token_usage"] = levels.num_used_pages / sum(pages)
+        for name, value in values.items():
+            yield Gauge(name, instance_id, _ENGINE_TYPES[role], value)
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -18,7 +64,7 @@ _BETWEEN_TOKENS_S = (
 
 
 class Histogram:
-    """How many values are at most each bound."""
+    """Counts of values that are at most each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -39,7 +85,7 @@ class Histogram:
 
 
 class Metrics:
-    """Of one server. What it counts itself is here; how full instances are is asked when it is shown."""
+    """Counts of one server. How full instances are is asked when it is shown."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'

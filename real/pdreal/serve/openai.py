@@ -7,8 +7,7 @@ none of, such as several choices or tools, is refused unless its value asks for 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.serve.fields import Fields
-from pdreal.serve.sampling_fields import WHY, sampling_of
+from pdreal.serve.fields import WHY, Fields, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 16
@@ -41,7 +40,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "lora_path": [],
     "return_hidden_states": [False],
 }
-"""What asks for more than an answer of text, and the values that do not; null never does."""
+"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
 
 
 class Completions:
@@ -148,7 +147,7 @@ def _envelope(answer: Answer, prefix: str, kind: str, choice: Mapping[str, Any])
 
 
 def _behind(answer: Answer, empty_part: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ends a sequence early was not known to be its last token; and token counts, for clients that ask for them.
+    """Events behind the last token: an early end, which was not known before, and token counts if they are asked for.
 
     Others may trip over an event without choices.
     """

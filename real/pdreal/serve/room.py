@@ -1,14 +1,14 @@
-"""How large a request may be, so that one that can never be served is refused at the door and not by an instance."""
+"""Room for a request, so that one that can never be served is refused at the door and not by an instance."""
 
 from typing import NamedTuple
 
-from pdreal.serve.refusal import RefusedError
+from pdreal.serve.fields import RefusedError
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.scenario.schema import DecodeSettings, Scenario
 from pdsim.scenario.yaml_file import ConfigError
 
 _TOKEN_BYTES = 32
-"""In a body, at most: a character is six (\\u003c), an escaped name of a token 18, and a part of a message 27."""
+"""Bytes in a body, at most: a character is six (\\u003c), an escaped name of a token 18, and a part of a message 27."""
 _FIELDS_BYTES = 1 << 16
 """All of a body but its prompt."""
 
@@ -20,11 +20,11 @@ class Room(NamedTuple):
     total_tokens: int
     page_size: int = 1
     reserved_tokens: int = 0
-    """Of decode's pool, which admission keeps free."""
+    """Tokens of decode's pool that admission keeps free."""
 
     @classmethod
     def of(cls, scenario: Scenario, context: int) -> "Room":
-        """Of a resolved scenario and a model's context. Pools bind as they bind the requests of a workload.
+        """The room of a resolved scenario and a model's context. Pools bind as they bind the requests of a workload.
 
         Raises ConfigError if there is none.
         """

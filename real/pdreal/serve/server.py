@@ -8,19 +8,18 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from pdreal.launcher import Launcher
-from pdreal.model_choice import model_config
+from pdreal.model.config import model_config
 from pdreal.options import Options
-from pdreal.serve.entrance import Entrance
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
-from pdreal.serve.service import Service
+from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import Tokenizer
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 DRAIN_S = 20.0
-"""For requests that are under way when the server is told to stop."""
+"""Limit for requests that are under way when the server is told to stop."""
 
 
 class Address(NamedTuple):
@@ -29,7 +28,7 @@ class Address(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """True if only this machine reaches what listens there."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -45,7 +44,7 @@ async def serve(
     *,
     announce: Callable[[str], None],
 ) -> list[str]:
-    """What did not come back when all had ended: should be nothing. Raises LaunchError.
+    """Serve, and return what did not come back when all had ended: should be nothing. Raises LaunchError.
 
     scenario: resolved. announce: called with the URL when it serves.
     """

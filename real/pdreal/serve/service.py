@@ -1,48 +1,90 @@
-"""What all endpoints share, and the life of one request between them and the cluster."""
+"""The service behind all endpoints, and the life of one request between them and the cluster."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from hmac import compare_digest
+from http import HTTPStatus
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pdreal.requests import Request, RequestFailed
-from pdreal.sampling import Sampling
-from pdreal.serve.entrance import Entrance
+from pdreal.requests import RequestFailed, Sampling
+from pdreal.serve.fields import RefusedError, unavailable
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.room import Room
 from pdreal.serve.tokenizer import Tokenizer
-from pdsim.core.instance import Levels
+
+if TYPE_CHECKING:
+    from pdreal.launcher import Launcher
+
+_RETRY_AFTER_S = 1
 
 
-class Cluster(Protocol):
-    """What the front end needs of the launcher."""
+class Entrance:
+    """Open to those that have the key, if there is one, while few enough wait for their first token."""
 
-    def submit(self, prompt_ids: list[int], sampling: Sampling) -> Request: ...
+    def __init__(self, api_key: str | None = None, max_waiting_requests: int = 4096) -> None:
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._max_waiting_requests = max_waiting_requests
+        self._inside: set[Answer] = set()
+        self._waiting: set[Answer] = set()
+        """Those inside that have no token yet."""
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.is_closed = False
 
-    def abort(self, request_id: int, reason: str = ...) -> None: ...
+    def check_key(self, authorization: str) -> None:
+        """Raises RefusedError."""
+        given = authorization.encode(errors="surrogateescape")
+        if self._authorization is not None and not compare_digest(given, self._authorization):
+            raise RefusedError(
+                "this server wants its API key, as in the header Authorization: Bearer KEY",
+                status=HTTPStatus.UNAUTHORIZED,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
-    def load(self) -> dict[str, Levels]: ...
+    def check_open(self) -> None:
+        """Raises RefusedError."""
+        if self.is_closed:
+            raise unavailable("the server stops")
+        if len(self._waiting) >= self._max_waiting_requests:
+            message = f"{len(self._waiting)} requests wait for their first token, and more may not: try again"
+            raise unavailable(message, retry_after_s=_RETRY_AFTER_S)
 
-    def flush_cache(self) -> None: ...
+    def enter(self, answer: "Answer") -> None:
+        self._inside.add(answer)
+        self._waiting.add(answer)
+        self._empty.clear()
+
+    def served(self, answer: "Answer") -> None:
+        """It has its first token."""
+        self._waiting.discard(answer)
+
+    def leave(self, answer: "Answer") -> None:
+        self._waiting.discard(answer)
+        self._inside.discard(answer)
+        if not self._inside:
+            self._empty.set()
 
     @property
-    def num_live_requests(self) -> int: ...
+    def num_inside(self) -> int:
+        return len(self._inside)
 
-    @property
-    def missing_roles(self) -> list[str]:
-        """Roles of which no instance is up."""
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """Why the cluster cannot go on, if it cannot."""
-        ...
+    async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
+        """Let nobody in, and those inside end in peace; who is left when time is up, or in a hurry, is told why."""
+        self.is_closed = True
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
+        await asyncio.wait(waits, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        for answer in list(self._inside):
+            answer.give_up("the server stops")
 
 
 class Service(NamedTuple):
     """The cluster behind the endpoints, and what they must know of it."""
 
-    cluster: Cluster
+    cluster: "Launcher"
     model_name: str
     tokenizer: Tokenizer
     room: Room
@@ -52,7 +94,7 @@ class Service(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """What a client asked for, in whichever way it asked."""
+    """A client's request, in whichever way it asked."""
 
     prompt: list[int]
     sampling: Sampling
@@ -90,7 +132,7 @@ class Answer:
         self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[list[int]]:
-        """What is new, one token or more each time."""
+        """New tokens, one or more each time."""
         async for new in self._request:
             self._meter.add_tokens(len(new))
             self.service.entrance.served(self)

@@ -4,9 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.serve.fields import Fields
-from pdreal.serve.refusal import RefusedError
-from pdreal.serve.sampling_fields import WHY, sampling_of
+from pdreal.serve.fields import WHY, Fields, RefusedError, sampling_of
 from pdreal.serve.service import Answer, Generation, Service
 
 _DEFAULT_MAX_TOKENS = 128
@@ -23,7 +21,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "return_routed_experts": [False],
     "session_params": [],
 }
-"""What asks for more than an answer of text, and the values that do not; null never does."""
+"""Fields that ask for more than an answer of text, and the values that do not; null never does."""
 
 
 class Generate:

@@ -5,26 +5,29 @@ Token 65 is `A`. A byte that is no printable ASCII is spelled `<0xC3>`, a token 
 The other way round, text of printable ASCII without `<` comes back as it was.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 NUM_BYTES = 256
 END_OF_TEXT = 0
 SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
-"""What a token may look like that is not one character."""
+"""Spellings of tokens that are not one character."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
 
 def piece(token: int) -> str:
-    """How a token is spelled, whatever stands beside it."""
+    """Spelling of a token, whatever stands beside it."""
     if token in _ITSELF:
         return chr(token)
     return f"<0x{token:02X}>" if token < NUM_BYTES else f"<{token}>"
 
 
 class Tokenizer:
-    """Of a model with vocab_size tokens, 256 at least."""
+    """Tokenizer of a model with vocab_size tokens, 256 at least."""
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < NUM_BYTES:
@@ -73,3 +76,74 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 """Tokenizer.chat in Jinja, for clients that count a conversation's tokens."""
+
+
+HUB_NAME = "pdreal/bytes"
+_REVISION = "0" * 40
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Files for AutoTokenizer.from_pretrained(folder)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab_size), indent=1) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": vocab_size}) + "\n")  # transformers 5 asks for one
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
+    """The same in the cache below HF_HOME, under HUB_NAME: some clients refuse a folder but look there when offline."""
+    model = hf_home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
+    write_tokenizer(model / "snapshots" / _REVISION, vocab_size)
+    (model / "refs").mkdir(exist_ok=True)
+    (model / "refs" / "main").write_text(_REVISION)
+
+
+def _tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Names of tokens stand alone; all else is one token a character, or a byte where there is none for it."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": END_OF_TEXT,
+                "content": piece(END_OF_TEXT),
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": SPELLED_OUT},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": True,
+            "ignore_merges": True,
+            "vocab": {piece(token): token for token in range(vocab_size)},
+            "merges": [],
+        },
+    }
+
+
+def _config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": piece(END_OF_TEXT),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**9,
+    }

@@ -17,13 +17,12 @@ from typing import Any, Literal, get_args
 import torch
 
 from pdreal.streams import synchronize_engines
-from pdreal.transports.libraries import load_engine
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, load_engine
 
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 
 TIMEOUT_S = 5
-"""Of a write, besides a second for each GB: the least that the engine takes."""
+"""Limit of a write, besides a second for each GB: the least that the engine takes."""
 
 _LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
@@ -33,10 +32,10 @@ _SETTINGS = {
     "MC_LOG_LEVEL": "ERROR",
 }
 BATCH_DESCRIPTORS = 2048
-"""Of one call to the engine, which keeps all other Python of the process waiting while it reads its lists: for 0.3 us a
-descriptor, and for all of a request's slices as long as a forward takes."""
+"""Descriptors of one call to the engine. All other Python waits while it reads its lists: 0.3 us a descriptor, and for
+all of a request's slices as long as a forward takes."""
 _POLLED_BYTES = 1 << 20
-"""Over TCP, writes of so many bytes are waited for asleep: the engine's own wait takes the CPU that its I/O needs. On a
+"""Size from which writes over TCP are waited for asleep: the engine's own wait takes the CPU that its I/O needs. On a
 CPU all writes are: there it takes the core that computes, too."""
 _POLL_S = 20e-6
 _DONE, _RUNNING = 1, 0
@@ -106,7 +105,7 @@ class MooncakeTransport:
 
 
 def kind_of(name: str) -> Kind:
-    """Of a preset: mooncake-tcp and so on."""
+    """Kind of a preset: mooncake-tcp and so on."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     return next(kind for kind in kinds if name == f"mooncake-{kind}")
 

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdreal.transports.libraries import load_engine
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected, load_engine
 
 TIMEOUT_S = 30.0
-"""Of a write: the engine has none of its own."""
+"""Limit of a write: the engine has none of its own."""
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16
-"""From here on the engine's own progress thread, which takes a whole core, costs nobody anything."""
+"""Number of cores from which the engine's own progress thread, which takes a whole core, costs nobody anything."""
 _PROGRESS_S = 0.01
 _POLL_S = 20e-6
 

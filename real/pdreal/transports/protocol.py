@@ -1,6 +1,9 @@
-"""What a transfer engine does for a rank, and how it fails."""
+"""Transfer engines: what one does for a rank, how one is opened, and how it fails."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -8,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 Addresses = NDArray[np.int64]
-"""Of memory, or lengths of it, in bytes."""
+"""Addresses of memory, or lengths of it, in bytes."""
 
 
 Peer = TypeVar("Peer")
@@ -43,7 +46,7 @@ class Transport(Protocol):
 
     @property
     def address(self) -> str:
-        """What a peer needs to write here."""
+        """Text that a peer needs to write here."""
         ...
 
     def connect(self, address: str) -> None:
@@ -62,3 +65,81 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+DEBIAN_PACKAGES = {
+    "libibverbs.so.1": "libibverbs1",
+    "libmlx5.so.1": "ibverbs-providers",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
+
+
+def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
+    """The first of these modules that is there. Raises UnavailableError."""
+    for module in modules:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError:
+            continue
+        except ImportError as wrong:
+            raise UnavailableError(f"{module}: {wrong}{_hint(str(wrong))}") from None
+    raise UnavailableError(f"{modules[0]} is not installed: pip install {wheel}")
+
+
+def _hint(problem: str) -> str:
+    for library, package in DEBIAN_PACKAGES.items():
+        if library in problem:
+            return f"; on Debian: apt-get install {package}"
+    return ""
+
+
+class Regions:
+    def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
+        """Address, bytes and address of the mapping of each."""
+        begins, sizes, mapped = np.array(sorted(rows), np.int64).reshape(-1, 3).T
+        self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
+
+    def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
+        """Addresses at which these ranges are mapped. Raises TransferError if one is not within a region."""
+        region = np.searchsorted(self._begins, addresses, "right") - 1
+        if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
+            raise TransferError("a range is not within registered memory")
+        return self._mapped[region] + addresses - self._begins[region]
+
+
+NAMES = (
+    "mooncake-tcp",
+    "mooncake-nvlink",
+    "mooncake-rdma",
+    "mooncake-mnnvl",
+    "nixl-cma",
+    "nixl-cuda-ipc",
+    "nixl-cuda-ipc-sglang",
+    "nixl-rdma",
+    "cuda-ipc",
+    "shared-memory",
+)
+
+
+def open_transport(name: str, device: torch.device) -> Transport:
+    """Each engine is imported only here. Raises UnavailableError if this machine cannot run it."""
+    match name:
+        case "mooncake-tcp" | "mooncake-nvlink" | "mooncake-rdma" | "mooncake-mnnvl":
+            from pdreal.transports.mooncake import MooncakeTransport, kind_of  # noqa: PLC0415
+
+            return MooncakeTransport(kind_of(name), device)
+        case "nixl-cma" | "nixl-cuda-ipc" | "nixl-cuda-ipc-sglang" | "nixl-rdma":
+            from pdreal.transports.nixl import NixlTransport  # noqa: PLC0415
+
+            return NixlTransport(device)
+        case "cuda-ipc":
+            from pdreal.transports.cuda_ipc import CudaIpcTransport  # noqa: PLC0415
+
+            return CudaIpcTransport(device)
+        case "shared-memory":
+            from pdreal.transports.shared_memory import SharedMemoryTransport  # noqa: PLC0415
+
+            return SharedMemoryTransport(device)
+    nearest = "".join(f" (did you mean {match}?)" for match in get_close_matches(name, NAMES, 1))
+    raise UnavailableError(f"no engine for transport {name!r}{nearest}; there are {', '.join(NAMES)}")

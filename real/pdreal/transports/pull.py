@@ -21,7 +21,7 @@ import numpy as np
 from pdreal.transports.protocol import Addresses, TransferError
 
 TIMEOUT_S = 30.0
-"""Until an answer must come."""
+"""Limit for an answer."""
 
 _COUNT = struct.Struct("=q")
 

@@ -4,6 +4,7 @@ Memory is an anonymous file (memfd) that peers open through /proc: it has no nam
 A process descriptor (pidfd) of the peer tells whether it lives. Linux only.
 """
 
+import ctypes
 import json
 import mmap
 import os
@@ -13,9 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, connected
-from pdreal.transports.raw import copy_ranges
-from pdreal.transports.regions import Regions
+from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
@@ -88,6 +87,12 @@ class _Peer:
 
     def close(self) -> None:
         os.close(self._process)
+
+
+def copy_ranges(sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
+    """Memcpy of each range, all of host memory that this process has mapped."""
+    for target, source, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
+        ctypes.memmove(target, source, length)
 
 
 def _map(path: str, num_bytes: int) -> mmap.mmap:

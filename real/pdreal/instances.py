@@ -1,0 +1,236 @@
+"""The instances of a run, as its launcher sees them: who is up, who is silent, why one died and when it returns."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pdreal.bootstrap import Bootstrap, LaunchError
+from pdreal.channel import Channel, process_of
+from pdreal.clock import Timeline
+from pdreal.fleet import Fleet
+from pdreal.logbook import Logbook
+from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled
+from pdreal.options import Options
+from pdsim.core import messages as m
+from pdsim.core.instance import Levels
+from pdsim.core.journal import KILLED, Entry
+from pdsim.core.messages import receiver_of, sender_of
+from pdsim.scenario.machines import build_monitor
+from pdsim.scenario.schema import Scenario
+
+_LOG = logging.getLogger("pdreal")
+_SETTLE_NS = 10_000_000_000
+_SETTLE_S = 15.0
+"""Limit for an answer: who is later hangs."""
+_PING_S = 1.0
+"""Interval at which levels are asked for, where there is no health section."""
+_LAST_WORDS_S = 0.2
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_STEADY_S = 60.0
+"""Life after which an instance starts again as quickly as after its first death."""
+
+
+class Unwatched:
+    """Stand-in for a health monitor in a scenario without health: nobody is told of lost instances."""
+
+    def on_message(self, message: m.Heartbeat, now_ns: int) -> list[m.Send]:
+        return []
+
+
+class Instances:
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: Options,
+        channel: Channel,
+        timeline: Timeline,
+        logbook: Logbook,
+        *,
+        sockets: Path,
+        folder: Path | None,
+        carry_out: Callable[[Sequence[Any]], None],
+        on_lost: Callable[[str], None],
+        spawn_task: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """scenario: resolved. folder: where logbooks are kept.
+
+        carry_out: called with what the health monitor sends. on_lost: called with a reason if an instance is lost and
+        nobody watches over them.
+        """
+        self._scenario = scenario
+        self._channel = channel
+        self._timeline = timeline
+        self._folder = folder
+        self._carry_out = carry_out
+        self._on_lost = on_lost
+        self._spawn_task = spawn_task
+        self.fleet = Fleet(scenario, options, sockets=sockets, logs=folder, loop=timeline.loop, on_death=self._on_exit)
+        self.bootstrap = Bootstrap(channel, self.fleet)
+        self._monitor: Any = Unwatched()
+        if scenario.health is not None:
+            self._monitor = logbook.recorded(build_monitor(scenario, scenario.health))
+        self._up: dict[str, float] = {}
+        """Instances that are connected with all others, and since when by the monotonic clock, in seconds."""
+        self.levels: dict[str, Levels] = {}
+        """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
+        self._silent: set[str] = set()
+        """Processes that have not answered the last ping."""
+        self._settled: dict[str, asyncio.Future[str]] = {}
+        self._deaths: dict[str, str] = {}
+        """Why an instance said it could not go on."""
+        self._restart_s: dict[str, float | None] = {}
+        """Delays until what was killed on purpose starts again, or None for never."""
+        self._backoff_s: dict[str, float] = {}
+        """Last delay of an instance."""
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Bring up all, and let time begin. Raises LaunchError."""
+        await self.bootstrap.bring_up(self.fleet.instance_ids)
+        self._timeline.epoch_ns = await self.bootstrap.begin()
+        self._mark_up(self.fleet.instance_ids)
+        self._spawn_task(self._ask_for_signs_of_life())
+
+    def is_up(self, instance_id: str) -> bool:
+        return instance_id in self._up
+
+    @property
+    def missing_roles(self) -> list[str]:
+        """Roles of which no instance is up."""
+        roles = self.fleet.roles
+        return sorted({*roles.values()} - {roles[i] for i in self._up})
+
+    def kill(self, instance_id: str, rank: int | None, restart_after_s: float | None) -> None:
+        self._restart_s[instance_id] = restart_after_s
+        self.fleet.kill(instance_id, rank)
+
+    def on_notice(self, notice: Hello | Connected | Pong | Settled | Broken) -> None:
+        match notice:
+            case Hello() | Connected():
+                self.bootstrap.on_notice(notice)
+            case Pong():
+                self._silent.discard(notice.process)
+                if notice.process in self._up and notice.levels:  # not of one that has died since
+                    self.levels[notice.process] = Levels(*notice.levels)
+            case Settled():
+                if waiting := self._settled.pop(notice.instance_id, None):
+                    waiting.set_result(notice.leak)
+            case Broken():
+                self._deaths[process_of(notice.process).partition(".rank")[0]] = notice.reason
+                _LOG.error("%s: %s", notice.process, notice.reason)
+
+    async def _ask_for_signs_of_life(self) -> None:
+        health = self._scenario.health
+        interval_s = _PING_S if health is None else health.heartbeat_interval / 1e9
+        while True:
+            await asyncio.sleep(interval_s)
+            for instance_id in self.fleet.instance_ids:
+                processes = self.fleet.processes(instance_id)
+                answered = instance_id in self._up and self._silent.isdisjoint(processes)
+                self._silent.update(processes)
+                for process in processes if instance_id in self._up else ():
+                    self._channel.send(process, Ping())
+                self._on_heartbeat(m.Heartbeat(instance_id, self.fleet.lives[instance_id] if answered else None))
+
+    def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
+        """Tell the monitor. An instance that it gives up while it is up hangs."""
+        commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
+        if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
+            self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
+            _LOG.error("%s: %s", heartbeat.instance_id, reason)
+            self.fleet.kill(heartbeat.instance_id)
+        self._carry_out(commands)
+
+    # Deaths and restarts.
+
+    def _on_exit(self, instance_id: str, exit_code: int | None) -> None:
+        """Wait for the last words of one that ended itself, which may come a moment after its end."""
+        if exit_code == BROKEN and instance_id not in self._deaths:
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
+        else:
+            self._on_death(instance_id, exit_code)
+
+    def _on_death(self, instance_id: str, exit_code: int | None) -> None:
+        up_s = monotonic() - self._up.pop(instance_id, monotonic())
+        self.levels.pop(instance_id, None)
+        reason = self._deaths.pop(instance_id, f"exit code {exit_code}")
+        self._channel.disconnect(instance_id)
+        self.bootstrap.on_death(instance_id, reason)
+        if waiting := self._settled.pop(instance_id, None):
+            waiting.set_result(f"{instance_id} is dead: {reason}")
+        if self._folder is not None:
+            self._note_death(self._folder, instance_id)
+        if self._stopping:
+            return
+        if self._scenario.health is None:
+            self._on_lost(f"{instance_id} was lost: {reason}")
+            return
+        backoff_s = self._backoff_s[instance_id] = next_backoff_s(self._backoff_s.get(instance_id), up_s)
+        delay_s = self._restart_s.pop(instance_id, backoff_s)
+        if delay_s is not None:
+            self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
+
+    def _note_death(self, folder: Path, instance_id: str) -> None:
+        """Note a death at the begin of the next life's journal: what died may have left half a line in its own."""
+        logbook = Logbook(folder, instance_id, self.fleet.lives[instance_id] + 1)
+        names = [instance_id]
+        if self.fleet.roles[instance_id] == "prefill":
+            names.append(sender_of(instance_id))
+        elif self._scenario.network.staging is not None:
+            names.append(receiver_of(instance_id))
+        for name in names:
+            logbook.entry(Entry(name, KILLED, (self._timeline.now_ns,), None))
+        logbook.close()
+
+    def _restart(self, instance_id: str) -> None:
+        if not self._stopping:
+            self._spawn_task(self._bring_back(instance_id))
+
+    async def _bring_back(self, instance_id: str) -> None:
+        with suppress(LaunchError):  # on_death has been called for it, too
+            await self.bootstrap.bring_up([instance_id])
+            self._mark_up([instance_id])
+
+    def _mark_up(self, instance_ids: list[str]) -> None:
+        """Mark those that were started and are still there."""
+        for instance_id in filter(self.fleet.is_alive, instance_ids):
+            self._up[instance_id] = monotonic()
+            self._silent.difference_update(self.fleet.processes(instance_id))
+
+    # The end.
+
+    async def settle(self) -> list[str]:
+        """Wait until nothing is left of any request; return what is. Who does not answer is killed."""
+        self._stopping = True
+        loop = asyncio.get_running_loop()
+        self._settled = {i: loop.create_future() for i in self._up}
+        answers = dict(self._settled)
+        for instance_id in answers:
+            self._channel.send(instance_id, Settle(_SETTLE_NS))
+        if answers:
+            await asyncio.wait(answers.values(), timeout=_SETTLE_S)
+        leaks = [answer.result() for answer in answers.values() if answer.done() and answer.result()]
+        for instance_id in (i for i, answer in answers.items() if not answer.done()):
+            leaks.append(f"{instance_id} did not answer, and was killed")
+            self.fleet.kill(instance_id)
+        return leaks
+
+    def end(self) -> None:
+        """End every process, in bounded time."""
+        for instance_id in self.fleet.instance_ids:
+            for process in self.fleet.processes(instance_id):
+                self._channel.send(process, Exit())
+        for instance_id in self.fleet.instance_ids:
+            if instance_id not in self._up:
+                self.fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
+        self.fleet.end()
+
+
+def next_backoff_s(last_s: float | None, up_s: float) -> float:
+    """Wait before the next start of an instance that died. last_s: the wait before; up_s: the life since."""
+    return _FIRST_BACKOFF_S if last_s is None or up_s >= _STEADY_S else min(2 * last_s, _MAX_BACKOFF_S)

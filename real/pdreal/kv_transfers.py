@@ -1,0 +1,192 @@
+"""The KV that one instance sends or takes in, as its leader directs it: units, staged cells, and their check."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from pdreal.clock import Timeline
+from pdreal.executor import Executor, NewToken
+from pdreal.fleet import RankSpec
+from pdreal.logbook import InstanceLog
+from pdreal.rank_group import RankGroup
+from pdreal.step_loop import inner
+from pdreal.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit
+from pdsim.core import messages as m
+from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.transfer_plan import TransferUnit
+from pdsim.scenario import wiring
+from pdsim.scenario.sizing import layout_of
+
+
+class KvDamagedError(Exception):
+    """KV arrived that was not sent."""
+
+
+class KvTransfers:
+    """Carries out what an instance's sender or receiver commands, and keeps what belongs to KV on its way."""
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        agents: Iterable[Any],
+        group: RankGroup,
+        executor: Executor,
+        timeline: Timeline,
+        log: InstanceLog,
+        carry_out: Callable[[Sequence[m.Command]], None],
+    ) -> None:
+        """agents: the instance's sender or receiver, if it has one."""
+        self._instance_id = spec.instance_id
+        self._agents = {agent.instance_id: agent for agent in agents}
+        self._group = group
+        self._executor = executor
+        self._timeline = timeline
+        self._log = log
+        self._carry_out = carry_out
+        scenario = spec.scenario
+        if spec.role == "prefill":
+            self._wire = wiring.wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
+        staging = scenario.network.staging
+        self._cell_pages = 0 if staging is None else wiring.staging_plan(scenario, staging).cell_pages
+        self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
+        self._grants: dict[int, m.KvGranted] = {}
+        """Grants of requests whose KV is on its way."""
+        self._first_tokens: dict[int, int] = {}
+        """First tokens of prompts that are computed and not sent."""
+
+    def tell(self, agent_id: str, message: Any) -> None:
+        """Hand a message to the sender or receiver, which answers at once."""
+        self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
+
+    def grant(self, granted: m.KvGranted) -> None:
+        """Keep the pages of a request: on decode as it grants them, on prefill as it hears of them."""
+        self._grants[granted.request_id] = granted
+
+    def forget(self, request_id: int) -> None:
+        self._grants.pop(request_id, None)
+        self._first_tokens.pop(request_id, None)
+
+    def _num_sent_tokens(self, request_id: int) -> int:
+        """Tokens of the prompt that decode had not cached."""
+        return self._executor.num_prompt_tokens(request_id) - self._grants[request_id].num_cached_tokens
+
+    # Prefill.
+
+    def on_layers(self, step_id: int, num_groups: int) -> None:
+        self.tell(sender_of(self._instance_id), m.LayersComputed(step_id, num_groups))
+
+    def keep_first_tokens(self, new_tokens: Sequence[NewToken]) -> None:
+        self._first_tokens.update(new_tokens)
+
+    def send(self, command: m.StartTransfer) -> None:
+        unit, offset = command
+        worker = inner(self._agents[sender_of(self._instance_id)]).worker(unit)
+        start_ns = self._timeline.now_ns
+        self._group.begin(SendUnit(worker, unit, offset), partial(self._on_sent, unit, worker, start_ns))
+
+    def _on_sent(self, unit: TransferUnit, worker: int, start_ns: int, _: list[Any], error: str | None) -> None:
+        if error is not None:
+            reason = f"transfer from {unit.source} to {unit.target}: {error}"
+            self.tell(sender_of(unit.source), m.TransferLost(unit, reason))
+            return
+        self._log.transfer(unit, self._wire, worker, start_ns)
+        tell_sender = partial(self.tell, sender_of(unit.source), m.UnitSent(unit))
+        if self._check is None:
+            tell_sender()
+        else:
+            self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
+
+    def told_with(self, arrived: m.KvArrived) -> dict[str, Any]:
+        """Facts for decode with the last of a request's KV: the first token, and for a check the fingerprints."""
+        request_id = arrived.request_id
+        told: dict[str, Any] = {
+            "token": self._first_tokens.pop(request_id),
+            "num_cached_tokens": self._executor.num_cached_tokens(request_id),
+        }
+        if self._check is not None:
+            told["digests"] = self._check.sent(request_id)
+        return told
+
+    # Decode.
+
+    def on_arrived(self, request_id: int, told: dict[str, Any]) -> None:
+        """Take what prefill has told with a request's KV."""
+        self._executor.add_first_token(request_id, told["token"], told["num_cached_tokens"])
+        if self._check is not None:
+            self._check.expect(request_id, told["digests"])
+
+    def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
+        """Go on when the KV that a message says has arrived is what was sent; at once if that is not checked."""
+        arrived = message.completes if isinstance(message, m.CellScattered) else message
+        if self._check is not None and isinstance(arrived, m.KvArrived):
+            grant = self._grants[arrived.request_id]
+            self._check.compare(grant, self._num_sent_tokens(grant.request_id), then)
+        else:
+            then()
+
+    def scatter(self, command: m.Scatter) -> None:
+        pages = self._grants[command.request_id].pages
+        first = command.cell * self._cell_pages
+        task = ScatterCell(command, pages[first : first + self._cell_pages])
+        cell = m.CellScattered(command.request_id, command.cell)
+        what = f"scatter of request {command.request_id}"
+        self._group.begin_or_fail(task, what, lambda _: self.tell(receiver_of(command.decode_id), cell))
+
+
+class KvCheck:
+    """Compares the KV of every request on both sides: what prefill sent, and what lies in decode's pages."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self._pages: dict[int, list[int]] = {}
+        """Pages of requests that are being sent, as many as were sent so far."""
+        self._digests: dict[int, dict[str, int]] = {}
+        """Fingerprints by KV head: on prefill until they are told, on decode until they are compared."""
+
+    def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
+        """Go on when the KV of a request that is sent whole has its fingerprints."""
+        request_id = unit.request_id
+        pages = self._pages.setdefault(request_id, [])
+        if unit.after_layers is None or unit.after_layers[1] == 0:
+            pages += unit.source_pages
+        if not unit.is_last:
+            then()
+            return
+        del self._pages[request_id]
+
+        def on_done(results: list[Any]) -> None:
+            self._digests[request_id] = _joined(results)
+            then()
+
+        task = DigestSent(worker, pages, num_tokens)
+        self._group.begin_or_fail(task, f"fingerprints of request {request_id}", on_done)
+
+    def sent(self, request_id: int) -> dict[str, int]:
+        return self._digests.pop(request_id)
+
+    def expect(self, request_id: int, digests: dict[str, int]) -> None:
+        self._digests[request_id] = digests
+
+    def compare(self, grant: m.KvGranted, num_tokens: int, then: Callable[[], None]) -> None:
+        """Go on if the KV in the granted pages is what was sent; or fail."""
+        expected = self._digests.pop(grant.request_id)
+
+        def on_done(results: list[Any]) -> None:
+            if (found := _joined(results)) == expected:
+                then()
+                return
+            damaged = ", ".join(head for head in expected if expected[head] != found.get(head))
+            what = f"heads {damaged} of {num_tokens} tokens differ from what was sent"
+            self._group.fail(KvDamagedError(f"KV of request {grant.request_id} is damaged: {what}"))
+
+        task = DigestArrived(grant.pages, num_tokens)
+        self._group.begin_or_fail(task, f"fingerprints of request {grant.request_id}", on_done)
+
+
+def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Ranks that hold copies of one head agree, or the head is marked."""
+    heads: dict[str, int] = {}
+    for digests in by_rank:
+        for head, value in digests.items():
+            heads[head] = value if heads.get(head, value) == value else -1
+    return heads

@@ -1,0 +1,124 @@
+"""The loop of one instance in real time: begins the steps that it asks for, and wakes it when there is news."""
+
+from asyncio import TimerHandle
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pdreal.clock import Timeline
+from pdreal.executor import Executor, NewToken
+from pdreal.logbook import InstanceLog
+from pdreal.rank_group import Computed, RankGroup
+from pdreal.tasks import Compute
+from pdsim.core import messages as m
+from pdsim.core.instance import instance_loop
+
+_FEW_REQUESTS = 256
+
+
+class StepLoop:
+    def __init__(
+        self,
+        instance: Any,
+        executor: Executor,
+        group: RankGroup,
+        timeline: Timeline,
+        log: InstanceLog,
+        *,
+        carry_out: Callable[[Sequence[m.Command]], None],
+        on_tokens: Callable[[Sequence[NewToken]], None],
+        on_layers: Callable[[int, int], None] | None,
+        forget: Callable[[int], None],
+    ) -> None:
+        """on_layers: called with a prefill step and how many groups of its layers are computed, if it has groups.
+
+        forget: called with requests that ended without an outcome here.
+        """
+        self._instance = instance
+        self._executor = executor
+        self._group = group
+        self._timeline = timeline
+        self._log = log
+        self._on_tokens = on_tokens
+        self._on_layers = on_layers
+        self._forget = forget
+        self._inbox: list[m.Message] = []
+        self._loop = instance_loop(instance, drain=self._drain, carry_out=carry_out, now_ns=lambda: timeline.now_ns)
+        self.num_in_flight = 0
+        self._waits = False
+        self._timer: TimerHandle | None = None
+        self._look_around_at = _FEW_REQUESTS
+        """Number of requests in the executor at which some may be left over."""
+
+    def post(self, message: m.Message) -> None:
+        """Keep a message until the instance looks; wake it if it waits."""
+        self._inbox.append(message)
+        if self._waits:
+            self.go_on()
+
+    def go_on(self, _: None = None) -> None:
+        """Let the loop turn, behind what else has come."""
+        self._waits = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timeline.loop.call_soon(self._advance, None)
+
+    def _drain(self) -> list[m.Message]:
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def _advance(self, answer: m.StepResult | None) -> None:
+        """Begin what the loop asks for until it must wait, for a step or for a message."""
+        while True:
+            asked = self._loop.send(answer)
+            if self._executor.num_requests > self._look_around_at:
+                self._forget_others()
+            self._log.levels(self._instance)
+            if isinstance(asked, m.Wait):
+                if not self.num_in_flight:
+                    self._begin_wait(asked)
+                break
+            assert not isinstance(asked, m.Pause)
+            self._begin(asked)
+            if self.num_in_flight == self._instance.max_steps_in_flight:
+                break
+            answer = None
+        self._log.flush()
+
+    def _forget_others(self) -> None:
+        """Requests that were cancelled before they were begun, say. The instance has seen all messages."""
+        present = set(inner(self._instance).requests())
+        for request_id in self._executor.others_than(present):
+            self._forget(request_id)
+        self._look_around_at = 2 * self._executor.num_requests + _FEW_REQUESTS
+
+    def _begin_wait(self, wait: m.Wait) -> None:
+        self._waits = True
+        if self._inbox:
+            self.go_on()
+        elif wait.until_ns is not None:
+            self._timer = self._timeline.at(wait.until_ns, self.go_on)
+
+    def _begin(self, step: m.Step) -> None:
+        self.num_in_flight += 1
+        tell_layers = None if self._on_layers is None else partial(self._tell_layers, self._on_layers, step.step_id)
+        task = Compute(self._executor.begin(step), step.step_id)
+        self._group.compute(task, partial(self._on_computed, step), tell_layers)
+
+    def _tell_layers(self, on_layers: Callable[[int, int], None], step_id: int, num_groups: int) -> None:
+        """Called by the thread that computes."""
+        self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
+
+    def _on_computed(self, step: m.Step, computed: Computed) -> None:
+        outcome = self._executor.finish(step, computed.tokens)
+        self._log.step(step, computed.start_ns, computed.end_ns)
+        if outcome.new_tokens:
+            self._on_tokens(outcome.new_tokens)
+        self.num_in_flight -= 1
+        self._advance(outcome.result)
+
+
+def inner(machine: Any) -> Any:
+    """The state machine itself, where its calls are recorded."""
+    return getattr(machine, "inner", machine)
