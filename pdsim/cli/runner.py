@@ -58,7 +58,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.cost.ends and not interrupted and not scenario.foreign_setup:
+    if loaded.ends and not interrupted and not scenario.foreign_setup:
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
@@ -69,8 +69,8 @@ def run_scenario(
 def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) -> dict[str, list[float]]:
     """Least and most of each metric, over the run and both ends of its cost."""
     summaries = [summary]
-    for which, cost in zip(("fastest", "slowest"), scenario.cost.ends, strict=True):
-        cluster = build(scenario.model_copy(update={"cost": cost}))
+    for which, end in zip(("fastest", "slowest"), scenario.ends, strict=True):
+        cluster = build(end)
         with progress_over(f"{scenario.name}, {which}", len(cluster.requests), quiet=quiet) as advance:
             summaries.append(Simulation(cluster, Observation(progress=advance)).run().summary())
     values = {metric: [float(one[metric]) for one in summaries] for metric in INTERVAL_METRICS}

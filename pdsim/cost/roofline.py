@@ -17,7 +17,8 @@ class RooflineModel:
         spec, gpu, tp = layout.model, layout.gpu, layout.tp
         self._settings = settings
         self._spec = spec
-        self._flops_per_token = spec.flops_per_token
+        self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
+        self._flops_per_token = spec.flops_per_token - (spec.expert_flops_per_token if self._experts else 0)
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
@@ -32,17 +33,23 @@ class RooflineModel:
         self._state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         exchanges = 2 * spec.experts.num_layers if layout.dp > 1 and spec.experts is not None else 0
         self._exchange_ns = exchanges * settings.expert_exchange_ns
-        self._launch_ns = settings.prefill_layer_ns * spec.num_layers
+        num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
+        self._launch_ns = (
+            settings.prefill_layer_ns * spec.num_layers + settings.expert_prefill_layer_ns * num_expert_layers
+        )
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
         work_ns = self._matrices_ns(num_tokens) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        if self._experts is not None:
+            work_ns += self._experts.ns(num_tokens)
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         work = {
             "matrices": self._matrices_ns(num_tokens),
+            **self._expert_terms(num_tokens),
             "attention": self._attention_ns(step),
             "all-reduce": self._reductions_ns(num_tokens),
         }
@@ -57,13 +64,13 @@ class RooflineModel:
         return self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        matrices, reductions, state, layers, overhead = self.decode_terms(num_requests).values()
-        base_ns = matrices + reductions + state + layers + overhead
+        base_ns = sum(self.decode_terms(num_requests).values())
         return DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
 
     def decode_terms(self, num_requests: int) -> Terms:
         return {
             "matrices": self._matrices_ns(num_requests),
+            **self._expert_terms(num_requests),
             "all-reduce": self._reductions_ns(num_requests),
             "state": num_requests * self._state_ns,
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
@@ -72,9 +79,12 @@ class RooflineModel:
 
     def _matrices_ns(self, num_tokens: int) -> float:
         compute = self._flops_per_token * num_tokens / self._matrix_flops
-        expert_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
+        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns
+
+    def _expert_terms(self, num_tokens: int) -> Terms:
+        return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _reductions_ns(self, num_tokens: int) -> float:
         return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)
@@ -84,3 +94,23 @@ class RooflineModel:
         hops = 2 * (layout.tp - 1) / layout.tp
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
+
+
+class ExpertTimes:
+    """Kernels of routed experts: their groups of tokens are small, and do not hide reads behind operations."""
+
+    def __init__(self, settings: "Roofline", layout: Layout) -> None:
+        spec, gpu, tp = layout.model, layout.gpu, layout.tp
+        assert spec.experts is not None
+        assert settings.expert_efficiency is not None
+        self._spec = spec
+        self._dp = layout.dp
+        self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtype))
+        self._token_ns /= settings.expert_efficiency
+        self._byte_ns = 1e9 / (tp * gpu.memory_bandwidth * settings.expert_memory_efficiency)
+        self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
+
+    def ns(self, num_tokens: int) -> float:
+        """Of a forward over num_tokens on each instance of a server."""
+        num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
+        return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes

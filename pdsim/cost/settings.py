@@ -1,14 +1,16 @@
 """Cost settings that a scenario names: how long forwards and steps take, and by which rule."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
+from pdsim.cost.kernels import reached
 from pdsim.cost.model import CostModel
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
+from pdsim.system.model import LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +50,83 @@ class Roofline:
     prompt_overhead_ns: float = 4_200_000
     """Time of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
+    expert_efficiency: float | None = None
+    """Of the products of routed experts; None: they are counted with all others."""
+    expert_memory_efficiency: float = 1.0
+    """Used where expert_efficiency is given, as expert_layer_ns."""
+    expert_layer_ns: float = 0
+    """Time of a layer's experts beyond their bytes and operations: routing, sorting and gathering tokens."""
+    expert_prefill_layer_ns: float = 0
+    """Added to prefill_layer_ns in layers with experts."""
     expert_exchange_ns: float = 25_000
     """Data-parallel attention: sending tokens to the GPUs of their experts, or back, once a layer. An assumption."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, is_time = getattr(self, field.name), field.name.endswith("_ns")
+            if value is None:
+                continue
             if value < 0 or (value == 0 and not is_time):
                 raise ValueError(f"Roofline needs {field.name} {'>=' if is_time else '>'} 0, found {value:g}")
 
     def model(self, layout: Layout) -> CostModel:
         return RooflineModel(self, layout)
+
+
+KERNELS_SPREAD = 1.3
+"""Factor within which step times of most servers lie: half of the points of experiments/default-cost chose it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What measured kernels reach of a GPU's nominal rates, operator by operator; host times are the roofline's.
+
+    Fractions come from kernels.csv, by GPU and type of weights or KV: see experiments/operators. A GPU that was not
+    measured takes the medians of those that were.
+    """
+
+    HOST_FIELDS: ClassVar = ("prefill_layer_ns", "expert_prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
+
+    prefill_layer_ns: float = 310_000
+    expert_prefill_layer_ns: float = 1_000_000
+    """Chosen on half of the points of experiments/default-cost."""
+    decode_layer_ns: float = 44_000
+    """Qwen3-8B on H200 under SGLang 0.5.12, decode at batch 1: 5.08 ms on the GPU, of which weights explain 3.5 ms."""
+    step_overhead_ns: float = 300_000
+    prompt_overhead_ns: float = 4_200_000
+    factor: float = 1
+    """Factor of all times."""
+
+    @property
+    def ends(self) -> "tuple[Kernels, Kernels]":
+        """The fastest and the slowest that servers may be."""
+        return replace(self, factor=self.factor / KERNELS_SPREAD), replace(self, factor=self.factor * KERNELS_SPREAD)
+
+    def model(self, layout: Layout) -> CostModel:
+        return RooflineModel(self.roofline(layout), layout)
+
+    def roofline(self, layout: Layout) -> Roofline:
+        """The roofline that kernels of this layout reach."""
+        spec, gpu = layout.model, layout.gpu
+        weights = spec.weight_dtype if spec.weight_dtype in gpu.flops else "bf16"
+        decode = "latent_decode_attention" if isinstance(spec.attention, LatentAttention) else "decode_attention"
+        kv = "fp8" if layout.kv_dtype == "fp8" else "bf16"
+        gemm, experts = reached(gpu.name, "gemm", weights), reached(gpu.name, "experts", weights)
+        link = reached(gpu.name, "all_reduce", str(max(2, layout.tp)))
+        reading = reached(gpu.name, decode, kv).memory
+        return Roofline(
+            matrix_efficiency=gemm.compute / self.factor,
+            memory_efficiency=gemm.memory / self.factor,
+            attention_efficiency=reached(gpu.name, "prefill_attention", "bf16").compute / self.factor,
+            kv_bandwidth=reading / self.factor,
+            fp8_kv_bandwidth=reading / self.factor,
+            link_efficiency=link.memory / self.factor,
+            all_reduce_ns=1e3 * link.fixed_us * self.factor,
+            expert_efficiency=experts.compute / self.factor,
+            expert_memory_efficiency=experts.memory / self.factor,
+            expert_layer_ns=1e3 * experts.fixed_us * self.factor,
+            **{name: getattr(self, name) * self.factor for name in (*self.HOST_FIELDS, "decode_layer_ns")},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
     },
     CostSettings: {
+        "kernels": "pdsim.cost.settings:Kernels",
         "roofline": "pdsim.cost.settings:Roofline",
         "affine": "pdsim.cost.settings:Affine",
         "table": "pdsim.cost.settings:AffineTable",

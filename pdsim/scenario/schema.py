@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from pdsim.cost.kernels import has_kernels
 from pdsim.cost.model import CostSettings
-from pdsim.cost.settings import Roofline
+from pdsim.cost.settings import Kernels
 from pdsim.metrics.records import StepRecord
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
@@ -259,14 +260,20 @@ class FrontEndSettings(Section):
         return self == FrontEndSettings()
 
 
+FRONT_END, *FRONT_END_ENDS = (
+    FrontEndSettings.model_construct(latency_in=latency_ns) for latency_ns in (40_000_000, 10_000_000, 160_000_000)
+)
+"""HTTP, tokenizer and scheduler of most servers, and between what it lies: chosen on half of the points of
+experiments/default-cost. A prompt waits for it, and the next is not held up."""
+
 Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
 
 
 class CostChoice(Section):
     """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
-    prefill: Annotated[CostSettings, Component("roofline")] = Roofline()
-    decode: Annotated[CostSettings, Component("roofline")] = Roofline()
+    prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
+    decode: Annotated[CostSettings, Component("kernels")] = Kernels()
     prefill_interval: Interval | None = None
     """Fastest and slowest, as `pdsim scale` writes them; None: steps take what they take."""
     decode_interval: Interval | None = None
@@ -296,14 +303,25 @@ class CostChoice(Section):
     @property
     def ends(self) -> "tuple[CostChoice, ...]":
         """The fastest and the slowest cost; none where steps take what they take."""
-        if self.prefill_interval is None or self.decode_interval is None:
-            return ()
-        return tuple(
-            self.model_copy(
-                update={"prefill": prefill, "decode": decode, "prefill_interval": None, "decode_interval": None}
-            )
-            for prefill, decode in zip(self.prefill_interval, self.decode_interval, strict=True)
+        prefill = _ends(self.prefill, self.prefill_interval)
+        decode = _ends(self.decode, self.decode_interval)
+        exact = {"prefill_interval": None, "decode_interval": None}
+        fast, slow = (
+            self.model_copy(update={"prefill": one, "decode": other, **exact})
+            for one, other in zip(prefill, decode, strict=True)
         )
+        return () if fast == slow else (fast, slow)
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """True if no server was measured."""
+        return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)
+
+
+def _ends(settings: CostSettings, interval: tuple[CostSettings, CostSettings] | None) -> tuple[CostSettings, ...]:
+    if interval is not None:
+        return interval
+    return settings.ends if isinstance(settings, Kernels) else (settings, settings)
 
 
 def a_name(value: Any) -> Any:
@@ -373,9 +391,8 @@ class Scenario(Section):
     """Instead of prefill and decode."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
-    front_end: Annotated[FrontEndSettings, BeforeValidator(front_end_of_profile), OrShort("profile")] = (
-        FrontEndSettings()
-    )
+    front_end: Annotated[FrontEndSettings | None, BeforeValidator(front_end_of_profile), OrShort("profile")] = None
+    """None: what most servers take where the cost is `kernels`; else nothing."""
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
@@ -431,6 +448,16 @@ class Scenario(Section):
         )
 
     @property
+    def ends(self) -> "tuple[Scenario, ...]":
+        """This scenario at its fastest and at its slowest; none where its times are certain."""
+        told = self.front_end is not None or not self.cost.is_of_kernels
+        front_ends = (self.front_end, self.front_end) if told else FRONT_END_ENDS
+        return tuple(
+            self.model_copy(update={"cost": cost, "front_end": front_end})
+            for cost, front_end in zip(self.cost.ends, front_ends, strict=False)
+        )
+
+    @property
     def device(self) -> str:
         """The device whose step times a run has."""
         return (self.cost.measured and self.cost.measured.device) or self._gpus
@@ -446,6 +473,10 @@ class Scenario(Section):
         cost = self.cost
         if cost.measured is None:
             names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
+            if names == "kernels":
+                unknown = " and ".join(gpu for gpu in self._gpus.split(" and ") if not has_kernels(gpu))
+                kernels = f"kernels of other GPUs than {unknown}" if unknown else f"kernels of {self._gpus}"
+                return [f"cost: only {kernels} were measured, no server: look at the range; a profile makes it narrow"]
             if names == "roofline":
                 return [
                     "cost: nothing here was measured: roofline, which compares configurations; fit a profile for more"

@@ -8,7 +8,15 @@ from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.schema import ComputingSettings, DecodeSettings, PrefillSettings, Scenario, ServerSettings
+from pdsim.scenario.schema import (
+    FRONT_END,
+    ComputingSettings,
+    DecodeSettings,
+    FrontEndSettings,
+    PrefillSettings,
+    Scenario,
+    ServerSettings,
+)
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
@@ -58,10 +66,11 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
-    update: dict[str, Any] = {"health": health}
+    front_end = scenario.front_end or (FRONT_END if scenario.cost.is_of_kernels else FrontEndSettings())
+    update: dict[str, Any] = {"health": health, "front_end": front_end}
     if (aggregated := scenario.aggregated) is not None:
         update["aggregated"] = aggregated.model_copy(update=_resolved_computing(scenario, aggregated, "aggregated"))
-        update["front_end"] = scenario.front_end.model_copy(update={"waits_for_prefill": False})
+        update["front_end"] = front_end.model_copy(update={"waits_for_prefill": False})
     else:
         prefill, decode = scenario.pair
         attempts = {"optimistic_attempts": _optimistic_attempts(prefill, decode)}

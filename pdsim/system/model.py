@@ -162,6 +162,13 @@ class ModelSpec:
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 
     @property
+    def expert_flops_per_token(self) -> float:
+        """Matrix products of one token in the experts that it is routed to."""
+        if self.experts is None:
+            return 0.0
+        return 2 * self.experts.num_params(self.hidden_size) * self.experts.num_active / self.experts.num_experts
+
+    @property
     def flops_per_token(self) -> float:
         """Matrix products of one token, without attention."""
         return 2 * (self.num_active_params - self.num_embedding_params)

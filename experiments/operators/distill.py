@@ -1,0 +1,263 @@
+"""Reduces measured operator tables to the few numbers that the roofline ships: python distill.py FOLDER
+
+FOLDER is aiconfigurator_core/systems/data of the wheel aiconfigurator_core 0.12.0 (Apache-2.0). Each operator's time is
+taken as a fixed time and its operations and bytes over nominal rates, of which it reaches a fraction; the fractions
+with the least median error of the logarithm are kept. Writes pdsim/cost/kernels.csv.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from pdsim.system.catalog import GpuSpec, load_gpu, names
+
+OUT = Path(__file__).parents[2] / "pdsim" / "cost" / "kernels.csv"
+HEAD = """\
+# Fractions of nominal rates that kernels reach, and the median error of their times: written by
+# experiments/operators/distill.py from the operator tables of ai-dynamo/aiconfigurator 0.12.0 (Apache-2.0).
+gpu,operator,kind,compute,memory,fixed_us,error
+"""
+STATED = (
+    ("h20", "gemm", "fp8", 0.92, 0.8),
+    ("h20", "gemm", "bf16", 0.92, 0.8),
+    ("h20", "prefill_attention", "bf16", 0.82, 1),
+    ("h20", "decode_attention", "bf16", 1, 0.73),
+)
+"""Medians of the rows that pdsim/calibration/scale/operators.csv has of it."""
+GPUS = {
+    "a100": "a100_sxm",
+    "l40s": "l40s",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "rtx-pro-6000": "rtx_pro_6000_server",
+}
+WEIGHTS = {"bf16": (("bfloat16",), 2.0), "fp8": (("fp8_block", "fp8"), 1.0), "fp4": (("nvfp4",), 0.5625)}
+"""Names in the tables, of which the first is taken that there is, and bytes of a weight, with its scales."""
+KV = {"bf16": ("bfloat16", 2.0), "fp8": ("fp8", 1.0)}
+EXPERT_KERNELS = ("sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton", "sglang_flashinfer_cutlass_moe")
+"""The first that a GPU has."""
+ATTENTION_KERNELS = ("trtllm_mha", "fa3", "flashinfer", "flash_attention", "triton")
+SLOW_LATENT_FP8 = ("h100", "h200")
+"""Their fp8 kernel in these tables takes eight times as long as bf16's: servers do not run it."""
+FRACTIONS = np.arange(0.05, 1.001, 0.05)
+MAX_TOKENS = 16_384
+MAX_ROWS = 3_000
+
+Floats = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """The best fractions of nominal rates."""
+
+    compute: float
+    memory: float
+    fixed_us: float
+    error: float
+    """Median of the relative error."""
+    error_p80: float
+
+
+class Table:
+    """Columns of one table, or of some of its rows. Times in seconds."""
+
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self._columns = columns
+
+    @classmethod
+    def newest(cls, folder: Path, operator: str, name: str) -> "Table | None":
+        paths = sorted(folder.glob(f"{operator}/sglang/*/{name}_perf.parquet"))
+        if not paths:
+            return None
+        return cls({column: np.array(values) for column, values in parquet.read_table(paths[-1]).to_pydict().items()})
+
+    def __getitem__(self, column: str) -> Floats:
+        values: Floats = self._columns[column].astype(float)
+        return values
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._columns
+
+    def __len__(self) -> int:
+        return len(self._columns["latency"])
+
+    @property
+    def seconds(self) -> Floats:
+        return self["latency"] * 1e-3
+
+    def where(self, rows: NDArray[np.bool_]) -> "Table":
+        return Table({name: values[rows] for name, values in self._columns.items()})
+
+    def equal(self, column: str, value: str) -> "Table":
+        """Rows with a text in a column; all, where there is no such column."""
+        return self.where(self._columns[column] == value) if column in self else self
+
+    def first_of(self, column: str, values: Sequence[str]) -> "Table":
+        """Rows with the first of these texts that there is."""
+        found = set(self._columns[column])
+        return self.equal(column, next((value for value in values if value in found), values[0]))
+
+    def sampled(self) -> "Table":
+        rows = np.random.default_rng(0).permutation(len(self))[:MAX_ROWS]
+        return Table({name: values[rows] for name, values in self._columns.items()})
+
+
+def fitted(
+    seconds: Floats, compute_s: Floats, memory_s: Floats, *, fixed_us: Sequence[float], power: float
+) -> Fit | None:
+    """Times at full rates are given; power says how the two overlap: 1 not at all, infinity wholly."""
+    if len(seconds) < 10:  # noqa: PLR2004
+        return None
+    none = (1.0,)
+    best: Fit | None = None
+    computes = FRACTIONS if compute_s.any() else none
+    for compute, memory, fixed in product(computes, FRACTIONS if memory_s.any() else none, fixed_us):
+        work = ((compute_s / compute) ** power + (memory_s / memory) ** power) ** (1 / power)
+        off = np.abs(np.log((fixed * 1e-6 + work) / seconds))
+        if best is None or np.median(off) < best.error:
+            best = Fit(compute, memory, fixed, float(np.median(off)), float(np.quantile(off, 0.8)))
+    return best
+
+
+def gemm(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """Matrices of 1,024 to 30,000 rows and columns, which layers of common models have."""
+    table = Table.newest(folder, "gemm", "gemm")
+    assert table is not None
+    for dtype, (known, num_bytes) in WEIGHTS.items():
+        if dtype not in gpu.flops:
+            continue
+        rows = table.first_of("gemm_dtype", known)
+        n, k, m = rows["n"], rows["k"], rows["m"]
+        rows = rows.where((np.minimum(n, k) >= 1024) & (np.maximum(n, k) <= 30_000) & (m <= MAX_TOKENS)).sampled()  # noqa: PLR2004
+        n, k, m = rows["n"], rows["k"], rows["m"]
+        moved = num_bytes * n * k + 2 * m * (n + k)
+        compute_s, memory_s = 2 * m * n * k / gpu.flops[dtype], moved / gpu.memory_bandwidth
+        yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=(0, 2, 4, 6), power=8)
+
+
+def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """Models of at least 32 experts on up to 8 GPUs, loads balanced and skewed alike."""
+    table = Table.newest(folder, "moe", "moe")
+    assert table is not None
+    for dtype, (known, num_bytes) in WEIGHTS.items():
+        if dtype not in gpu.flops:
+            continue
+        rows = table.first_of("moe_dtype", known)
+        if not len(rows):
+            continue
+        rows = rows.first_of("kernel_source", EXPERT_KERNELS)
+        ranks = rows["moe_tp_size"] * rows["moe_ep_size"]
+        rows = rows.where((rows["num_experts"] >= 32) & (rows["num_tokens"] <= MAX_TOKENS) & (ranks <= 8)).sampled()  # noqa: PLR2004
+        tokens, active, num = rows["num_tokens"], rows["topk"], rows["num_experts"]
+        tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
+        params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
+        read = num / ep * (1 - (1 - active / num) ** tokens)
+        compute_s = 2 * params * active * tokens / ep / gpu.flops[dtype]
+        memory_s = read * params * num_bytes / gpu.memory_bandwidth
+        yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=(0, 10, 20, 30, 50, 80), power=1)
+
+
+def prefill_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """Prompts of 512 tokens and more, heads of 128, computed in bf16."""
+    table = Table.newest(folder, "attention", "context_attention")
+    assert table is not None
+    rows = table.equal("kv_cache_dtype", "bfloat16").equal("attn_dtype", "bfloat16")
+    rows = rows.first_of("kernel_source", ATTENTION_KERNELS)
+    length, batch = rows["isl"], rows["batch_size"]
+    chosen = (rows["head_dim"] == 128) & (rows["num_heads"] >= 4) & (length >= 512) & (batch * length <= 32_768)  # noqa: PLR2004
+    if "window_size" in rows:
+        chosen &= rows["window_size"] == 0
+    rows = rows.where(chosen)
+    flops = 4 * rows["batch_size"] * rows["isl"] ** 2 / 2 * rows["num_heads"] * 128
+    yield "bf16", fitted(rows.seconds, flops / gpu.flops["bf16"], 0 * flops, fixed_us=(0, 5, 10, 15, 25), power=1)
+
+
+def decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """Batches with 4,096 tokens of context and more, at least 4 query heads for each KV head."""
+    table = Table.newest(folder, "attention", "generation_attention")
+    assert table is not None
+    for dtype, (name, num_bytes) in KV.items():
+        rows = table.equal("kv_cache_dtype", name)
+        if not len(rows):
+            continue
+        rows = rows.first_of("kernel_source", ATTENTION_KERNELS)
+        context = rows["batch_size"] * rows["step"]
+        groups = rows["num_heads"] / rows["num_key_value_heads"]
+        chosen = (rows["head_dim"] == 128) & (context >= 4096) & (groups >= 4)  # noqa: PLR2004
+        if "window_size" in rows:
+            chosen &= rows["window_size"] == 0
+        rows = rows.where(chosen)
+        moved = 2 * rows["batch_size"] * (rows["step"] + 1) * rows["num_key_value_heads"] * 128 * num_bytes
+        memory_s = moved / gpu.memory_bandwidth
+        yield dtype, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25), power=1)
+
+
+def latent_decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """Latents of 576 elements, 8 to 32 heads on a GPU, batches with 4,096 tokens of context and more."""
+    table = Table.newest(folder, "mla", "generation_mla")
+    if table is None:
+        return
+    for dtype, (name, num_bytes) in KV.items():
+        if dtype == "fp8" and gpu.name in SLOW_LATENT_FP8:
+            continue
+        rows = table.equal("kv_cache_dtype", name)
+        heads, context = rows["num_heads"], rows["batch_size"] * rows["step"]
+        rows = rows.where((heads >= 8) & (heads <= 32) & (context >= 4096))  # noqa: PLR2004
+        memory_s = rows["batch_size"] * (rows["step"] + 1) * 576 * num_bytes / gpu.memory_bandwidth
+        yield dtype, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25, 40), power=1)
+
+
+def all_reduce(folder: Path, gpu: GpuSpec) -> Iterator[tuple[int, Fit | None]]:
+    """Messages of 4 Ki to 64 Mi numbers, captured in a graph where that was measured, by the GPUs that take part."""
+    paths = sorted(folder.glob("comm/sglang/*/custom_allreduce_perf.parquet"))
+    if not paths:
+        return
+    table = Table({name: np.array(values) for name, values in parquet.read_table(paths[-1]).to_pydict().items()})
+    for num_gpus in (2, 4, 8):
+        rows = table.equal("backend", "sglang_graph")
+        size = rows["message_size"]
+        rows = rows.where((rows["num_gpus"] == num_gpus) & (size >= 4096) & (size <= 64 << 20))  # noqa: PLR2004
+        if not len(rows):
+            continue
+        memory_s = 2 * rows["message_size"] * 2 * (num_gpus - 1) / num_gpus / gpu.nvlink_bandwidth
+        yield num_gpus, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(2, 4, 6, 8, 10, 15, 20, 30), power=1)
+
+
+def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None]]:
+    for operator, fits in (
+        ("gemm", gemm),
+        ("experts", experts),
+        ("prefill_attention", prefill_attention),
+        ("decode_attention", decode_attention),
+        ("latent_decode_attention", latent_decode_attention),
+        ("all_reduce", all_reduce),
+    ):
+        for kind, fit in fits(folder, gpu):
+            yield operator, str(kind), fit
+
+
+def main() -> None:
+    tables = Path(sys.argv[1])
+    lines = [f"{gpu},{operator},{kind},{compute},{memory},,\n" for gpu, operator, kind, compute, memory in STATED]
+    for name, folder in GPUS.items():
+        if name not in names("gpus"):
+            continue
+        for operator, kind, fit in distilled(tables / folder, load_gpu(name)):
+            if fit is not None:
+                print(f"{name:14} {operator:24} {kind:5} {fit.error:5.0%} {fit.error_p80:5.0%}", flush=True)
+                told = f"{fit.compute:.2f},{fit.memory:.2f},{fit.fixed_us:.0f},{fit.error:.2f}"
+                lines.append(f"{name},{operator},{kind},{told}\n")
+    OUT.write_text(HEAD + "".join(lines))
+
+
+if __name__ == "__main__":
+    main()
