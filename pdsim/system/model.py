@@ -1,7 +1,7 @@
 """What a language model costs: parameters, KV bytes and attention work, independent of where it runs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
@@ -21,6 +21,8 @@ DTYPE_BYTES: dict[KvDtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5}
 class GroupedQueryAttention:
     """Layers with a paged KV cache of key and value heads (MHA and MQA are its ends)."""
 
+    KIND: ClassVar = "grouped-query"
+
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
@@ -39,6 +41,8 @@ class GroupedQueryAttention:
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: one latent per token, the same on every rank."""
+
+    KIND: ClassVar = "latent"
 
     num_layers: int
     num_query_heads: int
@@ -127,7 +131,7 @@ class ModelSpec:
     weight_dtype: Dtype
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
-    experts: Experts | None
+    experts: Experts | None = None
     state: RecurrentState | None = None
     llama: LlamaArchitecture | None = None
     sources: dict[str, str]

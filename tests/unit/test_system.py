@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport, names
+from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, names
 from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
 
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_laid_out(model, gpu, tp, complaint):
 
 
 def test_an_unknown_model_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match="did you mean 'qwen3-32b'"):
+    with pytest.raises(CatalogError, match="did you mean 'qwen3-32b'"):
         load_model("qwen3-32B")
 
 
