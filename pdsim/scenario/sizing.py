@@ -40,7 +40,7 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
-            model = replace(model, weight_dtype=scenario.weight_dtype)
+            model = model.in_dtype(scenario.weight_dtype)
         if scenario.context_tokens is not None:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         return Layout(

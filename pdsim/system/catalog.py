@@ -40,7 +40,7 @@ class GpuSpec:
 
 
 Kind = Literal["models", "gpus", "transports"]
-_TYPES: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
+KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
 
 VARIABLE = "PDSIM_CATALOG"
 """The environment variable with a folder of the user's, which processes inherit."""
@@ -132,7 +132,7 @@ def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
         path = file_of(kind, passed[-1])
         data = _read(path)
     try:
-        return build(_TYPES[kind], data, name=name)
+        return build(KINDS[kind], data, name=name)
     except EntryError as wrong:
         raise CatalogError(f"{path}: {wrong}") from None
 
