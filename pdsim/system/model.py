@@ -161,6 +161,12 @@ class ModelSpec:
         return replace(self, weight_dtype=dtype, experts=experts)
 
     @property
+    def weight_dtypes(self) -> tuple[Dtype, ...]:
+        """The model's, and that of the routed experts if it is another."""
+        own = None if self.experts is None else self.experts.weight_dtype
+        return (self.weight_dtype,) if own is None else (self.weight_dtype, own)
+
+    @property
     def weight_bytes(self) -> float:
         return self.shared_bytes + self.expert_bytes
 
@@ -177,8 +183,7 @@ class ModelSpec:
     @property
     def expert_bytes(self) -> float:
         """Of the routed experts."""
-        dtype = None if self.experts is None else self.experts.weight_dtype
-        return self.num_expert_params * DTYPE_BYTES[dtype or self.weight_dtype]
+        return self.num_expert_params * DTYPE_BYTES[self.weight_dtypes[-1]]
 
     @property
     def shared_bytes(self) -> float:

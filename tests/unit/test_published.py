@@ -120,10 +120,21 @@ def test_gpt_oss_is_what_its_model_card_says():
     assert model.in_dtype("bf16").weight_bytes == 2 * model.num_params
 
 
-@pytest.mark.parametrize(
-    ("text", "shipped"), [(LLAMA, "llama-3.1-8b"), (QWEN3, "qwen3-0.6b"), (DEEPSEEK, "deepseek-v3")]
-)
-def test_an_entry_is_the_shipped_one(text, shipped):
+SHIPPED = {
+    "llama-3.1-8b": LLAMA,
+    "qwen3-0.6b": QWEN3,
+    "qwen3-235b-a22b": QWEN3_MOE,
+    "deepseek-v3": DEEPSEEK,
+    "kimi-k2": KIMI,
+    "mixtral-8x7b": MIXTRAL,
+    "gemma-3-27b": GEMMA,
+    "gpt-oss-120b": GPT_OSS,
+    "glm-4.5": GLM,
+}
+
+
+@pytest.mark.parametrize(("shipped", "text"), SHIPPED.items(), ids=SHIPPED)
+def test_an_entry_is_the_shipped_one(shipped, text):
     made, known = model_of(text), load_model(shipped)
     assert made.num_params == pytest.approx(known.num_params, rel=0.01)
     for field in (
@@ -291,8 +302,5 @@ def test_a_wrong_file_is_one_message_and_leaves_nothing(folder, text, complaint,
 
 
 def test_every_family_is_tried():
-    tried = {
-        json.loads(text)["model_type"]
-        for text in (LLAMA, QWEN3, QWEN3_MOE, DEEPSEEK, KIMI, MIXTRAL, GEMMA, GPT_OSS, GLM)
-    }
+    tried = {json.loads(text)["model_type"] for text in SHIPPED.values()}
     assert {*FAMILIES} - tried <= {"mistral", "qwen2", "minimax_m2", "gemma3_text"}

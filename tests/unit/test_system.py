@@ -22,6 +22,18 @@ def layout(model, gpu, tp=1, kv_dtype="bf16"):
         ("deepseek-r1", 70_272),
         ("llama-3.1-8b", 131_072),
         ("llama-3.1-70b", 327_680),
+        ("llama-3.1-405b", 516_096),
+        ("qwen3-1.7b", 114_688),
+        ("qwen3-4b", 147_456),
+        ("qwen3-14b", 163_840),
+        ("qwen3-235b-a22b", 192_512),
+        ("kimi-k2", 70_272),
+        ("glm-4.5", 376_832),
+        ("glm-4.6", 376_832),
+        ("mixtral-8x7b", 131_072),
+        ("gemma-3-27b", 507_904),
+        ("gpt-oss-20b", 49_152),
+        ("gpt-oss-120b", 73_728),
     ],
 )
 def test_kv_bytes_of_a_token(model, kv_bytes):
