@@ -18,7 +18,7 @@ for path in (
     "sweeping:sweep",
     "runs:export",
     "scenarios:sglang",
-    "scenarios:catalog",
+    "catalog:catalog",
     "scenarios:schema",
 ):
     app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called

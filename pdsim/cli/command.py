@@ -17,6 +17,7 @@ from pdsim.metrics.run_folder import RunFolderError
 from pdsim.scenario.component import imports
 from pdsim.scenario.room import limited
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputWarning
 
 Set = Annotated[
@@ -47,9 +48,19 @@ def program(name: str, purpose: str) -> App:
                 help="Import the modules that files name (module:Class), which runs their code.",
             ),
         ] = False,
+        catalog: Annotated[
+            Path | None,
+            Parameter(env_var=VARIABLE, help="A folder with models, GPUs and transports of your own."),
+        ] = None,
         yes: Annotated[bool, Parameter(negative=(), help="Begin, even if it does not fit this machine.")] = False,
     ) -> None:
-        with imports(allowed=trust), _working_folder_searched(trust), limited(not yes), _warnings_told(name):
+        with (
+            imports(allowed=trust),
+            searched(catalog),
+            _working_folder_searched(trust),
+            limited(not yes),
+            _warnings_told(name),
+        ):
             app(words, exit_on_error=False, print_error=False)
 
     return app
@@ -57,7 +68,14 @@ def program(name: str, purpose: str) -> App:
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Mistakes are told in one message, with exit code 2."""
-    known: tuple[type[Exception], ...] = (CycloptsError, ConfigError, RunFolderError, PolicyError, *mistakes)
+    known: tuple[type[Exception], ...] = (
+        CycloptsError,
+        ConfigError,
+        CatalogError,
+        RunFolderError,
+        PolicyError,
+        *mistakes,
+    )
     try:
         app.meta(arguments, exit_on_error=False, print_error=False)
     except known as wrong:

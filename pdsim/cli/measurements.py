@@ -96,7 +96,7 @@ def scale(
     from pdsim.scenario.profile import read_profile
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.show.tables import print_scaling
-    from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+    from pdsim.system.catalog import CatalogError, load_gpu, load_model
 
     require_out(out, is_file=True)
     model = model or model_of(read_profile(profile))
@@ -107,7 +107,7 @@ def scale(
     try:
         gpus = load_gpu(source), load_gpu(target)
         scaling = Scaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
-    except UnknownNameError as wrong:
+    except CatalogError as wrong:
         raise ConfigError(str(wrong)) from None
     command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
     if weight_dtype is not None:

@@ -40,17 +40,6 @@ def sglang(
         print(f"# beside the simulation\npdsim compare {scenario} {loaded.name}.jsonl")
 
 
-def catalog(*, json_: Json = False) -> None:
-    """List the models and GPUs that scenarios can name."""
-    from pdsim.show.tables import print_catalog
-    from pdsim.system.catalog import names
-
-    if json_:
-        print_json({"models": names("models"), "gpus": names("gpus")})
-    else:
-        print_catalog()
-
-
 def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
     """Print the JSON schema of scenario files, or of sweep files.
 

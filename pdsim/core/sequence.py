@@ -37,7 +37,8 @@ class Spans:
                 joined.append(StreamSpan(stream, offset, n))
                 ends.append(length)
         self.spans = tuple(joined)
-        self._ends = tuple(ends)
+        self._ends = tuple(ends) if len(ends) > 1 else ()
+        """None of one span alone: most sequences are, and there are many."""
         self._length = length
 
     @classmethod
@@ -59,9 +60,10 @@ class Spans:
 
     def page_key(self, start: int, size: int) -> Hashable:
         i = bisect_right(self._ends, start) if start else 0
-        if start + size <= self._ends[i]:
+        end = self._end(i)
+        if start + size <= end:
             stream, offset, length = self.spans[i]
-            return (stream, start + offset + length - self._ends[i])
+            return (stream, start + offset + length - end)
         return tuple(self._slice(start, start + size))
 
     def common_prefix(self, start: int, other: "Spans", other_start: int) -> int:
@@ -70,7 +72,7 @@ class Spans:
         i = bisect_right(self._ends, start) if start else 0
         j = bisect_right(other._ends, other_start) if other_start else 0
         while n < limit:
-            mine, theirs = self._ends[i] - start, other._ends[j] - other_start
+            mine, theirs = self._end(i) - start, other._end(j) - other_start
             stream, offset, length = self.spans[i]
             other_stream, other_offset, other_length = other.spans[j]
             if stream != other_stream or offset + length - mine != other_offset + other_length - theirs:
@@ -80,6 +82,9 @@ class Spans:
             j += n == theirs
         return limit
 
+    def _end(self, i: int) -> int:
+        return self._ends[i] if self._ends else self._length
+
     def then(self, other: "Spans") -> "Spans":
         return Spans((*self.spans, *other.spans))
 
@@ -87,7 +92,7 @@ class Spans:
         pieces = []
         i = bisect_right(self._ends, start)
         while start < stop:
-            span, end = self.spans[i], self._ends[i]
+            span, end = self.spans[i], self._end(i)
             n = min(stop, end) - start
             pieces.append(StreamSpan(span.stream, span.offset + span.length - end + start, n))
             start += n

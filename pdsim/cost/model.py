@@ -60,3 +60,10 @@ class CostSettings(Protocol):
 def attended_pairs(chunk: PrefillChunk) -> float:
     """Pairs of a new token and a token it attends to: the context, and half of the chunk itself."""
     return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)
+
+
+def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
+    """The same where a token attends to the last window_tokens only."""
+    first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
+    beyond, before = max(0, last - window_tokens), max(0, first - window_tokens)
+    return attended_pairs(chunk) - (beyond * beyond - before * before) / 2

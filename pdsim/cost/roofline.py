@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import DecodeLine, Terms, attended_pairs
+from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
 from pdsim.system.memory import Layout
 
 if TYPE_CHECKING:
@@ -25,12 +25,17 @@ class RooflineModel:
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
         token_ns = 1e9 * layout.kv_token_bytes / gpu.memory_bandwidth
+        self._window_share = spec.attention.window_share
+        self._window_tokens = spec.attention.window_tokens
+        windows_ns = self._window_share * self._window_tokens * token_ns / kv
+        token_ns *= 1 - self._window_share
         self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
         self._context_token_ns = token_ns / kv - self._distinct_token_ns
         self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
-        self._state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
+        state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
+        self._state_ns = state_ns + windows_ns  # a request's, however long it is
         exchanges = 2 * spec.experts.num_layers if layout.dp > 1 and spec.experts is not None else 0
         self._exchange_ns = exchanges * settings.expert_exchange_ns
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
@@ -58,6 +63,9 @@ class RooflineModel:
 
     def _attention_ns(self, step: PrefillStep) -> float:
         pairs = sum(map(attended_pairs, step.chunks))
+        if self._window_share:
+            nearby = sum([window_pairs(chunk, self._window_tokens) for chunk in step.chunks])
+            pairs += self._window_share * (nearby - pairs)
         return 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
 
     def _overhead_ns(self, step: PrefillStep) -> float:

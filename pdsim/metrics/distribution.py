@@ -16,7 +16,7 @@ class Samples:
     """Single values."""
 
     def __init__(self, values: Iterable[float]) -> None:
-        self._sorted = sorted(values)
+        self._sorted = array("d", sorted(values))
 
     @property
     def count(self) -> int:
@@ -45,11 +45,12 @@ class RunSamples:
 
     def __init__(self, runs: Iterable[Run]) -> None:
         firsts, growths, lengths, weights = array("d"), array("d"), array("q"), array("q")
+        add_first, add_growth, add_length, add_weight = firsts.append, growths.append, lengths.append, weights.append
         for first, growth, length, weight in runs:
-            firsts.append(first)
-            growths.append(growth)
-            lengths.append(length)
-            weights.append(weight)
+            add_first(first)
+            add_growth(growth)
+            add_length(length)
+            add_weight(weight)
         order = _order(firsts)
         self._firsts, self._growths = _arranged(firsts, order), _arranged(growths, order)
         self._lengths, self._weights = _arranged(lengths, order), _arranged(weights, order)
@@ -114,7 +115,7 @@ def _order(values: "array[float]") -> list[int]:
 
 
 def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
-    return array(values.typecode, map(values.__getitem__, order))
+    return array(values.typecode, [values[i] for i in order])
 
 
 def _interpolate(percent: float, count: int, value_at: Callable[[int], float]) -> float:

@@ -18,7 +18,7 @@ from pdsim.scenario.schema import (
     ServerSettings,
 )
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model
+from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
 
 STATES_PER_REQUEST = 3
@@ -48,7 +48,7 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
-            model = replace(model, weight_dtype=scenario.weight_dtype)
+            model = model.in_dtype(scenario.weight_dtype)
         if scenario.context_tokens is not None:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         return Layout(
@@ -59,7 +59,7 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
-    except (UnknownNameError, LayoutError) as wrong:
+    except (CatalogError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
 
 

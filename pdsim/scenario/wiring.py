@@ -10,7 +10,7 @@ from pdsim.cost.copies import HostCopies, StagingCost
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
 from pdsim.scenario.sizing import instance_ids, layout_of
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import UnknownNameError, load_transport
+from pdsim.system.catalog import CatalogError, load_transport
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 from pdsim.system.transport import Path, Topology, Transport
@@ -48,7 +48,7 @@ def transport(scenario: Scenario) -> Transport:
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     try:
         found = load_transport(network.transport)
-    except UnknownNameError as wrong:
+    except CatalogError as wrong:
         raise ConfigError(f"network: {wrong}") from None
     if network.transfer_latency is not None:
         found = replace(found, batch_ns=network.transfer_latency)

@@ -341,7 +341,7 @@ def print_catalog() -> None:
                 "layers": str(m.num_layers),
                 "KV bytes\na token": f"{2 * m.attention.num_kv_elements(1):,}",
                 "context": f"{m.max_context_tokens:,}",
-                "weights": m.weight_dtype,
+                "weights": ", ".join(m.weight_dtypes),
             }
             made.add_row(name, *(cells[column] for column in columns))
         return made

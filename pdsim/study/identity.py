@@ -13,7 +13,7 @@ from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport
+from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Whose code decides results."""
@@ -95,7 +95,7 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
     for load, name in named:
         try:
             found[name] = sha256(repr(load(name)).encode()).hexdigest()[:16]
-        except UnknownNameError:
+        except CatalogError:
             continue
     return found
 

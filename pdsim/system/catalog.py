@@ -1,21 +1,15 @@
-"""Models, GPUs and transfer engines by name: one YAML file each, in this package."""
+"""Models, GPUs and transfer engines by name: one YAML file each, in this package or in a folder of the user's."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pdsim.system.model import (
-    Dtype,
-    Experts,
-    GroupedQueryAttention,
-    LatentAttention,
-    LlamaArchitecture,
-    ModelSpec,
-    RecurrentState,
-    RopeScaling,
-)
+from pdsim.system.entry import EntryError, build, hint
+from pdsim.system.model import Dtype, ModelSpec
 from pdsim.system.transport import Transport
 
 
@@ -36,61 +30,118 @@ class GpuSpec:
     """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
     sources: dict[str, str]
 
+    def __post_init__(self) -> None:
+        if "bf16" not in self.flops:
+            raise EntryError("flops.bf16 is missing: what a type without units of its own computes in")
+
     def flops_for(self, dtype: Dtype) -> float:
         """Of the type itself, or of the widest narrower type's compute it runs in: bf16."""
         return self.flops.get(dtype, self.flops["bf16"])
 
 
-_FOLDER = Path(__file__).parent / "catalog"
+Kind = Literal["models", "gpus", "transports"]
+KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
+
+VARIABLE = "PDSIM_CATALOG"
+"""The environment variable with a folder of the user's, which processes inherit."""
+SHIPPED = Path(__file__).parent / "catalog"
 
 
-class UnknownNameError(ValueError):
-    """A name that no catalog entry has."""
+class CatalogError(ValueError):
+    """An entry that is missing, or wrong."""
 
 
-def names(kind: str) -> list[str]:
-    """Entries of "models", "gpus" or "transports"."""
-    return sorted(path.stem for path in (_FOLDER / kind).glob("*.yaml"))
+def own_folder() -> Path:
+    """The user's folder, whatever they work on."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path("~/.config").expanduser()) / "pdsim"
 
 
-@cache
+def folders() -> list[Path]:
+    """The folders of entries, those of this package first."""
+    given = os.environ.get(VARIABLE)
+    return list(dict.fromkeys([SHIPPED, *([Path(given).absolute()] if given else []), own_folder()]))
+
+
+@contextmanager
+def searched(folder: Path | None) -> Iterator[None]:
+    """Entries of this folder are found for as long as this lasts, also by processes that are started meanwhile."""
+    if folder is None:
+        yield
+        return
+    if not folder.is_dir():
+        raise CatalogError(f"catalog {folder}: no such folder")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def names(kind: Kind) -> list[str]:
+    """Entries of all folders together."""
+    return sorted({path.stem for folder in folders() for path in (folder / kind).glob("*.yaml")})
+
+
 def load_model(name: str) -> ModelSpec:
-    data = _read("models", name)
-    attention = data.pop("attention")
-    kinds: dict[str, Any] = {"grouped-query": GroupedQueryAttention, "latent": LatentAttention}
-    experts, state, llama = data.pop("experts", None), data.pop("state", None), data.pop("llama", None)
-    return ModelSpec(
-        name=name,
-        attention=kinds[attention.pop("kind")](**attention),
-        experts=None if experts is None else Experts(**experts),
-        state=None if state is None else RecurrentState(**state),
-        llama=None if llama is None else _llama(**llama),
-        **data,
-    )
+    """Raises CatalogError, as all that load do."""
+    entry: ModelSpec = _load("models", name)
+    return entry
 
 
-def _llama(rope_scaling: dict[str, Any] | None = None, **fields: Any) -> LlamaArchitecture:
-    return LlamaArchitecture(rope_scaling=None if rope_scaling is None else RopeScaling(**rope_scaling), **fields)
-
-
-@cache
 def load_gpu(name: str) -> GpuSpec:
-    return GpuSpec(name=name, **_read("gpus", name))
+    entry: GpuSpec = _load("gpus", name)
+    return entry
+
+
+def load_transport(name: str) -> Transport:
+    entry: Transport = _load("transports", name)
+    return entry
+
+
+def file_of(kind: Kind, name: str) -> Path:
+    """The file that has the entry. Raises CatalogError if there is none, or more than one."""
+    paths = [path for folder in folders() if (path := folder / kind / f"{name}.yaml").is_file()]
+    if not paths or "/" in name:
+        known = names(kind)
+        raise CatalogError(f"no {kind[:-1]} {name!r} in the catalog, which has {', '.join(known)}{hint(name, known)}")
+    if paths[1:]:
+        raise CatalogError(f"{paths[1]}: {paths[0].parent} has a {kind[:-1]} {name!r} too: give the file another name")
+    return paths[0]
+
+
+def _load(kind: Kind, name: str) -> Any:
+    path = file_of(kind, name)
+    return _built(kind, name, path, path.stat().st_mtime_ns)
 
 
 @cache
-def load_transport(name: str) -> Transport:
-    return Transport(name=name, **_read("transports", name))
+def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
+    """The entry of the file as it stood at that time."""
+    del modified_ns
+    data = _read(path)
+    passed = [name]
+    while isinstance(data, dict) and "same_as" in data:
+        passed.append(str(data["same_as"]))
+        if passed[-1] in passed[:-1]:
+            raise CatalogError(f"{path}: same_as: {' is '.join(passed)}")
+        path = file_of(kind, passed[-1])
+        data = _read(path)
+    try:
+        return build(KINDS[kind], data, name=name)
+    except EntryError as wrong:
+        raise CatalogError(f"{path}: {wrong}") from None
 
 
-def _read(kind: str, name: str) -> dict[str, Any]:
-    path = _FOLDER / kind / f"{name}.yaml"
-    if not path.is_file():
-        known = names(kind)
-        close = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UnknownNameError(f"no {kind[:-1]} {name!r} in the catalog, which has {', '.join(known)}{hint}")
+def _read(path: Path) -> Any:
     from ruamel.yaml import YAML  # noqa: PLC0415  the catalog alone needs it here
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
-    data: dict[str, Any] = YAML(typ="safe", pure=True).load(path)
-    return _read(kind, data["same_as"]) if "same_as" in data else data
+    try:
+        return YAML(typ="safe", pure=True).load(path)
+    except (YAMLError, UnicodeDecodeError) as wrong:
+        raise CatalogError(f"{path}: not YAML: {wrong}") from None

@@ -1,7 +1,9 @@
 """What a language model costs: parameters, KV bytes and attention work, independent of where it runs."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from pdsim.system.entry import EntryError
 
 Dtype = Literal["bf16", "fp8", "fp4"]
 
@@ -21,10 +23,25 @@ DTYPE_BYTES: dict[KvDtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5}
 class GroupedQueryAttention:
     """Layers with a paged KV cache of key and value heads (MHA and MQA are its ends)."""
 
+    KIND: ClassVar = "grouped-query"
+
     num_layers: int
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    num_window_layers: int = 0
+    """Layers among them that attend to the last window_tokens only. Their KV stays: --disable-hybrid-swa-memory."""
+    window_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_window_layers > self.num_layers:
+            most = f"expected at most num_layers, {self.num_layers}"
+            raise EntryError(f"attention.num_window_layers: {most}, found {self.num_window_layers}")
+
+    @property
+    def window_share(self) -> float:
+        """Of the layers, those with a window."""
+        return self.num_window_layers / self.num_layers
 
     def num_kv_elements(self, tp: int) -> int:
         """KV elements of one token on one rank: beyond one head each, ranks hold copies."""
@@ -39,6 +56,10 @@ class GroupedQueryAttention:
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention: one latent per token, the same on every rank."""
+
+    KIND: ClassVar = "latent"
+    window_share: ClassVar = 0.0
+    window_tokens: ClassVar = 0
 
     num_layers: int
     num_query_heads: int
@@ -66,6 +87,8 @@ class Experts:
     num_active: int
     """Experts that each token is routed to."""
     intermediate_size: int
+    weight_dtype: Dtype | None = None
+    """None: the model's, whose rate they are computed at in any case."""
 
     def num_params(self, hidden_size: int) -> int:
         """Gate, up and down projections of all experts."""
@@ -127,14 +150,30 @@ class ModelSpec:
     weight_dtype: Dtype
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
-    experts: Experts | None
+    experts: Experts | None = None
     state: RecurrentState | None = None
     llama: LlamaArchitecture | None = None
     sources: dict[str, str]
 
+    def in_dtype(self, dtype: Dtype) -> "ModelSpec":
+        """The model with all its weights in one type."""
+        experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
+        return replace(self, weight_dtype=dtype, experts=experts)
+
+    @property
+    def weight_dtypes(self) -> tuple[Dtype, ...]:
+        """The model's, and that of the routed experts if it is another."""
+        own = None if self.experts is None else self.experts.weight_dtype
+        return (self.weight_dtype,) if own is None else (self.weight_dtype, own)
+
     @property
     def weight_bytes(self) -> float:
-        return self.num_params * DTYPE_BYTES[self.weight_dtype]
+        return self.shared_bytes + self.expert_bytes
+
+    @property
+    def num_expert_params(self) -> int:
+        """Of the routed experts."""
+        return 0 if self.experts is None else self.experts.num_params(self.hidden_size)
 
     @property
     def num_embedding_params(self) -> int:
@@ -144,13 +183,12 @@ class ModelSpec:
     @property
     def expert_bytes(self) -> float:
         """Of the routed experts."""
-        params = 0 if self.experts is None else self.experts.num_params(self.hidden_size)
-        return params * DTYPE_BYTES[self.weight_dtype]
+        return self.num_expert_params * DTYPE_BYTES[self.weight_dtypes[-1]]
 
     @property
     def shared_bytes(self) -> float:
         """Of all weights but the routed experts."""
-        return self.weight_bytes - self.expert_bytes
+        return (self.num_params - self.num_expert_params) * DTYPE_BYTES[self.weight_dtype]
 
     @property
     def shared_bytes_read(self) -> float:

@@ -61,7 +61,7 @@ class ClientDriver:
         self._timeline = timeline
         self._client = client
         self._send = send
-        self._num_awaited = {spec.request_id: len(spec.after) for spec in requests}
+        self._num_awaited = {spec.request_id: len(spec.after) for spec in requests if spec.after}
         self._followers: defaultdict[int, list[RequestSpec]] = defaultdict(list)
         for spec in requests:
             for earlier in spec.after:

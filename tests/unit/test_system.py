@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdsim.system.catalog import UnknownNameError, load_gpu, load_model, load_transport, names
+from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, names
 from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
 
 
@@ -22,6 +22,18 @@ def layout(model, gpu, tp=1, kv_dtype="bf16"):
         ("deepseek-r1", 70_272),
         ("llama-3.1-8b", 131_072),
         ("llama-3.1-70b", 327_680),
+        ("llama-3.1-405b", 516_096),
+        ("qwen3-1.7b", 114_688),
+        ("qwen3-4b", 147_456),
+        ("qwen3-14b", 163_840),
+        ("qwen3-235b-a22b", 192_512),
+        ("kimi-k2", 70_272),
+        ("glm-4.5", 376_832),
+        ("glm-4.6", 376_832),
+        ("mixtral-8x7b", 131_072),
+        ("gemma-3-27b", 507_904),
+        ("gpt-oss-20b", 49_152),
+        ("gpt-oss-120b", 73_728),
     ],
 )
 def test_kv_bytes_of_a_token(model, kv_bytes):
@@ -75,7 +87,7 @@ def test_what_cannot_be_laid_out(model, gpu, tp, complaint):
 
 
 def test_an_unknown_model_gets_the_nearest_name():
-    with pytest.raises(UnknownNameError, match="did you mean 'qwen3-32b'"):
+    with pytest.raises(CatalogError, match="did you mean 'qwen3-32b'"):
         load_model("qwen3-32B")
 
 

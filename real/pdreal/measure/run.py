@@ -20,7 +20,7 @@ from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.options import Options
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.system.catalog import UnknownNameError
+from pdsim.system.catalog import CatalogError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
 """Measured with several ranks."""
@@ -126,7 +126,7 @@ def measurement(
         raise ConfigError(f"--page-size: expected at least 1 token, found {page_size}")
     try:
         config = from_catalog(model)
-    except (ModelError, UnknownNameError) as wrong:
+    except (ModelError, CatalogError) as wrong:
         raise ConfigError(f"--model: {wrong}") from None
     try:
         TensorParallel(0, tp).check(config)

@@ -71,7 +71,7 @@ class ModelConfig:
 
 
 def from_catalog(name: str) -> ModelConfig:
-    """Raises UnknownNameError, or ModelError if the catalog knows too little of the model to run it."""
+    """Raises CatalogError, or ModelError if the catalog knows too little of the model to run it."""
     spec = load_model(name)
     if spec.llama is None or not isinstance(spec.attention, GroupedQueryAttention):
         raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")

@@ -1,0 +1,96 @@
+"""Commands of the catalog: what scenarios can name, and models of the user's own."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from pdsim.cli.command import Json, print_json
+
+catalog = App(name="catalog", help="List the models and GPUs that scenarios can name; show or add an entry.")
+
+
+@catalog.default
+@catalog.command(name="list")
+def list_(*, json_: Json = False) -> None:
+    """List the models and GPUs that scenarios can name."""
+    from pdsim.show.tables import print_catalog
+    from pdsim.system.catalog import names
+
+    if json_:
+        print_json({"models": names("models"), "gpus": names("gpus")})
+    else:
+        print_catalog()
+
+
+@catalog.command
+def show(name: str, /) -> None:
+    """Print the files of the entries that have a name.
+
+    Parameters
+    ----------
+    name
+        A model, GPU or transport.
+
+    """
+    from pdsim.system.catalog import KINDS, CatalogError, file_of, names
+    from pdsim.system.entry import hint
+
+    paths = [file_of(kind, name) for kind in KINDS if name in names(kind)]
+    if not paths:
+        known = [name for kind in KINDS for name in names(kind)]
+        raise CatalogError(f"nothing is called {name!r}; there are {', '.join(known)}{hint(name, known)}")
+    for path in paths:
+        print(f"# {path}\n{path.read_text(encoding='utf-8')}", end="")
+
+
+@catalog.command
+def add(
+    config: Path,
+    /,
+    *,
+    name: Annotated[str | None, Parameter(help="What scenarios call it; else the name of the config's folder.")] = None,
+) -> None:
+    """Add a model to the user's catalog: ~/.config/pdsim, or --catalog.
+
+    Parameters
+    ----------
+    config
+        A model's config.json as Hugging Face has it.
+
+    """
+    from pdsim.scenario.yaml_file import write_yaml
+    from pdsim.system.catalog import CatalogError, file_of, folders, names
+    from pdsim.system.entry import EntryError, build
+    from pdsim.system.model import ModelSpec
+    from pdsim.system.published import entry_of
+
+    config = config / "config.json" if config.is_dir() else config
+    name = name or config.absolute().parent.name.lower()
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise CatalogError(f"--name: expected letters, digits, '.', '_' and '-', found {name!r}")
+    if name in names("models"):
+        raise CatalogError(f"{file_of('models', name)} is a model {name!r} already: choose another --name")
+    try:
+        entry = entry_of(_json(config), str(config))
+        model = build(ModelSpec, entry, name=name)
+    except EntryError as wrong:
+        raise CatalogError(f"{config}: {wrong}") from None
+    path = folders()[1] / "models" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(entry, path)
+    print(f"{path}: {model.num_params / 1e9:,.1f} B parameters, {model.num_active_params / 1e9:,.1f} B active")
+    for note in filter(None, entry["sources"].get("notes", "").split("; ")):
+        print(f"note: {note}")
+
+
+def _json(path: Path) -> object:
+    import json
+
+    from pdsim.system.entry import EntryError
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as wrong:
+        raise EntryError(f"not JSON: {wrong}") from None

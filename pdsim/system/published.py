@@ -1,0 +1,236 @@
+"""Models as Hugging Face's config.json describes them: the fields of a catalog entry, and what these leave out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.system.entry import EntryError
+
+_UNTIED: Mapping[str, Any] = {"tie_word_embeddings": False}
+_GEMMA: Mapping[str, Any] = {
+    "tie_word_embeddings": True,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "minimax_m2"), _UNTIED),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss"), _UNTIED),
+    **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA),
+}
+"""By model_type, what transformers takes for fields that published files leave out."""
+
+_TYPES = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "FP8": "fp8", "NVFP4": "fp4"}
+"""Weights' types by quant_method, or by ModelOpt's quant_algo."""
+
+
+class _Config:
+    """The fields of a config.json, checked as they are read."""
+
+    def __init__(self, fields: Any) -> None:
+        if not isinstance(fields, Mapping):
+            raise EntryError(f"expected a mapping of fields, found {fields!r}")
+        nested = fields.get("text_config")
+        given = {**fields, **nested} if isinstance(nested, Mapping) else fields
+        family: Any = given.get("model_type")
+        if family not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise EntryError(f"model_type: expected one of {known}, found {family!r}; write the entry by hand")
+        self._fields = {**FAMILIES[family], **given}
+        self.family: str = family
+
+    def get(self, name: str) -> Any:
+        return self._fields.get(name)
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """The first of these that is there. Without a default one must be."""
+        for name in names:
+            value = self._fields.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise EntryError(f"{name}: expected a whole number from 0 on, found {value!r}")
+            return value
+        if default is None:
+            raise EntryError(f"{' or '.join(names)} is missing")
+        return default
+
+
+def entry_of(fields: Any, source: str) -> dict[str, Any]:
+    """The catalog entry of a model's config.json. source: where that comes from. Raises EntryError."""
+    try:
+        return _entry(_Config(fields), source)
+    except EntryError:
+        raise
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as wrong:
+        raise EntryError(f"a field has a wrong value: {wrong}") from None
+
+
+def _entry(config: _Config, source: str) -> dict[str, Any]:
+    hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
+    experts = _experts(config)
+    attention, attention_params = _attention(config, hidden)
+    num_layers, num_experts = config.count("num_hidden_layers"), config.count("num_experts_per_tok", default=0)
+    num_expert_layers = experts["num_layers"] if experts else 0
+    params = num_layers * attention_params
+    params += (num_layers - num_expert_layers) * 3 * hidden * config.count("intermediate_size")
+    params += vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    active = params
+    if experts:
+        each = 3 * hidden * experts["intermediate_size"]
+        beside = hidden * experts["num_experts"] + config.count("n_shared_experts", default=0) * each
+        params += num_expert_layers * (beside + experts["num_experts"] * each)
+        active += num_expert_layers * (beside + num_experts * each)
+    dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
+    if expert_dtype:
+        experts["weight_dtype"] = expert_dtype
+    llama = _llama(config) if not experts and not of_types and "num_window_layers" not in attention else {}
+    notes = [of_types, *_left_out(config, attention)]
+    return {
+        "num_params": params,
+        "num_active_params": active,
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "max_context_tokens": config.count("max_position_embeddings"),
+        "weight_dtype": dtype,
+        **({"tied_embeddings": True} if config.get("tie_word_embeddings") else {}),
+        "attention": attention,
+        **({"experts": experts} if experts else {}),
+        **({"llama": llama} if llama else {}),
+        "sources": {
+            "num_params, num_active_params": "computed from config.json: attention, MLP or experts, embeddings; "
+            "norms and biases left out",
+            "everything else": source,
+            **({"notes": "; ".join(filter(None, notes))} if any(notes) else {}),
+        },
+    }
+
+
+def _attention(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
+    """The section, and the parameters of one layer."""
+    num_layers, heads = config.count("num_hidden_layers"), config.count("num_attention_heads")
+    if config.get("kv_lora_rank"):
+        rank, query_rank = config.count("kv_lora_rank"), config.count("q_lora_rank", default=0)
+        rope, nope = config.count("qk_rope_head_dim"), config.count("qk_nope_head_dim")
+        value = config.count("v_head_dim")
+        query = query_rank * (hidden + heads * (nope + rope)) if query_rank else hidden * heads * (nope + rope)
+        params = query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+        sizes = {"kv_lora_rank": rank, "rope_dim": rope, "nope_dim": nope, "value_dim": value}
+        return {"kind": "latent", "num_layers": num_layers, "num_query_heads": heads, **sizes}, params
+    kv_heads, dim = (
+        config.count("num_key_value_heads", default=heads),
+        config.count("head_dim", default=hidden // heads),
+    )
+    section = {
+        "kind": "grouped-query",
+        "num_layers": num_layers,
+        "num_query_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": dim,
+    }
+    if windows := _num_window_layers(config, num_layers):
+        section |= {"num_window_layers": windows, "window_tokens": config.count("sliding_window")}
+    return section, 2 * hidden * dim * (heads + kv_heads)
+
+
+def _num_window_layers(config: _Config, num_layers: int) -> int:
+    """Layers that attend to a sliding window only."""
+    types = config.get("layer_types")
+    if types is not None and (others := {*types} - {"full_attention", "sliding_attention"}):
+        raise EntryError(
+            f"layer_types: expected full_attention or sliding_attention, found {', '.join(sorted(others))}"
+        )
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return 0
+    if types is not None:
+        return list(types).count("sliding_attention")
+    if pattern := config.count("sliding_window_pattern", default=0):
+        return num_layers - num_layers // pattern
+    return num_layers - config.count("max_window_layers", default=0)
+
+
+def _experts(config: _Config) -> dict[str, Any]:
+    num_experts = config.count("n_routed_experts", "num_local_experts", "num_experts", default=0)
+    if not num_experts:
+        return {}
+    if (every := config.count("moe_layer_freq", default=1)) != 1:
+        raise EntryError(f"moe_layer_freq: expected 1, found {every}")
+    num_layers, step = config.count("num_hidden_layers"), config.count("decoder_sparse_step", default=1)
+    dense = {*range(config.count("first_k_dense_replace", default=0)), *(config.get("mlp_only_layers") or ())}
+    return {
+        "num_layers": sum(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+        "num_experts": num_experts,
+        "num_active": config.count("num_experts_per_tok"),
+        "intermediate_size": config.count("moe_intermediate_size", "intermediate_size"),
+    }
+
+
+def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str]:
+    """Of all weights or all but the routed experts, of these if they differ, and what to know of it."""
+    quantized = config.get("quantization_config")
+    if not quantized:
+        given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+        return "bf16", None, "" if given == "bfloat16" else f"the checkpoint's {given} is counted as bf16"
+    dtype, note = _quantized(quantized)
+    left = quantized.get("modules_to_not_convert") or quantized.get("ignore") or quantized.get("exclude_modules") or ()
+    attention = [name for name in left if "attn" in name]
+    is_every_layer = len(attention) >= config.count("num_hidden_layers")
+    if has_experts and (is_every_layer or any("*" in name or name.startswith("re:") for name in attention)):
+        told = f"{note}routed experts are in {dtype}, without their scales, and all else in bf16"
+        return "bf16", dtype, told
+    if note:
+        raise EntryError("quantization_config: integers of 4 bits are told for routed experts only, found more")
+    return dtype, None, f"all weights are counted in {dtype}, embeddings and what else is wider in the checkpoint too"
+
+
+def _quantized(quantized: Mapping[str, Any]) -> tuple[str, str]:
+    """The type of quantised weights, and what to know of it."""
+    method = quantized.get("quant_method")
+    if method == "compressed-tensors":
+        groups = quantized.get("config_groups") or {}
+        weights = [group.get("weights") or {} for group in groups.values()]
+        kinds = {(one.get("num_bits"), one.get("type")) for one in weights}
+        made = {(8, "float"): ("fp8", ""), (4, "float"): ("fp4", ""), (4, "int"): ("fp4", "int4 is counted as fp4: ")}
+        if len(kinds) == 1 and (kind := kinds.pop()) in made:
+            return made[kind]
+        raise EntryError(f"quantization_config: expected weights of 8 or 4 bits in one group, found {weights!r}")
+    named = quantized.get("quant_algo") if method in (None, "modelopt", "modelopt_fp4") else method
+    if named not in _TYPES:
+        raise EntryError(
+            f"quantization_config: expected one of {', '.join(_TYPES)} or compressed-tensors, found {named!r}"
+        )
+    return _TYPES[named], ""
+
+
+def _llama(config: _Config) -> dict[str, Any]:
+    """The section that real mode needs, if it can run the model."""
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    has_bias = config.get("attention_bias") or config.get("mlp_bias")
+    if config.family not in ("llama", "qwen3") or has_bias or kind not in ("default", "llama3"):
+        return {}
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    scaling = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {
+        "intermediate_size": config.count("intermediate_size"),
+        "rms_norm_eps": config.get("rms_norm_eps"),
+        "rope_theta": theta,
+        **({"rope_scaling": {name: rope.get(name) for name in scaling}} if kind == "llama3" else {}),
+        **({"qk_norm": True} if config.family == "qwen3" else {}),
+    }
+
+
+def _left_out(config: _Config, attention: Mapping[str, Any]) -> list[str]:
+    """What the entry does not say, though config.json does."""
+    told = []
+    if config.count("num_nextn_predict_layers", "num_mtp_modules", default=0):
+        told.append("modules that predict further tokens (MTP) are left out")
+    if config.get("vision_config"):
+        told.append("the image encoder is left out")
+    if "num_window_layers" in attention:
+        told.append("KV of all layers is kept and sent whole: windows change the time of attention only")
+    return told

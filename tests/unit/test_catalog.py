@@ -1,0 +1,171 @@
+"""Entries of the user's own: where they are found, and what is said of those that are wrong."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pdsim.cli import main
+from pdsim.system.catalog import (
+    SHIPPED,
+    VARIABLE,
+    CatalogError,
+    file_of,
+    load_gpu,
+    load_model,
+    load_transport,
+    names,
+    searched,
+)
+
+GPU = """\
+memory_bytes: 24e+9
+memory_bandwidth: 0.9e+12
+flops: {bf16: 100e+12}
+nvlink_bandwidth: 32e+9
+nic_bandwidth: 25e+9
+host_bandwidth: 32e+9
+gpus_per_server: 2
+sources: {everything: a data sheet}
+"""
+SCENARIO = """\
+model: qwen3-0.6b
+prefill: {gpu: mine}
+decode: {gpu: mine}
+workload: {use: random_lengths, num_requests: 3, input_tokens: 10, output_tokens: 5}
+"""
+MODEL = (SHIPPED / "models" / "qwen3-0.6b.yaml").read_text()
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """The user's folder, empty."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return tmp_path / "config" / "pdsim"
+
+
+def put(folder, kind, name, text):
+    path = folder / kind / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["models", "gpus", "transports"])
+def test_a_copy_of_a_shipped_entry_is_the_same_entry(kind, own):
+    load = {"models": load_model, "gpus": load_gpu, "transports": load_transport}[kind]
+    for name in names(kind):
+        put(own, kind, f"my-{name}", file_of(kind, name).read_text())
+        assert asdict(load(f"my-{name}")) == asdict(load(name)) | {"name": f"my-{name}"}
+
+
+def call(*words):
+    """The command's exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words)])
+    return ended.value.code or 0
+
+
+def test_an_entry_is_found_in_the_named_folder_and_in_the_users(own, tmp_path, capsys):
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO)
+    put(tmp_path / "shared", "gpus", "mine", GPU)
+    assert call("run", scenario, "--catalog", tmp_path / "shared") == 0
+    assert call("run", scenario) == 2
+    assert "no gpu 'mine' in the catalog" in capsys.readouterr().err
+    put(own, "gpus", "mine", GPU)
+    assert call("run", scenario) == 0
+    assert load_gpu("mine").gpus_per_server == 2
+
+
+def test_processes_that_are_started_meanwhile_find_it(tmp_path, capsys):
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    (tmp_path / "sweep.yaml").write_text("scenario: scenario.yaml\ngrid: {decode.tp: [1, 2]}\n")
+    put(tmp_path / "shared", "gpus", "mine", GPU)
+    out = ("--out", tmp_path / "out", "--json")
+    assert call("sweep", tmp_path / "sweep.yaml", "--jobs", 2, "--catalog", tmp_path / "shared", *out) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["metrics"]["completed"]["mean"] for point in points] == [3, 3]
+
+
+def test_a_changed_file_is_read_again(own):
+    put(own, "gpus", "mine", GPU)
+    assert load_gpu("mine").memory_bytes == 24e9
+    put(own, "gpus", "mine", GPU.replace("24e+9", "48.0e+9"))
+    assert load_gpu("mine").memory_bytes == 48e9
+
+
+def test_a_name_that_two_folders_have_is_refused(own, tmp_path):
+    path = put(own, "gpus", "h100", GPU)
+    with pytest.raises(CatalogError, match=rf"{path}: {SHIPPED}/gpus has a gpu 'h100' too: give the file another name"):
+        load_gpu("h100")
+    put(own, "gpus", "mine", GPU)
+    put(tmp_path, "gpus", "mine", GPU)
+    with searched(tmp_path), pytest.raises(CatalogError, match="mine"):
+        load_gpu("mine")
+    with searched(own):
+        assert load_gpu("mine").memory_bytes == 24e9
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[1, 2", "not YAML: "),
+        ("5", "the file: expected a mapping of fields, found 5"),
+        (GPU + "colour: red\n", "unknown field 'colour'; here are memory_bytes, memory_bandwidth"),
+        (GPU + "memory_byte: 3\n", "unknown field 'memory_byte'; here are .*; did you mean 'memory_bytes'?"),
+        (GPU.replace("nic_bandwidth: 25e+9\n", ""), "nic_bandwidth is missing"),
+        (GPU.replace("24e+9", "24 GB"), "memory_bytes: expected a number from 0 on, found '24 GB'"),
+        (GPU.replace("24e+9", "0"), "memory_bytes: expected a number above 0, found 0"),
+        (GPU.replace("24e+9", "-1"), "memory_bytes: expected a number from 0 on, found -1"),
+        (GPU.replace("24e+9", ".nan"), "memory_bytes: expected a number from 0 on, found nan"),
+        (GPU.replace("server: 2", "server: 1.5"), "gpus_per_server: expected a whole number from 0 on, found 1.5"),
+        (GPU.replace("bf16", "int8"), "flops: expected one of bf16, fp8, fp4, found 'int8'"),
+        (GPU.replace("bf16", "fp8"), "flops.bf16 is missing"),
+        ("same_as: mine", "same_as: mine is mine"),
+        ("same_as: h1000", "no gpu 'h1000' in the catalog.*; did you mean 'h100'?"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_field(text, complaint, own):
+    path = put(own, "gpus", "mine", text)
+    with pytest.raises(CatalogError, match=complaint) as caught:
+        load_gpu("mine")
+    assert str(path) in str(caught.value) or "h1000" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "changed", "complaint"),
+    [
+        ("kind: grouped-query", "kind: mla", "attention.kind: expected one of grouped-query, latent, found 'mla'"),
+        ("kind: grouped-query, ", "", "attention.kind: expected one of grouped-query, latent, found None"),
+        ("head_dim: 128", "head_size: 128", "unknown field 'attention.head_size'; here are num_layers"),
+        ("weight_dtype: bf16", "weight_dtype: int8", "weight_dtype: expected one of bf16, fp8, fp4, found 'int8'"),
+        ("tied_embeddings: true", "tied_embeddings: 1", "tied_embeddings: expected true or false, found 1"),
+        ("qk_norm: true", "qk_norm: 3", "llama.qk_norm: expected true or false, found 3"),
+    ],
+)
+def test_a_wrong_field_of_a_model(field, changed, complaint, own):
+    assert field in MODEL
+    path = put(own, "models", "mine", MODEL.replace(field, changed))
+    with pytest.raises(CatalogError) as caught:
+        load_model("mine")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_wrong_entry_or_folder_is_one_message_and_exit_code_2(own, tmp_path, capsys):
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    path = put(own, "gpus", "mine", "memory_bytes: many")
+    for words, message in (
+        ([], f"pdsim: prefill: {path}: memory_bytes: expected a number from 0 on, found 'many'\n"),
+        (["--catalog", "nowhere"], "pdsim: catalog nowhere: no such folder\n"),
+    ):
+        assert call("run", tmp_path / "scenario.yaml", *words) == 2
+        assert capsys.readouterr().err == message
+
+
+def test_a_name_is_no_path(own):
+    path = put(own, "gpus", "mine", GPU)
+    with pytest.raises(CatalogError, match="no gpu"):
+        load_gpu(str(path.with_suffix("")))
