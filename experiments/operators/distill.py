@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from pdsim.system.catalog import GpuSpec, load_gpu, names
+from pdsim.system.catalog import GpuSpec, load_gpu
 
 OUT = Path(__file__).parents[2] / "pdsim" / "cost" / "kernels.csv"
 HEAD = """\
@@ -24,12 +24,12 @@ HEAD = """\
 gpu,operator,kind,compute,memory,fixed_us,error
 """
 STATED = (
-    ("h20", "gemm", "fp8", 0.92, 0.8),
-    ("h20", "gemm", "bf16", 0.92, 0.8),
-    ("h20", "prefill_attention", "bf16", 0.82, 1),
-    ("h20", "decode_attention", "bf16", 1, 0.73),
+    ("gemm", "fp8", 0.92, 0.8),
+    ("gemm", "bf16", 0.92, 0.8),
+    ("prefill_attention", "bf16", 0.82, 1),
+    ("decode_attention", "bf16", 1, 0.73),
 )
-"""Medians of the rows that pdsim/calibration/scale/operators.csv has of it."""
+"""H20: medians of the rows that pdsim/calibration/scale/operators.csv has of it."""
 GPUS = {
     "a100": "a100_sxm",
     "l40s": "l40s",
@@ -213,7 +213,7 @@ def latent_decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, F
         heads, context = rows["num_heads"], rows["batch_size"] * rows["step"]
         rows = rows.where((heads >= 8) & (heads <= 32) & (context >= 4096))  # noqa: PLR2004
         memory_s = rows["batch_size"] * (rows["step"] + 1) * 576 * num_bytes / gpu.memory_bandwidth
-        yield dtype, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25, 40), power=1)
+        yield f"latent {dtype}", fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25, 40), power=1)
 
 
 def all_reduce(folder: Path, gpu: GpuSpec) -> Iterator[tuple[int, Fit | None]]:
@@ -238,7 +238,7 @@ def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None
         ("experts", experts),
         ("prefill_attention", prefill_attention),
         ("decode_attention", decode_attention),
-        ("latent_decode_attention", latent_decode_attention),
+        ("decode_attention", latent_decode_attention),
         ("all_reduce", all_reduce),
     ):
         for kind, fit in fits(folder, gpu):
@@ -247,10 +247,9 @@ def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None
 
 def main() -> None:
     tables = Path(sys.argv[1])
-    lines = [f"{gpu},{operator},{kind},{compute},{memory},,\n" for gpu, operator, kind, compute, memory in STATED]
+    stated = product(("h20", "h20-3e"), STATED)
+    lines = [f"{gpu},{operator},{kind},{compute},{memory},,\n" for gpu, (operator, kind, compute, memory) in stated]
     for name, folder in GPUS.items():
-        if name not in names("gpus"):
-            continue
         for operator, kind, fit in distilled(tables / folder, load_gpu(name)):
             if fit is not None:
                 print(f"{name:14} {operator:24} {kind:5} {fit.error:5.0%} {fit.error_p80:5.0%}", flush=True)

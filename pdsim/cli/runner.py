@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
 from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.kernels import told
+from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import (
@@ -23,6 +25,7 @@ from pdsim.metrics.run_folder import (
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
@@ -185,6 +188,12 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
         StepTerms("prefill forward", prefill_id, 1, new_tokens, 0, _in_ms(prefill_ns)),
         StepTerms("decode step", decode_ids[0], batch, batch, kv_tokens, _in_ms(decode_ns)),
     ]
+
+
+def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
+    """Where the times of each role's operators come from, if its cost is of kernels."""
+    costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
+    return {role: told(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 
 
 def _in_ms(terms_ns: Mapping[str, float]) -> dict[str, float]:

@@ -114,10 +114,11 @@ def explain(
     """
     from dataclasses import asdict
 
-    from pdsim.cli.runner import obtain_runs, obtain_sensitivities, scenario_of, typical_steps
+    from pdsim.cli.runner import kernels_of, obtain_runs, obtain_sensitivities, scenario_of, typical_steps
     from pdsim.metrics.explain import CriticalPaths, mean_parts_ms, stage_ms, stage_times
     from pdsim.metrics.usage import instance_usage
     from pdsim.show.tables import (
+        print_kernels,
         print_path,
         print_request,
         print_sensitivities,
@@ -128,12 +129,15 @@ def explain(
     from pdsim.sim.sensitivity import limits
 
     if cost:
-        steps = typical_steps(scenario_of(run, changes_of(set_, seed)))
+        scenario = scenario_of(run, changes_of(set_, seed))
+        steps, kernels = typical_steps(scenario), kernels_of(scenario)
         if json_:
-            print_json({"steps": [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]})
+            told = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
+            print_json({"steps": told, "kernels": kernels})
         else:
             for step in steps:
                 print_step_terms(step._asdict())
+            print_kernels(kernels)
         return
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:

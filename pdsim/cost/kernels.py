@@ -6,6 +6,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from pdsim.system.memory import Layout
+from pdsim.system.model import LatentAttention
+
+MOST_REDUCED = 8
+"""GPUs of the largest all-reduce that was measured."""
 _FILE = Path(__file__).with_name("kernels.csv")
 
 
@@ -34,13 +39,51 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """Of this GPU, else the median of all that were measured."""
-    found = _kernels()
-    own = found.get((gpu, operator, kind))
-    if own is not None:
-        return own
-    others = [kernel for (_, other, of_kind), kernel in found.items() if (other, of_kind) == (operator, kind)]
-    return Kernel(*(median(values) for values in zip(*others, strict=True)))
+    """The kernel of this GPU, else the median of all that were measured."""
+    own = _kernels().get((gpu, operator, kind))
+    return own or Kernel(*(median(values) for values in zip(*_others(operator, kind), strict=True)))
+
+
+def _others(operator: str, kind: str) -> list[Kernel]:
+    return [kernel for (_, *name), kernel in _kernels().items() if name == [operator, kind]]
+
+
+def kinds(layout: Layout) -> dict[str, str]:
+    """Operators of a layout, and the type or the number of GPUs that each is measured by."""
+    spec, gpu = layout.model, layout.gpu
+    weights, expert_weights = (
+        dtype if dtype in gpu.flops else "bf16" for dtype in (spec.weight_dtype, spec.weight_dtypes[-1])
+    )
+    return {
+        "gemm": weights,
+        "experts": expert_weights,
+        "prefill_attention": "bf16",
+        "decode_attention": _decode_kind(layout),
+        "all_reduce": str(min(max(2, 1 << (layout.tp - 1).bit_length()), MOST_REDUCED)),
+    }
+
+
+def _decode_kind(layout: Layout) -> str:
+    kv = "fp8" if layout.kv_dtype == "fp8" else "bf16"
+    return f"latent {kv}" if isinstance(layout.model.attention, LatentAttention) else kv
+
+
+def told(layout: Layout) -> dict[str, str]:
+    """Where the kernel of each operator of a layout was measured."""
+    operators = kinds(layout)
+    if layout.model.experts is None:
+        del operators["experts"]
+    if layout.tp == 1:
+        del operators["all_reduce"]
+    return {operator: _told(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
+
+
+def _told(gpu: str, operator: str, kind: str) -> str:
+    what = f"{kind} GPUs" if operator == "all_reduce" else kind
+    own = _kernels().get((gpu, operator, kind))
+    if own is None:
+        return f"{what}, the median of {len(_others(operator, kind))} other GPUs"
+    return f"{what}, measured on {gpu}" + (f", median error {own.error:.0%}" if own.error < 1 else "")
 
 
 def has_kernels(gpu: str) -> bool:

@@ -36,9 +36,8 @@ class RooflineModel:
         self._dp = layout.dp
         state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns  # a request's, however long it is
-        exchanges = 2 * spec.experts.num_layers if layout.dp > 1 and spec.experts is not None else 0
-        self._exchange_ns = exchanges * settings.expert_exchange_ns
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
+        self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns if layout.dp > 1 else 0.0
         self._launch_ns = (
             settings.prefill_layer_ns * spec.num_layers + settings.expert_prefill_layer_ns * num_expert_layers
         )
@@ -113,7 +112,7 @@ class ExpertTimes:
         assert settings.expert_efficiency is not None
         self._spec = spec
         self._dp = layout.dp
-        self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtype))
+        self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtypes[-1]))
         self._token_ns /= settings.expert_efficiency
         self._byte_ns = 1e9 / (tp * gpu.memory_bandwidth * settings.expert_memory_efficiency)
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns

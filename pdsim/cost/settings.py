@@ -6,11 +6,10 @@ from typing import ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import reached
+from pdsim.cost.kernels import kinds, reached
 from pdsim.cost.model import CostModel
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
-from pdsim.system.model import LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,19 +106,14 @@ class Kernels:
 
     def roofline(self, layout: Layout) -> Roofline:
         """The roofline that kernels of this layout reach."""
-        spec, gpu = layout.model, layout.gpu
-        weights = spec.weight_dtype if spec.weight_dtype in gpu.flops else "bf16"
-        decode = "latent_decode_attention" if isinstance(spec.attention, LatentAttention) else "decode_attention"
-        kv = "fp8" if layout.kv_dtype == "fp8" else "bf16"
-        gemm, experts = reached(gpu.name, "gemm", weights), reached(gpu.name, "experts", weights)
-        link = reached(gpu.name, "all_reduce", str(max(2, layout.tp)))
-        reading = reached(gpu.name, decode, kv).memory
+        found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in kinds(layout).items()}
+        gemm, experts, link, reading = (found[name] for name in ("gemm", "experts", "all_reduce", "decode_attention"))
         return Roofline(
             matrix_efficiency=gemm.compute / self.factor,
             memory_efficiency=gemm.memory / self.factor,
-            attention_efficiency=reached(gpu.name, "prefill_attention", "bf16").compute / self.factor,
-            kv_bandwidth=reading / self.factor,
-            fp8_kv_bandwidth=reading / self.factor,
+            attention_efficiency=found["prefill_attention"].compute / self.factor,
+            kv_bandwidth=reading.memory / self.factor,
+            fp8_kv_bandwidth=reading.memory / self.factor,
             link_efficiency=link.memory / self.factor,
             all_reduce_ns=1e3 * link.fixed_us * self.factor,
             expert_efficiency=experts.compute / self.factor,

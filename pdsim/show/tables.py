@@ -216,6 +216,16 @@ def print_step_terms(step: Mapping[str, Any]) -> None:
     console.print(table)
 
 
+def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
+    """Where the times of each role's operators were measured."""
+    console = new_console()
+    for role, told in kernels.items():
+        table = new_table(f"kernels of {role}", "operator", "kind, and where it was measured")
+        for operator, source in told.items():
+            table.add_row(operator.replace("_", " "), source)
+        console.print(table)
+
+
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
     """What 10 % more of each resource changes, and what therefore limits each metric."""
     titles = [title.replace(" ", "\n") for title in MEASURES.values()]

@@ -1,0 +1,128 @@
+"""The default cost: kernels that were measured, and a range around what they give."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim import load_scenario, simulate
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.kernels import has_kernels, reached, told
+from pdsim.cost.settings import KERNELS_SPREAD, Kernels
+from pdsim.scenario.build import build
+from pdsim.system.catalog import load_gpu, load_model, names
+from pdsim.system.memory import Layout
+from tests.cli.test_commands import output, output_json
+
+MODELS = ("llama-3.1-8b", "deepseek-r1", "qwen3-30b-a3b")
+SCENARIO = """\
+name: plain
+model: llama-3.1-8b
+prefill: {gpu: h100}
+decode: {gpu: h100}
+workload: {use: random_lengths, num_requests: 20, input_tokens: 200, output_tokens: 20}
+client: {use: closed_loop, concurrency: 4}
+"""
+
+
+def layout(model: str, gpu: str, tp: int) -> Layout:
+    return Layout(model=load_model(model), gpu=load_gpu(gpu), tp=tp, kv_dtype="bf16")
+
+
+def forward(num_tokens: int) -> PrefillStep:
+    return PrefillStep(0, (PrefillChunk(0, 0, num_tokens, is_last=True),))
+
+
+@pytest.mark.parametrize("gpu", names("gpus"))
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "fp4"])
+def test_every_gpu_of_the_catalog_has_a_cost(gpu, model, weights):
+    for tp in (1, 4, load_gpu(gpu).gpus_per_server):
+        if load_model(model).attention.num_query_heads % tp:
+            continue
+        spec = replace(layout(model, gpu, min(tp, 8)), model=load_model(model).in_dtype(weights))
+        made = Kernels().roofline(spec)
+        fractions = [value for name, value in vars(made).items() if name.endswith(("efficiency", "bandwidth"))]
+        assert all(0 < fraction <= 1 for fraction in fractions)
+
+
+def test_a_gpu_that_was_not_measured_has_the_median_of_the_others():
+    assert not has_kernels("mi300x")
+    assert 0.6 <= reached("mi300x", "gemm", "bf16").compute <= 0.8
+    assert told(layout("llama-3.1-8b", "mi300x", 1))["gemm"].startswith("bf16, the median of")
+    assert told(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
+
+
+def test_only_what_a_layout_has_is_told():
+    assert "experts" not in told(layout("llama-3.1-8b", "h100", 1))
+    assert "all_reduce" not in told(layout("llama-3.1-8b", "h100", 1))
+    assert told(layout("deepseek-r1", "h200", 8))["all_reduce"].startswith("8 GPUs")
+
+
+@given(
+    model=st.sampled_from(MODELS),
+    gpu=st.sampled_from(["h100", "b200", "rtx-pro-6000"]),
+    num_tokens=st.integers(1, 16_384),
+    batch=st.integers(1, 512),
+)
+def test_the_ends_are_a_factor_away_and_more_work_takes_longer(model, gpu, num_tokens, batch):
+    place = layout(model, gpu, 4)
+    fast, best, slow = (cost.model(place) for cost in (Kernels().ends[0], Kernels(), Kernels().ends[1]))
+    for one, other in ((fast, best), (best, slow)):
+        ratio = other.prefill_ns(forward(num_tokens), 0) / one.prefill_ns(forward(num_tokens), 0)
+        assert ratio == pytest.approx(KERNELS_SPREAD, rel=1e-4)
+        assert other.decode_line(batch).base / one.decode_line(batch).base == pytest.approx(KERNELS_SPREAD, rel=1e-4)
+    assert best.prefill_ns(forward(num_tokens), 0) <= best.prefill_ns(forward(num_tokens + 1), 0)
+    assert best.decode_line(batch).base <= best.decode_line(batch + 1).base
+    assert sum(best.prefill_terms(forward(num_tokens)).values()) == pytest.approx(
+        best.prefill_ns(forward(num_tokens), 0), abs=1
+    )
+
+
+def test_kernels_of_experts_reach_less_than_those_of_large_matrices():
+    """By nominal rates a prompt of DeepSeek-R1 takes a third of the time."""
+    place = layout("deepseek-r1", "h200", 8)
+    terms = Kernels().model(place).prefill_terms(forward(8192))
+    assert terms["experts"] > 3 * terms["matrices"]
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "plain.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def test_requests_take_time_outside_the_gpus_where_no_server_was_measured(path):
+    def latency_ns(*changes: str) -> int:
+        return build(load_scenario(path, changes)).front_end.latency_in
+
+    assert latency_ns() == 40_000_000
+    assert latency_ns("cost=roofline") == latency_ns("front_end={}") == 0
+
+
+def test_a_run_prints_its_range_and_every_number_lies_inside(path, capsys):
+    summary = output_json(capsys, "run", path)
+    for metric, (low, high) in summary["pdsim"]["interval"].items():
+        assert low < summary[metric] < high
+    assert "between the fastest and the slowest" in output(capsys, "run", path)
+    assert "interval" not in output_json(capsys, "run", path, "--set", "cost=roofline")["pdsim"]
+
+
+def test_the_ends_of_a_scenario_keep_the_front_end_that_it_states(path):
+    ends = [build(end).front_end.latency_in for end in load_scenario(path, ["front_end={latency_in: 1 ms}"]).ends]
+    assert ends == [1_000_000, 1_000_000]
+    assert [build(end).front_end.latency_in for end in load_scenario(path).ends] == [10_000_000, 160_000_000]
+
+
+def test_explain_says_where_the_times_come_from(path, capsys):
+    assert "measured on h100" in output(capsys, "explain", "--cost", path)
+    assert output_json(capsys, "explain", "--cost", path)["kernels"]["decode"]["decode_attention"].startswith("bf16")
+
+
+def test_the_range_of_a_run_is_that_of_its_ends(path):
+    scenario = load_scenario(path)
+    fast, slow = (simulate(end).summary() for end in scenario.ends)
+    assert fast["mean_ttft_ms"] < simulate(scenario).summary()["mean_ttft_ms"] < slow["mean_ttft_ms"]
