@@ -160,9 +160,12 @@ def _experts(config: _Config) -> dict[str, Any]:
     if (every := config.count("moe_layer_freq", default=1)) != 1:
         raise EntryError(f"moe_layer_freq: expected 1, found {every}")
     num_layers, step = config.count("num_hidden_layers"), config.count("decoder_sparse_step", default=1)
-    dense = {*range(config.count("first_k_dense_replace", default=0)), *(config.get("mlp_only_layers") or ())}
+    first = min(config.count("first_k_dense_replace", default=0), num_layers)
+    dense = {
+        layer for layer in config.get("mlp_only_layers") or () if first <= layer < num_layers and not (layer + 1) % step
+    }
     return {
-        "num_layers": sum(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+        "num_layers": num_layers // step - first // step - len(dense),
         "num_experts": num_experts,
         "num_active": config.count("num_experts_per_tok"),
         "intermediate_size": config.count("moe_intermediate_size", "intermediate_size"),

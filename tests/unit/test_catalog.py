@@ -1,12 +1,17 @@
 """Entries of the user's own: where they are found, and what is said of those that are wrong."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pdsim.cli import main
+from pdsim.scenario.yaml_file import read_yaml
 from pdsim.system.catalog import (
+    KINDS,
     SHIPPED,
     VARIABLE,
     CatalogError,
@@ -17,6 +22,7 @@ from pdsim.system.catalog import (
     names,
     searched,
 )
+from pdsim.system.entry import EntryError, build
 
 GPU = """\
 memory_bytes: 24e+9
@@ -152,6 +158,20 @@ def test_a_wrong_field_of_a_model(field, changed, complaint, own):
         load_model("mine")
     assert str(caught.value).startswith(f"{path}: ")
     assert complaint in str(caught.value)
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-1, 1 << 70) | st.floats() | st.text(max_size=3)
+VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(st.text(max_size=3), LEAVES, max_size=3)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the empty folder stays empty
+@given(st.sampled_from(sorted(KINDS)), VALUES, st.data())
+def test_a_wrong_value_is_an_error_and_no_traceback(kind, value, data):
+    fields = read_yaml(file_of(kind, {"models": "kimi-k2", "gpus": "h200", "transports": "nixl-rdma"}[kind]))
+    section = data.draw(st.sampled_from([fields, *(part for part in fields.values() if isinstance(part, dict))]))
+    section[data.draw(st.sampled_from(sorted(section)))] = value
+    with suppress(EntryError):
+        build(KINDS[kind], fields, name="mine")
 
 
 def test_a_wrong_entry_or_folder_is_one_message_and_exit_code_2(own, tmp_path, capsys):

@@ -205,6 +205,19 @@ def test_a_wrong_field_is_an_error_and_no_traceback(text, data):
     assert model.num_active_params > 0
 
 
+@given(st.integers(0, 12), st.integers(1, 4), st.integers(0, 14), st.sets(st.integers(0, 14)))
+def test_layers_with_experts_are_those_that_transformers_makes(num_layers, step, first, mlp_only):
+    changes = {"decoder_sparse_step": step, "first_k_dense_replace": first, "mlp_only_layers": sorted(mlp_only)}
+    entry = entry_of(json.loads(QWEN3_MOE) | changes | {"num_hidden_layers": num_layers}, "a test")
+    made = [n for n in range(num_layers) if n >= first and n not in mlp_only and (n + 1) % step == 0]
+    assert entry["experts"]["num_layers"] == len(made)
+
+
+def test_a_huge_number_takes_no_time():
+    huge = {"num_hidden_layers": 1 << 70, "first_k_dense_replace": 1 << 69}
+    assert model_of(json.dumps(json.loads(DEEPSEEK) | huge)).experts.num_layers == 1 << 69
+
+
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 400))
 def test_pairs_within_a_window(context, num_tokens, window):
     chunk = PrefillChunk(0, context, num_tokens, True)
