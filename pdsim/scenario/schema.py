@@ -450,8 +450,8 @@ class Scenario(Section):
     @property
     def ends(self) -> "tuple[Scenario, ...]":
         """This scenario at its fastest and at its slowest; none where its times are certain."""
-        told = self.front_end is not None or not self.cost.is_of_kernels
-        front_ends = (self.front_end, self.front_end) if told else FRONT_END_ENDS
+        is_usual = self.cost.is_of_kernels and self.front_end in (None, FRONT_END)
+        front_ends = FRONT_END_ENDS if is_usual else (self.front_end, self.front_end)
         return tuple(
             self.model_copy(update={"cost": cost, "front_end": front_end})
             for cost, front_end in zip(self.cost.ends, front_ends, strict=False)

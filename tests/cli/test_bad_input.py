@@ -62,7 +62,10 @@ CHANGES = [
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
     ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),
-    ("cost.prefill.matrix_efficiency=.nan", "roofline.matrix_efficiency: expected a finite number, found nan"),
+    (
+        "cost={use: roofline, matrix_efficiency: .nan}",
+        "roofline.matrix_efficiency: expected a finite number, found nan",
+    ),
     (
         "workload.input_tokens=41000",
         "request 0 has a prompt of 41000 tokens and an output of 5; qwen3-0.6b has a context of",

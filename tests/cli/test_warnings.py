@@ -21,7 +21,7 @@ name: sizes
 scenario: plain.yaml
 grid: {client.concurrency: [1, 16]}
 """
-SAID = "cost: nothing here was measured: roofline"
+SAID = "cost: only kernels of h100 were measured, no server"
 ON_CPUS = Path("experiments/validation-cpu/data/c8").absolute()
 
 

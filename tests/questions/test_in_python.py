@@ -11,6 +11,7 @@ from pdsim.cli import main
 CHANGES = [
     "model=qwen3-0.6b",
     "page_size=16",
+    "cost=roofline",
     "workload.num_requests=60",
     "workload.input_tokens={use: uniform, low: 3200, high: 4800}",
     "workload.output_tokens={use: uniform, low: 20, high: 40}",

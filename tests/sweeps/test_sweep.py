@@ -279,7 +279,7 @@ def test_a_sample_is_that_of_its_seed(tmp_path, design):
 
 SEARCH = f"""\
 scenario: base.yaml
-slos: {{chat: {{ttft: 40 ms, attainment: 0.9}}}}
+slos: {{chat: {{ttft: 80 ms, attainment: 0.9}}}}
 search: {{trials: 24, maximise: rate, fields: {FIELDS}}}
 """
 
