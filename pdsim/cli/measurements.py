@@ -30,7 +30,7 @@ def calibrate(
     Parameters
     ----------
     rows
-        Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+        Files of rows, CSV or Parquet: what `pdreal measure`, `pdkernels.bench` and `pdsim observe` write.
 
     """
     import shlex

@@ -21,6 +21,7 @@ def observe(
     longest_prompt: Annotated[int, Parameter(help="Tokens of the longest prompt.")] = 4096,
     model: Annotated[str | None, Parameter(help="As the server calls it; its first if not given.")] = None,
     gpu: Annotated[str | None, Parameter(help="In the catalog: what the server runs on, which none says.")] = None,
+    tp: Annotated[int | None, Parameter(help="GPUs of an instance, where the server does not say it.")] = None,
     api_key: Annotated[
         str | None, Parameter(env_var="OPENAI_API_KEY", help="Sent as bearer token, written nowhere.")
     ] = None,
@@ -68,7 +69,7 @@ def observe(
         "--longest-prompt": longest_prompt,
     }
     command = " ".join(["pdsim observe", server.url, *(f"{flag} {value:g}" for flag, value in words.items())])
-    session = Session(server, budget, out, command=command, gpu=gpu)
+    session = Session(server, budget, out, command=command, gpu=gpu, tp=tp)
     with progress_over("observing", sum(one.num_requests for one in probes), quiet=json_) as advance:
         session.run(probes, advance)
     for note in session.notes:

@@ -134,6 +134,7 @@ class Server:
             "url": self.url,
             "model": self.model,
             "server": str(served.get("owned_by") or by_metrics or "unknown"),
+            "tp": next((found["tp_size"] for found in told.values() if isinstance(found.get("tp_size"), int)), 1),
             "version": next((str(version) for version in versions if version), ""),
             "served": _without_secrets(served),
             "told": _without_secrets(told),

@@ -8,29 +8,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pdsim.calibration.fit.rows import UNKNOWN
 from pdsim.calibration.observe.folder import LOAD, SERVER, row_writer, summary_of, write_json
 from pdsim.calibration.observe.observation import observe, play, round_trips
-from pdsim.calibration.observe.plan import LOAD_SHARE, Budget, Probe, loads
+from pdsim.calibration.observe.plan import LOAD_SHARE, LONGEST_OUTPUT, Budget, Probe, loads
 from pdsim.calibration.observe.server import Server, ServerError
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
 
 _MOST_BUSY = 3
+_SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
+"""Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
 """Refusals of a busy server after which it is left in peace."""
 
 
 class Session:
     """Sends probes in order, and keeps rows, notes and loads."""
 
-    def __init__(self, server: Server, budget: Budget, folder: Path, *, command: str, gpu: str | None) -> None:
+    def __init__(
+        self, server: Server, budget: Budget, folder: Path, *, command: str, gpu: str | None, tp: int | None
+    ) -> None:
         self._server = server
         self._budget = budget
         self._folder = folder
         self._command = command
         self._gpu = gpu
+        self._tp = tp
         self._begin_s = time.monotonic()
         self._refused: Counter[str] = Counter()
         self._too_long = float("inf")
+        self._others = 0.0
         self.about: dict[str, Any] = {}
         self.num_rows: Counter[str] = Counter()
         self.loads: list[dict[str, Any]] = []
@@ -72,8 +79,9 @@ class Session:
         self._server.learn_sizes()
         if left_out := self._server.require_streams():
             self.notes.append(f"the server refuses {', '.join(left_out)}, which is left out")
-        if running := self._server.num_running():
-            self.notes.append(f"the server runs {running:g} requests of others: times have their load in them")
+        self._others = self._server.num_running()
+        if self._others:
+            self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / SERVER, self.about)
         (self._folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
@@ -81,8 +89,9 @@ class Session:
     def _provenance(self) -> dict[str, str]:
         served = self.about["model"].rsplit("/", 1)[-1].lower()
         return {
-            "device": self._gpu or "unknown",
+            "device": self._gpu or UNKNOWN,
             "model": served if served in names("models") else self.about["model"],
+            "tp": str(self._tp or self.about["tp"]),
             "engine": f"{self.about['server']} {self.about['version']}".strip(),
             "url": self.about["url"],
             "command": self._command,
@@ -115,6 +124,15 @@ class Session:
                     self._refuse(probe, wrong)
                 else:
                     raise
+            if probe.output_tokens == LONGEST_OUTPUT:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Waits until streams that were ended are over, so that the next probe is alone and concurrency is kept."""
+        end_s = time.monotonic() + _MOST_SETTLE_S
+        time.sleep(_SETTLE_S)
+        while self._server.num_running() > self._others and time.monotonic() < end_s:
+            time.sleep(_SETTLE_S)
 
     def _refuse(self, probe: Probe, wrong: ServerError) -> None:
         if probe.kind == "ttft":
