@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pdsim.calibration.observe import session
 from pdsim.calibration.observe.plan import Budget, loads, one_round, planned
 from pdsim.cli import main
+from pdsim.scenario.yaml_file import to_yaml
 
 STEP_S = 0.001
 
@@ -27,6 +28,7 @@ class Stub(BaseHTTPRequestHandler):
     def do_GET(self):
         answers = {"/v1/models": {"data": [{"id": "org/Qwen3-8B"}]}, **self.server.pages}
         page = answers.get(self.path)
+        page = page(self.server) if callable(page) else page
         self.answer(404 if page is None else 200, page or {"error": {"message": "no such page"}})
 
     def do_POST(self):
@@ -59,6 +61,8 @@ class Stub(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         time.sleep(1e-5 * tokens)
+        with self.server.lock:
+            self.server.prompts_s.append(1e-5 * tokens)
         for i in range(body["max_tokens"]):
             time.sleep(STEP_S)
             self.event(
@@ -86,6 +90,7 @@ def stub(odd=lambda body: None, pages=None, streams=True):
     server.daemon_threads = True
     server.odd, server.pages, server.streams = odd, pages or {}, streams
     server.lock, server.running, server.most, server.bodies, server.headers = threading.Lock(), 0, 0, [], []
+    server.prompts_s = []
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -96,15 +101,15 @@ def stub(odd=lambda body: None, pages=None, streams=True):
         server.server_close()
 
 
-def observe(server, tmp_path, *flags):
+SMALL = ("--concurrency", "3", "--requests", "60", "--longest-prompt", "256")
+LARGER = ("--concurrency", "4", "--requests", "160", "--longest-prompt", "1024")
+"""Enough shapes to fit."""
+
+
+def observe(server, tmp_path, *flags, small=SMALL):
     """Exit code of a small observation."""
     url = f"http://user:hidden@127.0.0.1:{server.server_port}/v1"
-    small = ("--concurrency", "3", "--requests", "60", "--longest-prompt", "256")
-    try:
-        main(["observe", url, "-o", str(tmp_path / "out"), *small, *flags])
-    except SystemExit as ended:
-        return ended.code or 0
-    return 0
+    return run("observe", url, "-o", str(tmp_path / "out"), *small, *flags)
 
 
 def rows(tmp_path):
@@ -225,3 +230,85 @@ def test_interrupted_it_keeps_what_it_has(tmp_path, capsys, monkeypatch):
         assert observe(server, tmp_path) == 130
     assert "interrupted" in capsys.readouterr().err
     assert len(rows(tmp_path)) > 20
+
+
+def sglang_metrics(server):
+    name, labels = "sglang:per_stage_req_latency_seconds", '{stage="prefill_forward",tp_rank="0"}'
+    told = f"{name}_sum{labels} {sum(server.prompts_s)}\n{name}_count{labels} {len(server.prompts_s)}\n"
+    return f'{told}sglang:num_running_reqs{{engine_type="unified"}} 0.0\n'
+
+
+def vllm_metrics(server):
+    total, count = sum(server.prompts_s), len(server.prompts_s)
+    name = "vllm:request_prefill_time_seconds"
+    return f'{name}_sum{{engine="0"}} {total}\n{name}_count{{engine="0"}} {count}\nvllm:num_requests_running 0\n'
+
+
+SERVER = {
+    "model": "qwen3-8b",
+    "aggregated": {"gpu": "h200"},
+    "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 1, "output_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("metrics", [sglang_metrics, vllm_metrics])
+def test_its_load_is_validated_stage_by_stage(tmp_path, capsys, metrics):
+    (tmp_path / "server.yaml").write_text(to_yaml(SERVER))
+    with stub(pages={"/metrics": metrics}) as server:
+        assert observe(server, tmp_path, small=LARGER) == 0
+    profile, observed = str(tmp_path / "profile.yaml"), str(tmp_path / "out")
+    assert run("calibrate", f"{observed}/rows.csv", "-o", profile) == 0
+    assert "a client cannot tell" in capsys.readouterr().err
+    words = ("validate", str(tmp_path / "server.yaml"), "--observed", observed, "--profile", profile)
+    assert run(*words, "--json") == 0
+    arms = json.loads(capsys.readouterr().out)
+    assert [arm["arm"] for arm in arms] == ["c2", "c4"]
+    load = json.loads((tmp_path / "out" / "load.json").read_text())["arms"]
+    for arm, played in zip(arms, load, strict=True):
+        sent = [1e-2 * one["prompt_tokens"] for one in played["requests"]]
+        stage = arm["metrics"]["mean_prefill_forward_ms"]
+        assert stage["measured"] == pytest.approx(sum(sent) / len(sent))
+        for name in ("output_throughput", "mean_tpot_ms", "mean_itl_ms"):
+            assert abs(arm["metrics"][name]["error"]) < 0.5, name
+    assert run(*words) == 0
+    assert "where the time goes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (None, "pdsim observe writes it"),
+        ("[", "load.json is no load"),
+        ({"arms": []}, "ended before its load"),
+        ({"arms": 3}, "is no load"),
+        ({"arms": [{"name": "c1", "requests": []}]}, "lacks 'concurrency'"),
+        ({"arms": [{"name": "c1", "concurrency": 0, "requests": []}]}, "arms[0].concurrency: expected a whole number"),
+        ({"arms": [{"name": "c1", "concurrency": 1, "requests": []}]}, "arms[0].requests: number: expected"),
+        (
+            {
+                "arms": [
+                    {
+                        "name": "c1",
+                        "concurrency": 1,
+                        "requests": [{"prompt_tokens": 1, "output_tokens": 1, "sent_s": 1, "event_s": [0]}],
+                    }
+                ]
+            },
+            "arms[0].requests[0].event_s: expected times in s from sent_s on, found [0]",
+        ),
+    ],
+)
+def test_loads_that_cannot_be_read(tmp_path, capsys, load, said):
+    (tmp_path / "server.yaml").write_text(to_yaml(SERVER))
+    if load is not None:
+        (tmp_path / "load.json").write_text(load if isinstance(load, str) else json.dumps(load))
+    assert run("validate", str(tmp_path / "server.yaml"), "--observed", str(tmp_path)) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def run(*words):
+    try:
+        main(list(words))
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0

@@ -1,6 +1,7 @@
 """Carries out probes: requests to a server, and the rows that their times make."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
@@ -8,7 +9,10 @@ from typing import Any
 
 from pdsim.calibration.observe.plan import ROUND_TRIPS, STEPS_TIMED, Load, Probe
 from pdsim.calibration.observe.server import Completion, Server, ServerError
+from pdsim.calibration.observe.stages import mean_stages_ms, totals
 
+_SETTLE_S = 0.2
+"""A server counts a request after its last token."""
 Row = dict[str, float | str]
 
 _CACHED = 0.7
@@ -167,15 +171,16 @@ _PROBES: dict[str, Callable[[Server, Probe], Iterator[Row]]] = {
 }
 
 
-def play(server: Server, load: Load) -> dict[str, Any]:
-    """A closed loop: what each request saw, in s since the first was sent."""
+def play(server: Server, load: Load, end_s: float) -> dict[str, Any]:
+    """A closed loop: what each request saw, in s since the first was sent. After `end_s` no more are sent."""
+    before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
     done: list[Completion] = []
 
     def client() -> None:
         while True:
             with lock:
-                if not lengths:
+                if not lengths or time.monotonic() > end_s:
                     return
                 prompt_tokens, output_tokens = lengths.pop(0)
             completion = server.complete(server.text(prompt_tokens), output_tokens)
@@ -183,9 +188,16 @@ def play(server: Server, load: Load) -> dict[str, Any]:
                 done.append(completion)
 
     with ThreadPoolExecutor(load.concurrency) as pool:
-        for worker in [pool.submit(client) for _ in range(load.concurrency)]:
-            worker.result()
-    return {"name": load.name, "concurrency": load.concurrency, "requests": _requests(done)}
+        try:
+            for worker in [pool.submit(client) for _ in range(load.concurrency)]:
+                worker.result()
+        finally:
+            lengths.clear()  # the others send no more, also where this is interrupted
+    stages = {}
+    if before:
+        time.sleep(_SETTLE_S)
+        stages = mean_stages_ms(before, totals(server.metrics()), len(done))
+    return {"name": load.name, "concurrency": load.concurrency, "stages": stages, "requests": _requests(done)}
 
 
 def _requests(done: Sequence[Completion]) -> list[dict[str, Any]]:

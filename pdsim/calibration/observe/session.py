@@ -144,9 +144,13 @@ class Session:
     def _load(self) -> None:
         told = {"about": self.about["url"], "command": self._command, "arms": self.loads}
         for load in loads(self._budget):
-            if self.seconds > 60 * self._budget.num_minutes:
-                self.notes.append(f"time is up before load {load.name}")
-                return
+            end_s = self._begin_s + 60 * self._budget.num_minutes
             lengths = tuple(pair for pair in load.lengths if pair[0] < self._too_long)
-            self.loads.append(play(self._server, replace(load, lengths=lengths)))
+            if time.monotonic() > end_s or not lengths:
+                why = "no prompt is short enough for" if not lengths else "time is up before"
+                self.notes.append(f"{why} load {load.name}")
+                return
+            self.loads.append(play(self._server, replace(load, lengths=lengths), end_s))
+            if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
+                self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
             write_json(self._folder / LOAD, told)
