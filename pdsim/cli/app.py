@@ -9,6 +9,7 @@ for path in (
     "asking:ask",
     "runs:run",
     "runs:compare",
+    "observing:observe",
     "measurements:validate",
     "measurements:calibrate",
     "measurements:scale",

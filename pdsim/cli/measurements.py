@@ -30,7 +30,7 @@ def calibrate(
     Parameters
     ----------
     rows
-        Files of rows, CSV or Parquet: what `pdreal measure` and `pdkernels.bench` write.
+        Files of rows, CSV or Parquet: what `pdreal measure`, `pdkernels.bench` and `pdsim observe` write.
 
     """
     import shlex
@@ -130,9 +130,12 @@ def validate(
     profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
     runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
     real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
+    observed: Annotated[
+        Path | None, Parameter(help="The folder that pdsim observe wrote: its load is simulated on one scenario.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Simulate what was measured and print the errors: published numbers, or a matrix of scenarios run for real.
+    """Simulate what was measured and print the errors: published numbers, scenarios run for real, or a server's load.
 
     Of a matrix, variants that were not run yet are run first, by pdreal.
 
@@ -140,9 +143,16 @@ def validate(
     ----------
     cases
         Names of cases in the experiments folder, or their folders; all if none is given. Or one matrix: a folder with
-        a matrix.yaml, or such a file.
+        a matrix.yaml, or such a file. With --observed, the scenario of the server.
 
     """
+    if observed is not None:
+        from pdsim.cli.validation import validate_load
+
+        if len(cases) != 1 or runs or real_only:
+            raise ConfigError("--observed needs the scenario of the server, alone or with --profile")
+        validate_load(Path(cases[0]), observed, profile, quiet=json_)
+        return
     from pdsim.calibration.validate.suite import is_suite
 
     suites = [name for name in cases if is_suite(name, experiments)]
@@ -155,7 +165,7 @@ def validate(
         validate_suite(suites[0], experiments, **where, real_only=real_only, quiet=json_)
         return
     if profile or runs or real_only:
-        raise ConfigError("--profile, --runs and --real-only are of a matrix, and none is named")
+        raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
     from pdsim.calibration.validate.case import compare_case, find_cases
     from pdsim.cli.finished import progress_over
     from pdsim.show.tables import print_errors

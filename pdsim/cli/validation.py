@@ -66,6 +66,35 @@ def validate_suite(
         raise SystemExit(1)
 
 
+def validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
+    """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
+    from pdsim.calibration.validate.observed import compare_load
+    from pdsim.metrics.explain import stage_times
+    from pdsim.sim.simulation import simulate
+
+    records = {}
+
+    def summary(scenario: Any) -> dict[str, Any]:
+        result = simulate(scenario)
+        records[f"simulated at concurrency {scenario.client.concurrency}"] = result.records
+        summary = result.summary()
+        seen = {f"mean_server_{time}_ms": summary[f"mean_{time}_ms"] for time in ("ttft", "e2e_latency")}
+        return {
+            **summary,
+            **seen,
+            **{f"mean_{row.stage}_ms": row.mean_ms for row in stage_times(result.records.requests)},
+        }
+
+    errors = compare_load(scenario, observed, profile, summary)
+    if quiet:
+        print_json([arm.to_json() for arm in errors])
+        return
+    from pdsim.show.tables import print_errors, print_stages
+
+    print_errors(errors)
+    print_stages(records)
+
+
 def _compare(suite: ValidationSuite, *, quiet: bool) -> Validation:
     absent = missing(suite)
     there = [variant for variant in suite.variants if variant not in absent]

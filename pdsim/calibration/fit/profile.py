@@ -11,8 +11,9 @@ import numpy as np
 
 from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
+from pdsim.calibration.fit.outside import Around, without_around
 from pdsim.calibration.fit.regression import Fitted, Form, fit
-from pdsim.calibration.fit.rows import STAGING, Measurements, Rows
+from pdsim.calibration.fit.rows import OBSERVED, STAGING, UNKNOWN, Measurements, Rows
 from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_transport, names
@@ -24,7 +25,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
 }
-_NOT_FITTED = (*machine.MEASURED_KINDS, "clock")
+_NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
 """Kinds of rows without a form of their own."""
 LEAST_NS = 1e-6
 """A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""
@@ -47,6 +48,8 @@ class Calibration:
     """Slowdown of a busy GPU, if it was measured: prefill rows are of a GPU that had rested."""
     gpu: str | None
     """Name in the catalog: staging is written as a share of its memory bandwidth."""
+    around: Around | None = None
+    """Time of requests around forwards, where a server's client measured them."""
     notes: tuple[str, ...] = field(default=())
     """Notes on what could not be fitted, and why."""
 
@@ -61,8 +64,9 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
             f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
         )
     clock = gpu_slowdown(measurements)
+    measurements, around = without_around(measurements)
     fits: dict[str, Fitted] = {}
-    notes = list(measurements.notes)
+    notes = [*measurements.notes, *(around.notes if around else ())]
     for rows in measurements.rows:
         if rows.kind in _NOT_FITTED:
             continue
@@ -81,6 +85,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         host_ns=machine.medians_ns(measurements),
         clock=clock,
         gpu=gpu,
+        around=around,
         notes=tuple(notes),
     )
 
@@ -208,6 +213,8 @@ def _is_entry(name: str) -> bool:
 
 def _front_end(made: Calibration) -> dict[str, Any]:
     """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
+    if made.around is not None:
+        return _times(made.around.front_end_ns(made.fits["prefill"]))
     told = machine.front_end_ns(made.measurements, made.host_ns)
     return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
@@ -249,7 +256,7 @@ def _setup(made: Calibration) -> dict[str, Any]:
         model=told["model"][0],
         weight_dtype=None if kv_dtype == "fp32" else kv_dtype,
         kv_dtype=kv_dtype,
-        device=made.gpu or ", ".join(told["device"]),
+        device=made.gpu or ", ".join(name for name in told["device"] if name != UNKNOWN) or None,
         tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
     )
     return setup.model_dump(mode="json", exclude_none=True)

@@ -32,11 +32,17 @@ QUANTITIES: dict[str, tuple[str, ...]] = {
     "loop": ("batch", "context_tokens"),
     "sending": ("payload_bytes", "num_descriptors"),
     "handover": ("payload_bytes", "num_descriptors"),
+    "ttft": ("new_tokens", "context_tokens"),
+    "stall": ("new_tokens",),
+    "burst": ("new_tokens", "prompts"),
+    "round_trip": (),
 }
 """Columns that a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
 """Kinds that one row a shape is made of where they were measured in rounds; rows of served requests are single."""
 STAGING = ("gather", "scatter")
+OBSERVED = ("ttft", "stall", "burst", "round_trip")
+"""Kinds that a server's client measures."""
 OPTIONAL: dict[str, dict[str, float]] = {
     "prefill": {"prompts": 1.0},
     "decode": {"graph": 0.0},
@@ -47,6 +53,8 @@ OPTIONAL: dict[str, dict[str, float]] = {
 NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
 """The column that tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")
+UNKNOWN = "unknown"
+"""The device of a server that does not say what it runs on."""
 REQUIRED_PROVENANCE = ("command", "date")
 PROVENANCE = (
     *DEVICE,
@@ -62,6 +70,7 @@ PROVENANCE = (
     "dtype",
     "page_size",
     "tp",
+    "url",
 )
 OUR_KERNELS = "fused"
 """The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
@@ -102,7 +111,9 @@ class Measurements:
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
         """Rows of so many ranks where a kind depends on them, and of one rank elsewhere. Raises ConfigError."""
-        asked = dict.fromkeys(("prefill", "clock"), prefill_tp) | dict.fromkeys(("decode", "loop"), decode_tp)
+        asked = dict.fromkeys(("prefill", "clock", *OBSERVED), prefill_tp) | dict.fromkeys(
+            ("decode", "loop"), decode_tp
+        )
         for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
             if found and asked[phase] not in found:

@@ -1,0 +1,1 @@
+"""Observes a running server from outside, as its clients see it."""

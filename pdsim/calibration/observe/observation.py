@@ -1,0 +1,215 @@
+"""Carries out probes: requests to a server, and the rows that their times make."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
+from typing import Any
+
+from pdsim.calibration.observe.plan import ROUND_TRIPS, STEPS_TIMED, Load, Probe
+from pdsim.calibration.observe.server import Completion, Server, ServerError
+from pdsim.calibration.observe.stages import mean_stages_ms, totals
+
+_SETTLE_S = 0.2
+"""A server counts a request after its last token."""
+Row = dict[str, float | str]
+
+_CACHED = 0.7
+"""A second prompt is taken for cached if its TTFT is below this share of the first, where a server does not say."""
+_WARM_STEPS = 8
+"""Steps of a stream before and after what disturbs it."""
+
+
+def round_trips(server: Server) -> Iterator[Row]:
+    for _ in range(ROUND_TRIPS):
+        yield {"kind": "round_trip", "time_us": server.round_trip_ns() / 1e3}
+
+
+def observe(server: Server, probe: Probe) -> Iterator[Row]:
+    """Rows of one probe; none where its streams did not overlap. Raises ServerError."""
+    yield from _PROBES[probe.kind](server, probe)
+
+
+def _ttft(server: Server, probe: Probe) -> Iterator[Row]:
+    yield _prompt_row(server.complete(server.text(probe.prompt_tokens), probe.output_tokens))
+
+
+def _prefix(server: Server, probe: Probe) -> Iterator[Row]:
+    """A prompt, and one that differs from it in its last quarter."""
+    prefix, ends = server.text(probe.prompt_tokens * 3 // 4), [server.text(probe.prompt_tokens // 4) for _ in range(2)]
+    first, second = (server.complete(f"{prefix} {end}", probe.output_tokens) for end in ends)
+    if second.cached_tokens is None and second.ttft_ns < _CACHED * first.ttft_ns:
+        second.cached_tokens = second.prompt_tokens * 3 // 4
+    yield _prompt_row(second)
+
+
+def _prompt_row(completion: Completion) -> Row:
+    cached = completion.cached_tokens or 0
+    sizes = {"new_tokens": completion.prompt_tokens - cached, "context_tokens": cached}
+    return {"kind": "ttft", **sizes, "time_us": completion.ttft_ns / 1e3}
+
+
+def _burst(server: Server, probe: Probe) -> Iterator[Row]:
+    done = _together(server, probe)
+    last_ns = max(one.event_ns[0] for one in done) - min(one.sent_ns for one in done)
+    new = sum(one.prompt_tokens - (one.cached_tokens or 0) for one in done)
+    yield {"kind": "burst", "prompts": len(done), "new_tokens": new, "time_us": last_ns / 1e3}
+
+
+def _decode(server: Server, probe: Probe) -> Iterator[Row]:
+    """The mean step while all streams decode."""
+    enough = Enough(probe.num_requests, STEPS_TIMED)
+    done = _together(server, probe, enough)
+    begin_ns = max(one.event_ns[0] for one in done)
+    end_ns = min(one.event_ns[-1] for one in done)
+    times_ns = [[at for at in one.event_ns if begin_ns <= at <= end_ns] for one in done]
+    counted = [(one, times) for one, times in zip(done, times_ns, strict=True) if len(times) > STEPS_TIMED // 2]
+    if len(counted) < len(done):
+        return
+    step_ns = fmean((times[-1] - times[0]) / ((len(times) - 1) * one.tokens_per_event) for one, times in counted)
+    context = sum(one.prompt_tokens + _tokens_before(one, (begin_ns + end_ns) / 2) for one in done)
+    yield {"kind": "decode", "batch": len(done), "context_tokens": round(context), "time_us": step_ns / 1e3}
+
+
+def _tokens_before(completion: Completion, time_ns: float) -> float:
+    return sum(at <= time_ns for at in completion.event_ns) * completion.tokens_per_event
+
+
+class Enough:
+    """Ends streams together, once each has had so many events since the last of them began."""
+
+    def __init__(self, num_streams: int, num_events: int) -> None:
+        self._lock = threading.Lock()
+        self._waiting = num_streams
+        self._num_streams = num_streams
+        self._num_events = num_events
+        self._seen: dict[int, int] = {}
+        self._is_over = False
+
+    def __call__(self, completion: Completion) -> bool:
+        with self._lock:
+            key = id(completion)
+            if len(completion.event_ns) == 1:
+                self._waiting -= 1
+            if self._waiting <= 0:
+                self._seen[key] = self._seen.get(key, 0) + 1
+                ready = sum(seen > self._num_events for seen in self._seen.values())
+                self._is_over = self._is_over or ready >= self._num_streams
+            return not self._is_over
+
+
+def _together(server: Server, probe: Probe, on_event: Callable[[Completion], bool] | None = None) -> list[Completion]:
+    """Completions of equal prompts, sent at once from as many threads. Raises the first ServerError."""
+    prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
+    barrier = threading.Barrier(len(prompts))
+
+    def one(prompt: str) -> Completion:
+        try:
+            return server.complete(prompt, probe.output_tokens, ready=barrier.wait, on_event=on_event)
+        except ServerError:
+            barrier.abort()
+            raise
+        except threading.BrokenBarrierError:
+            raise ServerError(f"{server.url}: another of {len(prompts)} requests at once failed") from None
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(one, prompts))
+
+
+def _stall(server: Server, probe: Probe) -> Iterator[Row]:
+    """Gaps of running streams until a prompt's first token, less as many usual gaps, are its forward."""
+    over = threading.Event()
+    warm = [threading.Event() for _ in range(probe.num_requests - 1)]
+
+    def stream(is_warm: threading.Event) -> Completion:
+        num_after = 0
+
+        def on_event(completion: Completion) -> bool:
+            nonlocal num_after
+            if len(completion.event_ns) > _WARM_STEPS:
+                is_warm.set()
+            num_after += over.is_set()
+            return num_after <= 1
+
+        try:
+            return server.complete(server.text(64), probe.output_tokens, on_event=on_event)
+        finally:
+            is_warm.set()
+
+    with ThreadPoolExecutor(len(warm)) as pool:
+        streams = [pool.submit(stream, is_warm) for is_warm in warm]
+        try:
+            for is_warm in warm:
+                is_warm.wait()
+            disturbing = server.complete(server.text(probe.prompt_tokens), 2)
+        finally:
+            over.set()
+        waits_ns = [wait for one in streams if (wait := _waited_ns(one.result(), disturbing)) is not None]
+    if waits_ns:
+        new = disturbing.prompt_tokens - (disturbing.cached_tokens or 0)
+        yield {"kind": "stall", "new_tokens": new, "time_us": max(1.0, fmean(waits_ns) / 1e3)}
+
+
+def _waited_ns(stream: Completion, disturbing: Completion) -> float | None:
+    """None for a stream that had ended, or had hardly begun."""
+    before = [at for at in stream.event_ns if at <= disturbing.sent_ns]
+    after = [at for at in stream.event_ns if at > disturbing.sent_ns]
+    num_during = sum(at <= disturbing.event_ns[0] for at in after)
+    if len(before) < _WARM_STEPS or len(after) <= num_during + 1:
+        return None
+    usual_ns = (before[-1] - before[1]) / (len(before) - 2)
+    return after[num_during] - before[-1] - (num_during + 1) * usual_ns
+
+
+_PROBES: dict[str, Callable[[Server, Probe], Iterator[Row]]] = {
+    "ttft": _ttft,
+    "prefix": _prefix,
+    "burst": _burst,
+    "decode": _decode,
+    "stall": _stall,
+}
+
+
+def play(server: Server, load: Load, end_s: float) -> dict[str, Any]:
+    """A closed loop: what each request saw, in s since the first was sent. After `end_s` no more are sent."""
+    before = totals(server.metrics())
+    lengths, lock = list(load.lengths), threading.Lock()
+    done: list[Completion] = []
+
+    def client() -> None:
+        while True:
+            with lock:
+                if not lengths or time.monotonic() > end_s:
+                    return
+                prompt_tokens, output_tokens = lengths.pop(0)
+            completion = server.complete(server.text(prompt_tokens), output_tokens)
+            with lock:
+                done.append(completion)
+
+    with ThreadPoolExecutor(load.concurrency) as pool:
+        try:
+            for worker in [pool.submit(client) for _ in range(load.concurrency)]:
+                worker.result()
+        finally:
+            lengths.clear()  # the others send no more, also where this is interrupted
+    stages = {}
+    if before:
+        time.sleep(_SETTLE_S)
+        stages = mean_stages_ms(before, totals(server.metrics()), len(done))
+    return {"name": load.name, "concurrency": load.concurrency, "stages": stages, "requests": _requests(done)}
+
+
+def _requests(done: Sequence[Completion]) -> list[dict[str, Any]]:
+    ordered = sorted(done, key=lambda one: one.sent_ns)
+    start_ns = ordered[0].sent_ns
+    return [
+        {
+            "prompt_tokens": one.prompt_tokens,
+            "cached_tokens": one.cached_tokens or 0,
+            "output_tokens": one.output_tokens,
+            "sent_s": (one.sent_ns - start_ns) / 1e9,
+            "event_s": [round((at - start_ns) / 1e9, 6) for at in one.event_ns],
+        }
+        for one in ordered
+    ]

@@ -1,0 +1,325 @@
+"""A client of OpenAI-compatible servers that times streamed completions. Standard library alone."""
+
+import json
+import re
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from random import SystemRandom
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pdsim.scenario.yaml_file import ConfigError
+
+OPTIONAL_FIELDS: Mapping[str, Any] = {
+    "ignore_eos": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+"""Fields beyond OpenAI's oldest, left out where a server refuses them."""
+_INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
+"""SGLang's, new SGLang's, vLLM's and llama.cpp's."""
+_ENGINES = {
+    "sglang:": "SGLang",
+    "vllm:": "vLLM",
+    "llamacpp:": "llama.cpp",
+    "dynamo_": "Dynamo",
+    "trtllm_": "TensorRT-LLM",
+}
+"""Prefixes of metrics."""
+_RUNNING = re.compile(
+    r"^(?:sglang:num_running_reqs|vllm:num_requests_running|llamacpp:requests_processing)\S* (\S+)", re.MULTILINE
+)
+_SECRET = re.compile(r"key|secret|password|authorization|(^|_)token$", re.IGNORECASE)
+_TRY_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_MOST_WAIT_S = 30.0
+_SIZING_WORDS = 200
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class ServerError(Exception):
+    """An answer that is no completion."""
+
+    def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_busy(self) -> bool:
+        return self.status in _TRY_LATER
+
+    @property
+    def is_refusal(self) -> bool:
+        """True where the request itself is wrong for this server, such as a prompt that is too long."""
+        return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not self.is_busy
+
+
+@dataclass
+class Completion:
+    """One streamed completion. Times are of the monotonic clock, in ns."""
+
+    sent_ns: int
+    event_ns: list[int] = field(default_factory=list)
+    """Arrivals of events with tokens."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """As many as events where the server reports no usage."""
+    cached_tokens: int | None = None
+    """None: not reported."""
+
+    @property
+    def ttft_ns(self) -> int:
+        return self.event_ns[0] - self.sent_ns
+
+    @property
+    def tokens_per_event(self) -> float:
+        """Above 1 where a server sends several tokens at once."""
+        return max(1.0, self.output_tokens / len(self.event_ns))
+
+
+OnEvent = Callable[[Completion], bool]
+"""Called at every event with tokens; False ends the completion early."""
+
+
+class Server:
+    """One model of a server. Every completion has a connection of its own, opened before its clock starts."""
+
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
+    ) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(f"{url!r} is no address of a server, such as http://127.0.0.1:30000")
+        self._is_https, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        elif parts.username:
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+        self._optional = dict(OPTIONAL_FIELDS)
+        self._random = SystemRandom()
+        self._chars_per_token = 0.0
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        self.url = f"{parts.scheme}://{host}{port}{self._base}"
+        """Without credentials."""
+        self.model = model or ""
+
+    def describe(self) -> dict[str, Any]:
+        """Asks for all that the server says of itself. Raises ServerError if there is no server, or not this model."""
+        listed = self._json("GET", "/v1/models")
+        models = [model for model in _list(listed, "data") if isinstance(model, dict) and "id" in model]
+        names = [str(model["id"]) for model in models]
+        if not self.model and names:
+            self.model = names[0]
+        if not self.model or (names and self.model not in names):
+            raise ServerError(
+                f"{self.url} serves {', '.join(names) or 'no model that it names'}; name one with --model"
+            )
+        served: dict[str, Any] = next((model for model in models if model["id"] == self.model), {})
+        told = {path: found for path in _INFO_PATHS if (found := self._optional_json(path))}
+        metrics = self.metrics()
+        by_metrics = next(
+            (name for prefix, name in _ENGINES.items() if re.search(rf"^{prefix}", metrics, re.MULTILINE)), None
+        )
+        versions = (found.get(name) for found in told.values() for name in ("version", "build_info"))
+        return {
+            "url": self.url,
+            "model": self.model,
+            "server": str(served.get("owned_by") or by_metrics or "unknown"),
+            "tp": next((found["tp_size"] for found in told.values() if isinstance(found.get("tp_size"), int)), 1),
+            "version": next((str(version) for version in versions if version), ""),
+            "served": _without_secrets(served),
+            "told": _without_secrets(told),
+            "metrics": bool(metrics),
+        }
+
+    def metrics(self) -> str:
+        """Prometheus text; empty where there is none."""
+        try:
+            with self._answer("GET", "/metrics") as (answer, _):
+                return answer.read().decode(errors="replace")
+        except ServerError:
+            return ""
+
+    def num_running(self) -> float:
+        """Requests that run by the server's metrics; 0 where it has none."""
+        return sum(float(value) for value in _RUNNING.findall(self.metrics()))
+
+    def round_trip_ns(self) -> int:
+        """Time of a request that computes nothing."""
+        with self._answer("GET", "/v1/models") as (answer, sent_ns):
+            answer.read()
+            return time.perf_counter_ns() - sent_ns
+
+    def learn_sizes(self) -> None:
+        """Finds how many characters of random text are a token, which also warms the server up."""
+        text = self._words(_SIZING_WORDS * 6)
+        usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
+        num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if not isinstance(num_tokens, int) or num_tokens < 1:
+            raise ServerError(f"{self.url} reports no usage.prompt_tokens: nothing says how long prompts are")
+        self._chars_per_token = len(text) / num_tokens
+
+    def text(self, num_tokens: int) -> str:
+        """Random words of about so many tokens. No two begin alike."""
+        return self._words(max(1, round(num_tokens * self._chars_per_token)))
+
+    def complete(
+        self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
+    ) -> Completion:
+        """Streams one completion. `ready` is called when the connection stands, and may wait for others.
+
+        Raises ServerError if no token comes.
+        """
+        body = self._body(prompt, max_tokens, stream=True)
+        with self._answer("POST", "/v1/completions", body, ready) as (answer, sent_ns):
+            completion = Completion(sent_ns)
+            for now_ns, event in _events(answer):
+                if self._take(event, now_ns, completion) and on_event is not None and not on_event(completion):
+                    break
+        if not completion.event_ns:
+            raise ServerError(f"{self.url} streams no tokens")
+        completion.output_tokens = completion.output_tokens or len(completion.event_ns)
+        completion.prompt_tokens = completion.prompt_tokens or round(len(prompt) / self._chars_per_token)
+        return completion
+
+    def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
+        """True for an event with tokens."""
+        if "error" in event:
+            raise ServerError(f"{self.url}: {_message(event)}")
+        if isinstance(usage := event.get("usage"), dict):
+            completion.prompt_tokens = usage.get("prompt_tokens") or 0
+            completion.output_tokens = usage.get("completion_tokens") or 0
+            if isinstance(details := usage.get("prompt_tokens_details"), dict):
+                completion.cached_tokens = details.get("cached_tokens")
+        choice = next(iter(event.get("choices") or ()), None)
+        if choice is None or (choice.get("finish_reason") is not None and not choice.get("text")):
+            return False
+        completion.event_ns.append(now_ns)
+        return True
+
+    def _words(self, num_chars: int) -> str:
+        words: list[str] = []
+        while num_chars > 0:
+            words.append("".join(self._random.choices(_LETTERS, k=self._random.randint(2, 9))))
+            num_chars -= len(words[-1]) + 1
+        return " ".join(words)
+
+    def _body(self, prompt: str, max_tokens: int, *, stream: bool) -> dict[str, Any]:
+        optional = self._optional if stream else {}
+        return {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": stream,
+            **optional,
+        }
+
+    def require_streams(self) -> list[str]:
+        """Streams one short completion, and leaves out optional fields that are refused: their names.
+
+        Raises ServerError.
+        """
+        for name in (*OPTIONAL_FIELDS, None):
+            try:
+                self.complete(self.text(16), 4)
+            except ServerError as wrong:
+                if name is None or wrong.status not in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
+                    raise
+                self._optional.pop(name)
+            else:
+                break
+        return [name for name in OPTIONAL_FIELDS if name not in self._optional]
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Any = None, ready: Callable[[], Any] | None = None
+    ) -> Iterator[tuple[HTTPResponse, int]]:
+        """The answer with status 200, and when its request was sent. Raises ServerError for all that may go wrong."""
+        if self._is_https:
+            connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)
+        else:
+            connection = HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        told = None if body is None else json.dumps(body).encode()
+        try:
+            connection.connect()
+            if ready is not None:
+                ready()
+            sent_ns = time.perf_counter_ns()
+            connection.request(method, f"{self._base}{path}", told, self._headers)
+            with connection.getresponse() as answer:
+                yield self._checked(answer), sent_ns
+        except (OSError, HTTPException) as broken:
+            raise ServerError(f"{self.url}{path}: {broken or type(broken).__name__}") from None
+        finally:
+            connection.close()
+
+    def _json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        with self._answer(method, path, body) as (answer, _):
+            try:
+                found = json.loads(answer.read())
+            except ValueError as broken:
+                raise ServerError(f"{self.url}{path}: not JSON: {broken}") from None
+        if not isinstance(found, dict):
+            raise ServerError(f"{self.url}{path}: expected an object, found {type(found).__name__}")
+        return found
+
+    def _optional_json(self, path: str) -> dict[str, Any]:
+        try:
+            return self._json("GET", path)
+        except ServerError:
+            return {}
+
+    def _checked(self, answer: HTTPResponse) -> HTTPResponse:
+        if answer.status == HTTPStatus.OK:
+            return answer
+        text = answer.read().decode(errors="replace")
+        try:
+            message = _message(json.loads(text))
+        except ValueError:
+            message = text.strip()[:200]
+        later = answer.getheader("Retry-After") or ""
+        wait_s = min(float(later), _MOST_WAIT_S) if later.isdecimal() else 1.0
+        raise ServerError(f"{self.url}: {answer.status} {answer.reason}: {message}", answer.status, wait_s)
+
+
+def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Server-sent events with the time of their arrival."""
+    while line := answer.readline():
+        now_ns = time.perf_counter_ns()
+        data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if data == b"[DONE]":
+            return
+        if data:
+            try:
+                event = json.loads(data)
+            except ValueError:
+                raise ServerError(f"an event is not JSON: {data[:100]!r}") from None
+            if isinstance(event, dict):
+                yield now_ns, event
+
+
+def _message(found: Any) -> str:
+    error = found.get("error", found) if isinstance(found, dict) else found
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:200]
+
+
+def _list(found: Mapping[str, Any], name: str) -> list[Any]:
+    value = found.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _without_secrets(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _without_secrets(value) for name, value in found.items() if not _SECRET.search(str(name))}
+    return [_without_secrets(value) for value in found] if isinstance(found, list) else found

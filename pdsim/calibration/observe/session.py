@@ -1,0 +1,156 @@
+"""One observation: probes until time, requests or patience are spent, then the load."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pdsim.calibration.fit.rows import UNKNOWN
+from pdsim.calibration.observe.folder import LOAD, SERVER, row_writer, summary_of, write_json
+from pdsim.calibration.observe.observation import observe, play, round_trips
+from pdsim.calibration.observe.plan import LOAD_SHARE, LONGEST_OUTPUT, Budget, Probe, loads
+from pdsim.calibration.observe.server import Server, ServerError
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import names
+
+_MOST_BUSY = 3
+_SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
+"""Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
+"""Refusals of a busy server after which it is left in peace."""
+
+
+class Session:
+    """Sends probes in order, and keeps rows, notes and loads."""
+
+    def __init__(
+        self, server: Server, budget: Budget, folder: Path, *, command: str, gpu: str | None, tp: int | None
+    ) -> None:
+        self._server = server
+        self._budget = budget
+        self._folder = folder
+        self._command = command
+        self._gpu = gpu
+        self._tp = tp
+        self._begin_s = time.monotonic()
+        self._refused: Counter[str] = Counter()
+        self._too_long = float("inf")
+        self._others = 0.0
+        self.about: dict[str, Any] = {}
+        self.num_rows: Counter[str] = Counter()
+        self.loads: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.interrupted = False
+        self.folder = folder
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin_s
+
+    def run(self, probes: Sequence[Probe], advance: Callable[[int], None]) -> None:
+        """Raises ConfigError where the server does not answer, or streams nothing."""
+        try:
+            self._begin()
+        except ServerError as wrong:
+            raise ConfigError(str(wrong)) from None
+        try:
+            with row_writer(self._folder, self._provenance()) as add:
+
+                def keep(row: dict[str, Any]) -> None:
+                    add(row)
+                    self.num_rows[row["kind"]] += 1
+
+                self._probe(probes, keep, advance)
+            self._load()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.notes.append("interrupted; what was measured is kept")
+        except ServerError as wrong:
+            self.notes.append(f"ended early: {wrong}")
+
+    def to_json(self) -> dict[str, Any]:
+        loads = {load["name"]: summary_of(load["requests"]) for load in self.loads}
+        return {"folder": str(self.folder), **self.about, "rows": self.num_rows, "loads": loads, "notes": self.notes}
+
+    def _begin(self) -> None:
+        self.about = self._server.describe()
+        self._server.learn_sizes()
+        if left_out := self._server.require_streams():
+            self.notes.append(f"the server refuses {', '.join(left_out)}, which is left out")
+        self._others = self._server.num_running()
+        if self._others:
+            self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / SERVER, self.about)
+        (self._folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
+
+    def _provenance(self) -> dict[str, str]:
+        served = self.about["model"].rsplit("/", 1)[-1].lower()
+        return {
+            "device": self._gpu or UNKNOWN,
+            "model": served if served in names("models") else self.about["model"],
+            "tp": str(self._tp or self.about["tp"]),
+            "engine": f"{self.about['server']} {self.about['version']}".strip(),
+            "url": self.about["url"],
+            "command": self._command,
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+
+    def _probe(self, probes: Sequence[Probe], keep: Callable[[Any], None], advance: Callable[[int], None]) -> None:
+        end_s = 60 * self._budget.num_minutes * (1 - LOAD_SHARE)
+        for row in round_trips(self._server):
+            keep(row)
+        num_sent = num_busy = 0
+        for probe in probes:
+            if self.seconds > end_s:
+                self.notes.append(f"time is up after {num_sent} of {sum(one.num_requests for one in probes)} requests")
+                return
+            num_sent += probe.num_requests
+            advance(num_sent)
+            if probe.prompt_tokens >= self._too_long or self._refused[probe.kind] > 1:
+                continue
+            try:
+                for row in observe(self._server, probe):
+                    keep(row)
+            except ServerError as wrong:
+                if wrong.is_busy:
+                    num_busy += 1
+                    if num_busy > _MOST_BUSY:
+                        raise
+                    time.sleep(wrong.retry_after_s)
+                elif wrong.is_refusal:
+                    self._refuse(probe, wrong)
+                else:
+                    raise
+            if probe.output_tokens == LONGEST_OUTPUT:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Waits until streams that were ended are over, so that the next probe is alone and concurrency is kept."""
+        end_s = time.monotonic() + _MOST_SETTLE_S
+        time.sleep(_SETTLE_S)
+        while self._server.num_running() > self._others and time.monotonic() < end_s:
+            time.sleep(_SETTLE_S)
+
+    def _refuse(self, probe: Probe, wrong: ServerError) -> None:
+        if probe.kind == "ttft":
+            self._too_long = min(self._too_long, probe.prompt_tokens)
+        else:
+            self._refused[probe.kind] += 1
+        self.notes.append(f"{probe.kind} of {probe.prompt_tokens} tokens: {wrong}")
+
+    def _load(self) -> None:
+        told = {"about": self.about["url"], "command": self._command, "arms": self.loads}
+        for load in loads(self._budget):
+            end_s = self._begin_s + 60 * self._budget.num_minutes
+            lengths = tuple(pair for pair in load.lengths if pair[0] < self._too_long)
+            if time.monotonic() > end_s or not lengths:
+                why = "no prompt is short enough for" if not lengths else "time is up before"
+                self.notes.append(f"{why} load {load.name}")
+                return
+            self.loads.append(play(self._server, replace(load, lengths=lengths), end_s))
+            if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
+                self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
+            write_json(self._folder / LOAD, told)
