@@ -19,7 +19,7 @@ from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, Row
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of, trace_lines
 from pdsim.study.questions.question import Arm, Question, Verdict, place_of, question
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
@@ -68,12 +68,14 @@ def ask(
         found, study, arms = begin(
             name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs, progress=progress
         )
-        while arms:
-            study.run(arms)
-            if not study.labels():
-                raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
-            arms = found.then(study)
-        made = _answer(name, found, study, _judged(study, found.verdict(study)), progress)
+        verdict = _verdict(name, found, study, arms)
+        at_ends = {}
+        for end, more in _ends(study.base).items():
+            place = folder / end
+            place.mkdir(exist_ok=True)
+            begun = begin(name, path, options, (*changes, *more), folder=place, seeds=1, jobs=jobs, progress=progress)
+            at_ends[end] = _verdict(name, *begun)
+        made = _answer(name, found, study, verdict._replace(notes=[*_held(verdict, at_ends), *verdict.notes]), progress)
         if out is not None:
             (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
             (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
@@ -99,6 +101,34 @@ def begin(
             raise ConfigError(f"{flag} {value}: at least 1")
     base = base_of(scenario, options, changes, folder=folder, starter=found.starter)
     return found, Study(base, options, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
+
+
+def _verdict(name: str, question: Question, study: Study, arms: list[Arm]) -> Verdict:
+    """Runs these arms and those that follow from them."""
+    while arms:
+        study.run(arms)
+        if not study.labels():
+            raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
+        arms = question.then(study)
+    return _judged(study, question.verdict(study))
+
+
+def _ends(base: Base) -> dict[str, list[str]]:
+    """Changes that make the scenario the fastest and the slowest that it may be, where no server was measured."""
+    if not base.scenario.cost.is_of_kernels:
+        return {}
+    return {
+        name: [f"cost.{role}.factor={getattr(end.cost, role).factor:.6g}" for role in ("prefill", "decode")]
+        for name, end in zip(("fastest", "slowest"), base.scenario.ends, strict=True)
+    }
+
+
+def _held(verdict: Verdict, at_ends: Mapping[str, Verdict]) -> list[str]:
+    """Whether the answer is the same at the ends of a cost that no server was measured for."""
+    others = [f"'{one.winner}' on the {end}" for end, one in at_ends.items() if one.winner != verdict.winner]
+    if others:
+        return [f"Undecided: it is {' and '.join(others)} server that this may be. A profile of yours decides."]
+    return [f"'{verdict.winner}' on the fastest and on the slowest server that this may be, too."] if at_ends else []
 
 
 @contextmanager
