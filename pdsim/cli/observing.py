@@ -49,6 +49,8 @@ def observe(
     if not minutes > 0:
         raise ConfigError(f"--minutes: expected a time above 0, found {minutes}")
     least_of = {"requests": (requests, 20), "concurrency": (concurrency, 1), "longest-prompt": (longest_prompt, 64)}
+    if tp is not None:
+        least_of["tp"] = (tp, 1)
     for name, (value, least) in least_of.items():
         if value < least:
             raise ConfigError(f"--{name}: expected at least {least}, found {value}")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pdsim.calibration.observe import session
 from pdsim.calibration.observe.plan import Budget, loads, one_round, planned
+from pdsim.calibration.observe.stages import mean_stages_ms, totals
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -272,6 +273,22 @@ def test_its_load_is_validated_stage_by_stage(tmp_path, capsys, metrics):
             assert abs(arm["metrics"][name]["error"]) < 0.5, name
     assert run(*words) == 0
     assert "where the time goes" in capsys.readouterr().out
+
+
+def test_stages_that_others_shared_are_left_out():
+    before = totals("vllm:request_queue_time_seconds_sum 1.0\nvllm:request_queue_time_seconds_count 2\n")
+    name = "vllm:request_queue_time_seconds"
+    engines = [f'{name}_sum{{engine="{i}"}} 2.0\n{name}_count{{engine="{i}"}} 3\n' for i in (0, 1)]
+    one, both = totals(engines[0]), totals("".join(engines))
+    assert mean_stages_ms(before, one, 1) == {"mean_prefill_waiting_ms": 1000.0}
+    assert mean_stages_ms(before, both, 4) == {"mean_prefill_waiting_ms": 750.0}
+    assert mean_stages_ms(before, both, 3) == {}
+
+
+@pytest.mark.parametrize("flag", ["--minutes", "--requests", "--concurrency", "--longest-prompt", "--tp"])
+def test_budgets_of_nothing_are_refused(capsys, flag):
+    assert run("observe", "127.0.0.1:1", "--dry-run", flag, "0") == 2
+    assert f"{flag}: expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
