@@ -1,6 +1,7 @@
 """Whether the default cost finds the better of two arms: python signs.py
 
-Pairs are arms of one study. Where a measured metric differs by more than 5 %, the simulated one should differ the same way.
+Pairs are arms of one study. Where a measured metric differs by more than 5 %, the simulated one should differ the same
+way.
 """
 
 from collections.abc import Iterator
