@@ -62,7 +62,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
 
 
 def _one_of(among: Iterable[str], value: Any, path: str) -> Any:
-    if value not in among:
+    if value not in list(among):  # it may be unhashable
         raise EntryError(f"{path}: expected one of {', '.join(among)}, found {value!r}{hint(value, among)}")
     return value
 

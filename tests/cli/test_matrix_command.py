@@ -142,7 +142,7 @@ def test_an_interrupted_matrix_keeps_what_has_finished(capsys, matrix, monkeypat
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["decode-radix-b200", "--real-only"], "are of a matrix, and none is named"),
+        (["decode-radix-b200", "--real-only"], "are of a matrix or --observed, and neither is named"),
         (["--profile", "nowhere.yaml"], "are of a matrix"),
     ],
 )
