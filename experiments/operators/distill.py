@@ -29,7 +29,8 @@ STATED = (
     ("prefill_attention", "bf16", 0.82, 1),
     ("decode_attention", "bf16", 1, 0.73),
 )
-"""H20: medians of the rows that pdsim/calibration/scale/operators.csv has of it."""
+"""H20: as experiments/infersim-h20 has it from pdsim/calibration/scale/operators.csv. The 0.8 is the roofline's, and bf16
+is taken to reach what fp8 does."""
 GPUS = {
     "a100": "a100_sxm",
     "l40s": "l40s",
@@ -48,7 +49,7 @@ EXPERT_KERNELS = ("sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton", "sg
 """The first that a GPU has."""
 ATTENTION_KERNELS = ("trtllm_mha", "fa3", "flashinfer", "flash_attention", "triton")
 SLOW_LATENT_FP8 = ("h100", "h200")
-"""Their fp8 kernel in these tables takes eight times as long as bf16's: servers do not run it."""
+"""Their fp8 kernel in these tables takes four to eight times as long as bf16's: servers do not run it."""
 FRACTIONS = np.arange(0.05, 1.001, 0.05)
 MAX_TOKENS = 16_384
 MAX_ROWS = 3_000

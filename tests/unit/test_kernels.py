@@ -14,16 +14,9 @@ from pdsim.scenario.build import build
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 from tests.cli.test_commands import output, output_json
+from tests.cli.test_warnings import SCENARIO
 
 MODELS = ("llama-3.1-8b", "deepseek-r1", "qwen3-30b-a3b")
-SCENARIO = """\
-name: plain
-model: llama-3.1-8b
-prefill: {gpu: h100}
-decode: {gpu: h100}
-workload: {use: random_lengths, num_requests: 20, input_tokens: 200, output_tokens: 20}
-client: {use: closed_loop, concurrency: 4}
-"""
 
 
 def layout(model: str, gpu: str, tp: int) -> Layout:
