@@ -29,8 +29,10 @@ STATED = (
     ("prefill_attention", "bf16", 0.82, 1),
     ("decode_attention", "bf16", 1, 0.73),
 )
-"""H20: as experiments/infersim-h20 has it from pdsim/calibration/scale/operators.csv. The 0.8 is the roofline's; bf16 is
-taken to reach what fp8 does."""
+"""H20: as experiments/infersim-h20 has it from pdsim/calibration/scale/operators.csv.
+
+The 0.8 is the roofline's; bf16 is taken to reach what fp8 does.
+"""
 GPUS = {
     "a100": "a100_sxm",
     "l40s": "l40s",

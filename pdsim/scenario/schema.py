@@ -474,7 +474,8 @@ class Scenario(Section):
         if cost.measured is None:
             names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
             if names == "kernels":
-                unknown = " and ".join(gpu for gpu in self._gpus.split(" and ") if not has_kernels(gpu))
+                gpus = dict.fromkeys(servers.gpu for servers in self._servers)
+                unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
                 kernels = f"kernels of other GPUs than {unknown}" if unknown else f"kernels of {self._gpus}"
                 return [f"cost: only {kernels} were measured, no server: look at the range; a profile makes it narrow"]
             if names == "roofline":

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from pdsim.cost.settings import Kernels
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
@@ -117,10 +118,15 @@ def _ends(base: Base) -> dict[str, list[str]]:
     """Changes that make the scenario the fastest and the slowest that it may be, where no server was measured."""
     if not base.scenario.cost.is_of_kernels:
         return {}
-    return {
-        name: [f"cost.{role}.factor={getattr(end.cost, role).factor:.6g}" for role in ("prefill", "decode")]
-        for name, end in zip(("fastest", "slowest"), base.scenario.ends, strict=True)
-    }
+    changes = {}
+    for name, end in zip(("fastest", "slowest"), base.scenario.ends, strict=True):
+        costs = {role: getattr(end.cost, role) for role in ("prefill", "decode")}
+        changes[name] = [
+            f"cost.{role}.factor={cost.factor:.6g}" for role, cost in costs.items() if isinstance(cost, Kernels)
+        ]
+        if end.front_end != base.scenario.front_end and end.front_end is not None:
+            changes[name].append(f"front_end.latency_in={end.front_end.latency_in} ns")
+    return changes
 
 
 def _held(verdict: Verdict, at_ends: Mapping[str, Verdict]) -> list[str]:
