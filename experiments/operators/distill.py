@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from pdsim.system.catalog import GpuSpec, load_gpu
+from pdsim.system.model import Dtype
 
 OUT = Path(__file__).parents[2] / "pdsim" / "cost" / "kernels.csv"
 HEAD = """\
@@ -44,7 +45,11 @@ GPUS = {
     "gb300": "gb300",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-WEIGHTS = {"bf16": (("bfloat16",), 2.0), "fp8": (("fp8_block", "fp8"), 1.0), "fp4": (("nvfp4",), 0.5625)}
+WEIGHTS: dict[Dtype, tuple[tuple[str, ...], float]] = {
+    "bf16": (("bfloat16",), 2.0),
+    "fp8": (("fp8_block", "fp8"), 1.0),
+    "fp4": (("nvfp4",), 0.5625),
+}
 """Names in the tables, of which the first is taken that there is, and bytes of a weight, with its scales."""
 KV = {"bf16": ("bfloat16", 2.0), "fp8": ("fp8", 1.0)}
 EXPERT_KERNELS = ("sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton", "sglang_flashinfer_cutlass_moe")
@@ -131,16 +136,21 @@ def fitted(
     return best
 
 
+def by_weights(table: Table, column: str, gpu: GpuSpec) -> Iterator[tuple[Dtype, float, Table]]:
+    """Each type of weights that the GPU computes in and the table has, its bytes, and its rows."""
+    for dtype, (names, num_bytes) in WEIGHTS.items():
+        rows = table.first_of(column, names)
+        if dtype in gpu.flops and len(rows):
+            yield dtype, num_bytes, rows
+
+
 def gemm(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
     """Matrices of 1,024 to 30,000 rows and columns, which layers of common models have."""
     table = Table.newest(folder, "gemm", "gemm")
     assert table is not None
-    for dtype, (known, num_bytes) in WEIGHTS.items():
-        if dtype not in gpu.flops:
-            continue
-        rows = table.first_of("gemm_dtype", known)
-        n, k, m = rows["n"], rows["k"], rows["m"]
-        rows = rows.where((np.minimum(n, k) >= 1024) & (np.maximum(n, k) <= 30_000) & (m <= MAX_TOKENS)).sampled()  # noqa: PLR2004
+    for dtype, num_bytes, typed in by_weights(table, "gemm_dtype", gpu):
+        n, k, m = typed["n"], typed["k"], typed["m"]
+        rows = typed.where((np.minimum(n, k) >= 1024) & (np.maximum(n, k) <= 30_000) & (m <= MAX_TOKENS)).sampled()  # noqa: PLR2004
         n, k, m = rows["n"], rows["k"], rows["m"]
         moved = num_bytes * n * k + 2 * m * (n + k)
         compute_s, memory_s = 2 * m * n * k / gpu.flops[dtype], moved / gpu.memory_bandwidth
@@ -151,15 +161,11 @@ def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
     """Models of at least 32 experts on up to 8 GPUs, loads balanced and skewed alike."""
     table = Table.newest(folder, "moe", "moe")
     assert table is not None
-    for dtype, (known, num_bytes) in WEIGHTS.items():
-        if dtype not in gpu.flops:
-            continue
-        rows = table.first_of("moe_dtype", known)
-        if not len(rows):
-            continue
-        rows = rows.first_of("kernel_source", EXPERT_KERNELS)
-        ranks = rows["moe_tp_size"] * rows["moe_ep_size"]
-        rows = rows.where((rows["num_experts"] >= 32) & (rows["num_tokens"] <= MAX_TOKENS) & (ranks <= 8)).sampled()  # noqa: PLR2004
+    for dtype, num_bytes, typed in by_weights(table, "moe_dtype", gpu):
+        measured = typed.first_of("kernel_source", EXPERT_KERNELS)
+        ranks = measured["moe_tp_size"] * measured["moe_ep_size"]
+        chosen = (measured["num_experts"] >= 32) & (measured["num_tokens"] <= MAX_TOKENS) & (ranks <= 8)  # noqa: PLR2004
+        rows = measured.where(chosen).sampled()
         tokens, active, num = rows["num_tokens"], rows["topk"], rows["num_experts"]
         tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
         params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
