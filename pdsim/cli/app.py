@@ -16,6 +16,7 @@ for path in (
     "runs:explain",
     "runs:report",
     "runs:replay",
+    "planning:plan",
     "sweeping:sweep",
     "runs:export",
     "scenarios:sglang",

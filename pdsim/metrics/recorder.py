@@ -126,7 +126,7 @@ class Recorder:
         last_ns = self._decoded_until_ns.get(record.decode_id, now_ns) if record.is_aggregated else now_ns
         self._last_token_ns.setdefault(request_id, last_ns)
 
-    def on_end(self, outcome: Finished | Failed, now_ns: int) -> None:
+    def on_end(self, outcome: Finished | Failed, now_ns: int) -> RequestRecord:
         attempt = self._attempts.get(outcome.request_id, outcome.request_id)
         record = self._requests[attempt]
         record.end_ns = now_ns
@@ -136,6 +136,7 @@ class Recorder:
         else:
             record.outcome = "finished"
             self._last_token_ns.pop(attempt, None)
+        return record
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
         """Sets an output length that is known only at the end. Goes by the client's id."""

@@ -8,6 +8,7 @@ from pdsim.core import messages as m
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.sequence import Spans
 from pdsim.metrics.recorder import Recorder
+from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster
 from pdsim.sim.front_end import FrontEnd
 from pdsim.sim.timeline import Timeline
@@ -27,6 +28,7 @@ class Clients:
         send: Callable[[list[m.Send]], None],
         wake_at: Callable[[m.WakeAt], None],
         progress: Callable[[int], None] | None,
+        ended: Callable[[RequestRecord], None] | None,
     ) -> None:
         """router: the cluster's, recorded if the run is. outputs: of each attempt; retries are added."""
         self.num_ended = 0
@@ -47,6 +49,7 @@ class Clients:
         self._send = send
         self._wake_at = wake_at
         self._progress = progress
+        self._ended = ended
         self._num_requests = len(cluster.requests)
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
@@ -161,7 +164,9 @@ class Clients:
 
     def _on_end(self, outcome: m.Finished | m.Failed) -> None:
         self.num_ended += 1
-        self._recorder.on_end(outcome, self._timeline.now_ns)
+        record = self._recorder.on_end(outcome, self._timeline.now_ns)
         self._driver.on_end(outcome.request_id)
         if self._progress is not None and (self.num_ended % 32 == 0 or self.num_ended == self._num_requests):
             self._progress(self.num_ended)
+        if self._ended is not None:
+            self._ended(record)

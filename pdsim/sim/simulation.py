@@ -14,6 +14,7 @@ from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
+from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
@@ -37,6 +38,8 @@ class Observation:
     """Record how full each instance is, each time it chooses what to do."""
     progress: Callable[[int], None] | None = None
     """Called with the number of requests that have ended, now and then."""
+    ended: Callable[[RequestRecord], None] | None = None
+    """Called with each request that has ended. What it raises ends the run."""
 
 
 UNOBSERVED = Observation()
@@ -76,6 +79,7 @@ class Simulation:
             send=self._send_together,
             wake_at=self._wake_at,
             progress=observation.progress,
+            ended=observation.ended,
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,

@@ -17,9 +17,10 @@ from pdsim.metrics.summary import is_saturated, summarize
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.result import RunResult
-from pdsim.sim.simulation import Simulation
+from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
+from pdsim.study.planning.slo import MissedError, Tally
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec
 
@@ -86,6 +87,8 @@ def compute(task: Task) -> Done:
     try:
         with garbage_collection_paused():
             row = _row(_run(task))
+    except MissedError as missed:
+        row = {**_failure("missed", str(missed)), "completed": missed.num_ended}
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
         row = _failure("failed", f"{kind}{wrong}")
@@ -97,7 +100,9 @@ def _run(task: Task) -> RunResult:
     if workload not in _requests:
         _requests.clear()
         _requests[workload] = requests_of(scenario)
-    return Simulation(build(scenario, _requests[workload])).run()
+    cluster = build(scenario, _requests[workload])
+    tally = None if task.slo is None else Tally(task.slo, cluster.requests)
+    return Simulation(cluster, Observation(ended=tally)).run()
 
 
 def crashed(task: Task, how: str) -> Done:

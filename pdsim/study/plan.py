@@ -11,6 +11,7 @@ from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, 
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.design import Changes
 from pdsim.study.identity import Identifier, identity_of_impossible, key_of
+from pdsim.study.planning.slo import Slo
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Task:
     data: dict[str, Any]
     """A scenario as plain data, in which paths are relative to base."""
     base: Path
+    slo: Slo | None = None
+    """The run ends when it is sure that it misses it."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def sweep(
         load_optuna()
     with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
         store = Store(folder)
-        work = _Work(store, opened, progress)
+        work = Work(store, opened, progress)
         store.write_head(file.name, file.slos)
         store.write_plan(points)
         work.compute(points)
@@ -75,7 +75,7 @@ def sweep(
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
 
 
-class _Work:
+class Work:
     """Computes what is missing, and counts."""
 
     def __init__(self, store: Store, engine: Engine, progress: Progress | None) -> None:

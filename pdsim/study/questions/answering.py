@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from pdsim.cost.settings import Kernels
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
@@ -19,8 +18,9 @@ from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
+from pdsim.study.plan import shown
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, Row
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of, trace_lines
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.question import Arm, Question, Verdict, place_of, question
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
@@ -71,10 +71,11 @@ def ask(
         )
         verdict = _verdict(name, found, study, arms)
         at_ends = {}
-        for end, more in _ends(study.base).items():
+        for end, changed in study.base.ends.items():
             place = folder / end
             place.mkdir(exist_ok=True)
-            begun = begin(name, path, options, (*changes, *more), folder=place, seeds=1, jobs=jobs, progress=progress)
+            at_end = (*changes, *_set(changed))
+            begun = begin(name, path, options, at_end, folder=place, seeds=1, jobs=jobs, progress=progress)
             at_ends[end] = _verdict(name, *begun)
         made = _answer(name, found, study, verdict._replace(notes=[*_held(verdict, at_ends), *verdict.notes]), progress)
         if out is not None:
@@ -114,19 +115,9 @@ def _verdict(name: str, question: Question, study: Study, arms: list[Arm]) -> Ve
     return _judged(study, question.verdict(study))
 
 
-def _ends(base: Base) -> dict[str, list[str]]:
-    """Changes that make the scenario the fastest and the slowest that it may be, where no server was measured."""
-    if not base.scenario.cost.is_of_kernels:
-        return {}
-    changes = {}
-    for name, end in zip(("fastest", "slowest"), base.scenario.ends, strict=True):
-        costs = {role: getattr(end.cost, role) for role in ("prefill", "decode")}
-        changes[name] = [
-            f"cost.{role}.factor={cost.factor:.6g}" for role, cost in costs.items() if isinstance(cost, Kernels)
-        ]
-        if end.front_end != base.scenario.front_end and end.front_end is not None:
-            changes[name].append(f"front_end.latency_in={end.front_end.latency_in} ns")
-    return changes
+def _set(changes: Changes) -> list[str]:
+    """As --set takes them."""
+    return [f"{path}={shown(value)}" for path, value in changes.items()]
 
 
 def _held(verdict: Verdict, at_ends: Mapping[str, Verdict]) -> list[str]:

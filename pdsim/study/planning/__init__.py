@@ -1,0 +1,1 @@
+"""The cheapest cluster that meets an SLO."""

@@ -1,0 +1,126 @@
+"""The clusters that a plan chooses from: roles, GPUs, tensor parallelism, numbers of instances, and settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from pdsim.scenario.sizing import resolve
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.design import Changes
+from pdsim.study.plan import described
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.pd_or_not import aggregated
+from pdsim.system.catalog import load_gpu
+
+ROUTERS = ("cache_aware", "least_loaded")
+"""Tried where there are several instances to choose from, unless `--try router=...` says otherwise."""
+_LARGEST_TP = 8
+
+
+@dataclass(frozen=True)
+class Server:
+    """An instance of one role."""
+
+    gpu: str
+    tp: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    label: str
+    family: str = field(compare=False)
+    """Clusters of one family differ in the numbers of their instances alone."""
+    counts: tuple[int, ...] = field(compare=False)
+    """Prefill and decode instances, or aggregated ones."""
+    num_gpus: int = field(compare=False)
+    price_per_h: float = field(compare=False)
+    changes: Changes = field(compare=False, repr=False)
+    """Of the base scenario."""
+
+    @property
+    def is_aggregated(self) -> bool:
+        return len(self.counts) == 1
+
+    def is_part_of(self, other: "Candidate") -> bool:
+        """The other has as many instances of each role, or more."""
+        return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
+
+
+@dataclass(frozen=True)
+class Space:
+    """Limits of the search. Prices are for one hour of a GPU, by its name."""
+
+    prices: Mapping[str, float]
+    max_gpus: int
+    tried: Mapping[str, Sequence[Any]]
+    """Values of further fields, by their path in the scenario."""
+
+    def candidates(self, base: Base) -> list[Candidate]:
+        """By price. Raises ConfigError if the model fits none of the GPUs."""
+        found: list[Candidate] = []
+        reasons: list[str] = []
+        servers = [Server(gpu, tp) for gpu in self.prices for tp in _sizes(gpu)]
+        for roles in [(one,) for one in servers] + list(product(servers, servers)):
+            changes = _cluster(base, roles, (1,) * len(roles))
+            try:
+                resolve(base.changed(changes))
+            except ConfigError as impossible:
+                reasons.append(str(impossible))
+                continue
+            found += self._of(base, roles)
+        if not found:
+            raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
+        return sorted(found, key=lambda one: (one.price_per_h, one.label))
+
+    def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[Candidate]:
+        """Those of these servers that have no more GPUs than they may."""
+        most = [self.max_gpus // server.tp for server in roles]
+        for counts in product(*(range(1, count + 1) for count in most)):
+            num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
+            if num_gpus > self.max_gpus:
+                continue
+            price = sum(self.prices[s.gpu] * s.tp * count for count, s in zip(counts, roles, strict=True))
+            for settings in self._settings(max(counts)):
+                changes = {**_cluster(base, roles, counts), **settings}
+                told = described(settings).replace("router=", "") if settings else ""
+                suffix = f", {told}" if told else ""
+                label, family = _label(roles, counts) + suffix, _label(roles, ()) + suffix
+                yield Candidate(label, family, counts, num_gpus, price, changes)
+
+    def _settings(self, most_instances: int) -> Iterator[Changes]:
+        """Of a single pair every router chooses the same."""
+        tried = {path: list(values) for path, values in self.tried.items()}
+        if "router" not in tried and most_instances > 1:
+            tried["router"] = list(ROUTERS)
+        for values in product(*tried.values()):
+            yield dict(zip(tried, values, strict=True))
+
+
+def _sizes(gpu: str) -> list[int]:
+    most = min(_LARGEST_TP, load_gpu(gpu).gpus_per_server)
+    return [tp for tp in (1, 2, 4, 8) if tp <= most]
+
+
+def _cluster(base: Base, roles: tuple[Server, ...], counts: tuple[int, ...]) -> Changes:
+    if len(roles) == 1:
+        changes = aggregated(base)
+        settings = {"gpu": roles[0].gpu, "tp": roles[0].tp, "instances": counts[0]}
+        return {**changes, "aggregated": {**changes["aggregated"], **settings}}
+    changes = {}
+    for role, server, count in zip(("prefill", "decode"), roles, counts, strict=True):
+        changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.tp}
+    return changes
+
+
+def _label(roles: tuple[Server, ...], counts: tuple[int, ...]) -> str:
+    """As "3P of TP4, 1D of TP4 on h100"; without counts for all of a family."""
+    letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
+    numbers: Sequence[Any] = counts or ("",) * len(roles)
+    gpus = list(dict.fromkeys(server.gpu for server in roles))
+    if len(gpus) > 1:
+        parts = [f"{n}{letter} of TP{s.tp} on {s.gpu}" for n, letter, s in zip(numbers, letters, roles, strict=True)]
+        return ", ".join(parts)
+    if len({server.tp for server in roles}) == 1:
+        return f"{''.join(f'{n}{letter}' for n, letter in zip(numbers, letters, strict=True))} of TP{roles[0].tp}"
+    return ", ".join(f"{n}{letter} of TP{s.tp}" for n, letter, s in zip(numbers, letters, roles, strict=True))

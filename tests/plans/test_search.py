@@ -1,0 +1,97 @@
+"""The search finds what trying every cluster finds, and a run that ends early is judged as the whole one."""
+
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+
+import pytest
+
+from pdsim.scenario.yaml_file import write_yaml
+from pdsim.study.engine import InProcessEngine
+from pdsim.study.planning.outcome import Outcome, read_outcome
+from pdsim.study.planning.planning import Trials
+from pdsim.study.planning.search import cheapest, search
+from pdsim.study.planning.slo import Slo, Term
+from pdsim.study.planning.space import Candidate, Space
+from pdsim.study.questions.base import AskOptions, Base, base_of
+from pdsim.study.running import Work
+from pdsim.study.store import Store
+
+LENGTHS = {"use": "uniform", "low": 20, "high": 300}
+LOADS = [
+    {"use": "random_lengths", "input_tokens": 2000, "output_tokens": 60},
+    {"use": "random_lengths", "input_tokens": 300, "output_tokens": LENGTHS},
+    {"use": "prefix_pool", "num_prefixes": 4, "prefix_tokens": 1500, "input_tokens": 300, "output_tokens": 40},
+]
+LOOSE = Slo((Term("ttft", 50, 1e9),))
+
+
+def base_for(folder: Path, load: int) -> Base:
+    scenario = {
+        "model": "llama-3.1-70b",
+        "prefill": {"gpu": "h100"},
+        "decode": {"gpu": "h100"},
+        "workload": {**LOADS[load], "num_requests": 40},
+        "client": {"use": "open_loop", "arrivals": {"use": "gamma", "rate": "6 /s", "burstiness": 0.3}},
+    }
+    path = folder / "scenario.yaml"
+    write_yaml(scenario, path)
+    return base_of(path, AskOptions(), (), folder=folder, starter={})
+
+
+def trials_of(base: Base, slo: Slo, folder: Path) -> Trials:
+    store = Store(folder)
+    return Trials(base, slo, 1, store, Work(store, InProcessEngine(), None), lambda _line: None)
+
+
+@cache
+def every_run(load: int) -> tuple[Base, dict[Candidate, list[Path]]]:
+    """Of every cluster, whole, with a folder that stays for the session."""
+    folder = Path(mkdtemp())
+    base = base_for(folder, load)
+    candidates = Space({"h100": 1.0}, 12, {}).candidates(base)
+    trials = trials_of(base, LOOSE, folder)
+    return base, dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
+
+
+def slo_of(seed: int) -> Slo:
+    random = Random(seed)
+    ttft = Term("ttft", random.choice((50, 90, 99)), random.uniform(100, 2500))
+    return Slo((ttft, Term("tpot", random.choice((50, 90, 99)), random.uniform(15, 60))))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_search_finds_the_price_that_trying_all_finds(seed):
+    slo = slo_of(seed)
+    _, runs = every_run(seed % len(LOADS))
+    outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
+    asked: list[Candidate] = []
+
+    def evaluate(batch):
+        asked.extend(batch)
+        return [outcomes[one] for one in batch]
+
+    tried = search(list(runs), evaluate)
+    found, best = cheapest(tried), cheapest(outcomes)
+    assert [one.price_per_h for one in found[:1]] == [one.price_per_h for one in best[:1]]
+    assert len(asked) == len(set(asked))
+    assert not best or len(asked) < len(runs)
+
+
+@pytest.mark.parametrize("load", range(len(LOADS)))
+def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
+    base, runs = every_run(load)
+    slo = slo_of(load)
+    some = list(runs)[:: max(1, len(runs) // 12)]
+    early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
+    whole = [read_outcome(runs[one], slo, is_record=base.is_sample) for one in some]
+    assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
+    assert [outcome.tails_ms for outcome in early if outcome.meets] == [o.tails_ms for o in whole if o.meets]
+    assert any(not outcome.meets for outcome in early)
+
+
+def test_a_search_without_any_that_meets_it_ends():
+    _, runs = every_run(0)
+    missed = Outcome(meets=False, reason="too slow", num_ended=0, tails_ms={}, strain=1.0)
+    assert cheapest(search(list(runs), lambda batch: [missed] * len(batch))) == []
