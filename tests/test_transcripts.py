@@ -1,4 +1,4 @@
-"""README and tutorial as a reader follows them: each block in order, in a clone, with what pip installed.
+"""README, tutorial and plan as a reader follows them: each block in order, in a clone, with what pip installed.
 
 What commands print is compared with what the page shows, which
 `pytest tests/test_transcripts.py --update-golden` writes anew.
@@ -78,6 +78,11 @@ def test_readme_can_be_followed_word_for_word(clone, request):
 @pytest.mark.slow
 def test_the_tutorial_can_be_followed_word_for_word(clone, request):
     follow("docs/tutorial.md", clone, update=request.config.getoption("--update-golden"))
+
+
+@pytest.mark.slow
+def test_the_page_on_plans_can_be_followed_word_for_word(clone, request):
+    follow("docs/plan.md", clone, update=request.config.getoption("--update-golden"))
 
 
 def follow(page, clone, *, update):

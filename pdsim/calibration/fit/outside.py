@@ -1,7 +1,7 @@
 """Rows of a server's client, split into forwards and what lies around them: HTTP, tokenizer, host.
 
-A prompt's TTFT is forward + around. Streams that decode on the same GPUs wait for the forward alone, so rows of `stall`
-tell the two apart; prompts that come together tell which part of `around` one request spends after another.
+A prompt's TTFT is forward + around. Streams that decode on the same GPUs wait for the forward at most, so rows of
+`stall` tell the two apart; prompts that come together tell which part of `around` one request spends after another.
 """
 
 from dataclasses import dataclass, replace
@@ -71,8 +71,7 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
         stall = rows["stall"].columns
         alone_ns = _alone_ns(rows["ttft"].columns, stall["new_tokens"])
         if np.median(stall["time_ns"] / alone_ns) > _SHARES_GPUS:
-            short = stall["new_tokens"] <= np.median(stall["new_tokens"])
-            return max(0.0, float(np.median((alone_ns - stall["time_ns"])[short]))), ()
+            return max(0.0, _least_beyond(stall["new_tokens"], alone_ns - stall["time_ns"])), ()
         notes = (
             "streams do not wait for prompts: prefill is elsewhere, and its times have the transfer of KV in them",
         )
@@ -80,6 +79,12 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
         notes = ("no rows of stall: what lies around a forward is taken for one round trip",)
     round_trips_ns = rows["round_trip"].columns["time_ns"] if "round_trip" in rows else np.zeros(1)
     return float(np.median(round_trips_ns)), notes
+
+
+def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
+    """Of the medians by length: launches of a short forward hide behind the step before, and streams wait for less."""
+    lengths = np.round(np.log2(new_tokens))
+    return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 
 
 def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:

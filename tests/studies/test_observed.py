@@ -1,0 +1,24 @@
+"""A profile of rows that `pdsim observe` gave predicts the loads that nothing was fitted to."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from pdsim.cli import main
+
+STUDY = Path(__file__).parents[2] / "experiments" / "observed-sglang-h100"
+
+
+def test_an_observed_server_is_predicted(tmp_path, capsys):
+    profile = tmp_path / "profile.yaml"
+    main(["calibrate", str(STUDY / "observed" / "rows.csv"), "-o", str(profile)])
+    capsys.readouterr()
+    arguments = ["--observed", str(STUDY / "observed"), "--profile", str(profile)]
+    with suppress(SystemExit):
+        main(["validate", str(STUDY / "server.yaml"), *arguments, "--json"])
+    for arm in json.loads(capsys.readouterr().out):
+        assert not arm["fitted"]
+        errors = {metric: abs(found["error"]) for metric, found in arm["metrics"].items()}
+        assert errors["request_throughput"] < 0.12
+        assert errors["mean_tpot_ms"] < 0.12
+        assert errors["median_itl_ms"] < 0.05
