@@ -11,7 +11,8 @@ STUDY = Path(__file__).parents[2] / "experiments" / "observed-sglang-h100"
 
 def test_an_observed_server_is_predicted(tmp_path, capsys):
     profile = tmp_path / "profile.yaml"
-    main(["calibrate", str(STUDY / "observed" / "rows.csv"), "-o", str(profile)])
+    with suppress(SystemExit):
+        main(["calibrate", str(STUDY / "observed" / "rows.csv"), "-o", str(profile)])
     capsys.readouterr()
     arguments = ["--observed", str(STUDY / "observed"), "--profile", str(profile)]
     with suppress(SystemExit):

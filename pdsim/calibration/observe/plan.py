@@ -14,7 +14,7 @@ LONGEST_OUTPUT = 1024
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
 """Completions that find out how long prompts are and which fields are refused, at most."""
-LOAD_REQUESTS_PER_SLOT = 4
+LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
 """Share of time and requests that the load may take."""
 LOAD_OUTPUT_TOKENS = (16, 64)
