@@ -4,17 +4,20 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from pdsim.cli import main
 
 STUDY = Path(__file__).parents[2] / "experiments" / "observed-sglang-h100"
 
 
-def test_an_observed_server_is_predicted(tmp_path, capsys):
+@pytest.mark.parametrize("load", ["observed", "again"])
+def test_an_observed_server_is_predicted(load, tmp_path, capsys):
     profile = tmp_path / "profile.yaml"
     with suppress(SystemExit):
         main(["calibrate", str(STUDY / "observed" / "rows.csv"), "-o", str(profile)])
     capsys.readouterr()
-    arguments = ["--observed", str(STUDY / "observed"), "--profile", str(profile)]
+    arguments = ["--observed", str(STUDY / load), "--profile", str(profile)]
     with suppress(SystemExit):
         main(["validate", str(STUDY / "server.yaml"), *arguments, "--json"])
     for arm in json.loads(capsys.readouterr().out):
@@ -22,4 +25,4 @@ def test_an_observed_server_is_predicted(tmp_path, capsys):
         errors = {metric: abs(found["error"]) for metric, found in arm["metrics"].items()}
         assert errors["request_throughput"] < 0.12
         assert errors["mean_tpot_ms"] < 0.12
-        assert errors["median_itl_ms"] < 0.05
+        assert errors["median_itl_ms"] < 0.07
