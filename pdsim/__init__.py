@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pdsim.scenario.yaml_file import ConfigError
     from pdsim.sim.result import RunResult
     from pdsim.sim.simulation import Observation, simulate
+    from pdsim.study.planning.planning import plan
     from pdsim.study.questions.answering import ask
     from pdsim.study.running import sweep
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "ask",
     "load_scenario",
+    "plan",
     "simulate",
     "sweep",
 ]
@@ -43,6 +45,7 @@ _PLACES = {
     "StoredRun": "metrics.run_folder",
     "ask": "study.questions.answering",
     "load_scenario": "scenario.loading",
+    "plan": "study.planning.planning",
     "simulate": "sim.simulation",
     "sweep": "study.running",
 }
