@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.cli import main
+from pdsim.scenario.yaml_file import read_yaml
 
 STUDY = Path(__file__).parents[2] / "experiments" / "observed-sglang-h100"
 
@@ -26,3 +27,11 @@ def test_an_observed_server_is_predicted(load, tmp_path, capsys):
         assert errors["request_throughput"] < 0.12
         assert errors["mean_tpot_ms"] < 0.12
         assert errors["median_itl_ms"] < 0.07
+
+
+def test_a_coefficient_that_no_row_of_a_fold_tells_is_nothing(tmp_path):
+    profile = tmp_path / "profile.yaml"
+    with suppress(SystemExit):
+        main(["calibrate", str(STUDY / "again" / "rows.csv"), "-o", str(profile)])
+    told = read_yaml(profile)["provenance"]["fitted"]["prefill"]["held_out_error"]
+    assert float(told.partition("%")[0]) < 100, told
