@@ -40,22 +40,30 @@ class Stub(BaseHTTPRequestHandler):
             server.headers.append(dict(self.headers))
             server.running += 1
             server.most = max(server.most, server.running)
+        self.counts = True
         try:
             self.complete(body)
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
-            with server.lock:
-                server.running -= 1
+            self.over()
+
+    def over(self):
+        """Told before the end is sent: whoever has that may send the next request at once."""
+        with self.server.lock:
+            self.server.running -= self.counts
+        self.counts = False
 
     def complete(self, body):
         odd = self.server.odd(body)
         if odd is not None:
+            self.over()
             self.answer(*odd)
             return
         tokens = len(body["prompt"]) // 4
         usage = {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}
         if not body["stream"] or not self.server.streams:
+            self.over()
             self.answer(200, {"choices": [{"text": "a"}], "usage": usage})
             return
         self.send_response(200)
@@ -69,6 +77,7 @@ class Stub(BaseHTTPRequestHandler):
             self.event(
                 {"choices": [{"text": "a", "finish_reason": None}], "usage": usage | {"completion_tokens": i + 1}}
             )
+        self.over()
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, event):
