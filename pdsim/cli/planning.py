@@ -16,7 +16,8 @@ def plan(
     /,
     *,
     trace: Annotated[Path | None, Parameter(help="A trace that replaces the workload.")] = None,
-    slo: Annotated[str, Parameter(help="Percentiles of ttft, tpot and e2e, and their limits.")] = DEFAULT_SLO,
+    check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
+    slo: Annotated[str, Parameter(help="Limits of ttft, tpot and e2e, and for how many requests.")] = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None,
         Parameter(negative="", help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
@@ -51,6 +52,7 @@ def plan(
             made = find(
                 scenario,
                 trace=trace,
+                check=check,
                 slo=slo,
                 prices=prices_of(gpu or ()),
                 max_gpus=max_gpus,

@@ -28,6 +28,8 @@ class GpuSpec:
     """Of the link to the memory of its host."""
     gpus_per_server: int = 8
     """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
+    board_power_w: float | None = None
+    """The most that its board draws."""
     sources: dict[str, str]
 
     def __post_init__(self) -> None:

@@ -72,6 +72,9 @@ def test_nothing_meets_it(scenario, capsys):
 WRONG = [
     (["--slo", "ttf p99 < 2 s"], "no latency 'ttf' (did you mean 'ttft'?); there are ttft, tpot, e2e"),
     (["--slo", "ttft < 2 s"], "'ttft < 2 s' is no METRIC pNN < DURATION"),
+    (["--slo", "ttft < 2 s and ttft < 3 s for 9 %"], "has two limits of one metric"),
+    (["--slo", "ttft < 2 s and tpot for 9 %"], "nor 'ttft < 2 s and tpot < 50 ms for 95 %'"),
+    (["--check", "nowhere.csv"], "nowhere.csv"),
     (["--slo", "ttft p99 < 2"], "bare number 2: write a duration with its unit"),
     (["--slo", "ttft p101 < 2 s"], "p101 is no percentile"),
     (["--slo", "ttft p9 < 2 s, ttft p9 < 1 s"], "TTFT p9 stands there twice"),
@@ -93,6 +96,41 @@ def test_what_is_wrong_is_said(arguments, message, scenario, capsys):
         main(["plan", str(scenario), *arguments])
     assert ended.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_is_judged_on_a_trace_that_it_was_not_made_from(scenario, tmp_path):
+    rows = [f"{0.2 * i},{400 + 37 * i % 900},{20 + i % 30}" for i in range(60)]
+    for name, half in (("first", rows[:30]), ("second", rows[30:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens", *half]))
+    made = plan(
+        scenario,
+        trace=tmp_path / "first.csv",
+        check=tmp_path / "second.csv",
+        slo="ttft < 2 s and tpot < 50 ms for 90 %",
+        max_gpus=4,
+        engine="here",
+    )
+    assert made.checked is not None
+    assert made.chosen is not None
+    again = plan(scenario, trace=tmp_path / "second.csv", slo=str(made.slo), max_gpus=4, engine="here")
+    same = [row.outcome for row in again.rows if row.candidate == made.chosen.candidate]
+    assert all(outcome.strains == made.checked.strains for outcome in same)
+    assert "On the trace that it was not made from: TTFT and TPOT p90" in " ".join(made.notes)
+
+
+def test_what_is_faster_is_dearer(scenario):
+    made = plan(scenario, slo=SLO, max_gpus=8, seeds=1, engine="here")
+    assert made.chosen is not None
+    assert made.faster
+    rows = [made.chosen, *made.faster]
+    assert [row.candidate.price_per_h for row in rows] == sorted({row.candidate.price_per_h for row in rows})
+    strains = [row.outcome.strain for row in rows]
+    assert strains == sorted(set(strains), reverse=True)
+
+
+@pytest.mark.parametrize("text", ["TTFT p99 < 2 s, tpot p99.9 <= 50 ms", "e2e <= 9 s and TTFT < 2 s for 95%"])
+def test_an_slo_is_read_as_it_is_printed(text):
+    assert str(Slo.parse(str(Slo.parse(text)))) == str(Slo.parse(text))
 
 
 def test_an_slo_is_printed_as_it_is_read():

@@ -24,7 +24,7 @@ LOADS = [
     {"use": "random_lengths", "input_tokens": 300, "output_tokens": LENGTHS},
     {"use": "prefix_pool", "num_prefixes": 4, "prefix_tokens": 1500, "input_tokens": 300, "output_tokens": 40},
 ]
-LOOSE = Slo((Term("ttft", 50, 1e9),))
+LOOSE = Slo.parse("ttft p50 < 1e6 s")
 
 
 def base_for(folder: Path, load: int) -> Base:
@@ -42,7 +42,7 @@ def base_for(folder: Path, load: int) -> Base:
 
 def trials_of(base: Base, slo: Slo, folder: Path) -> Trials:
     store = Store(folder)
-    return Trials(base, slo, 1, store, Work(store, InProcessEngine(), None), lambda _line: None)
+    return Trials(base, slo, 1, store, Work(store, InProcessEngine(), None))
 
 
 @cache
@@ -57,8 +57,10 @@ def every_run(load: int) -> tuple[Base, dict[Candidate, list[Path]]]:
 
 def slo_of(seed: int) -> Slo:
     random = Random(seed)
-    ttft = Term("ttft", random.choice((50, 90, 99)), random.uniform(100, 2500))
-    return Slo((ttft, Term("tpot", random.choice((50, 90, 99)), random.uniform(15, 60))))
+    ttft, tpot = ("ttft", random.uniform(100, 2500)), ("tpot", random.uniform(15, 60))
+    if random.random() < 0.3:
+        return Slo((Term((ttft, tpot), random.choice((50, 90, 99))),))
+    return Slo(tuple(Term((limit,), random.choice((50, 90, 99))) for limit in (ttft, tpot)))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -87,11 +89,11 @@ def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
     early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
     whole = [read_outcome(runs[one], slo, is_record=base.is_sample) for one in some]
     assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
-    assert [outcome.tails_ms for outcome in early if outcome.meets] == [o.tails_ms for o in whole if o.meets]
+    assert [outcome.strains for outcome in early if outcome.meets] == [o.strains for o in whole if o.meets]
     assert any(not outcome.meets for outcome in early)
 
 
 def test_a_search_without_any_that_meets_it_ends():
     _, runs = every_run(0)
-    missed = Outcome(meets=False, reason="too slow", num_ended=0, tails_ms={}, strain=1.0)
+    missed = Outcome(meets=False, reason="too slow", num_ended=0, strains={})
     assert cheapest(search(list(runs), lambda batch: [missed] * len(batch))) == []

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pyarrow import parquet
 
-from pdsim.study.planning.slo import Slo
+from pdsim.study.planning.slo import Slo, Term
 
 SATURATED = "cannot take the load"
 
@@ -22,13 +23,22 @@ class Outcome:
     """Why it does not; empty if it does."""
     num_ended: int
     """Requests that had ended when it was sure."""
-    tails_ms: Mapping[str, float]
-    """Each term's percentile, by its name; empty if the run was not whole."""
-    strain: float
-    """The largest of them over its limit; infinite if they are not known."""
+    strains: Mapping[Term, float]
+    """Each term's percentile over its limit; empty if the run was not whole."""
+
+    @property
+    def strain(self) -> float:
+        """The largest; infinite if they are not known."""
+        return max(self.strains.values(), default=inf)
+
+    @property
+    def worst(self) -> Term | None:
+        """The term that it is nearest to, or misses most."""
+        return max(self.strains, key=self.strains.__getitem__, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        return {"meets": self.meets, "reason": self.reason, "tails_ms": dict(self.tails_ms)}
+        strains = {str(term): strain for term, strain in self.strains.items()}
+        return {"meets": self.meets, "reason": self.reason, "of_limits": strains}
 
 
 def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
@@ -39,9 +49,8 @@ def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
     if bad:
-        return Outcome(meets=False, reason=bad[0]["message"], num_ended=num_ended, tails_ms={}, strain=float("inf"))
-    tails = {str(term): fmean(term.tail_ms(row) for row in rows) for term in slo.terms}
-    strain = max(tails[str(term)] / term.limit_ms for term in slo.terms)
-    missed = [f"{term} is above {term.limit_ms:g} ms" for term in slo.terms if tails[str(term)] > term.limit_ms]
+        return Outcome(meets=False, reason=bad[0]["message"], num_ended=num_ended, strains={})
+    strains = {term: fmean(term.strain_of_row(row) for row in rows) for term in slo.terms}
+    missed = [term.missed for term, strain in strains.items() if strain > 1]
     reason = SATURATED if not is_record and any(row["saturated"] for row in rows) else " and ".join(missed)
-    return Outcome(meets=not reason, reason=reason, num_ended=num_ended, tails_ms=tails, strain=strain)
+    return Outcome(meets=not reason, reason=reason, num_ended=num_ended, strains=strains)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.planning.outcome import Outcome
+from pdsim.study.planning.outcome import SATURATED, Outcome
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import Candidate
 
@@ -13,11 +13,14 @@ from pdsim.study.planning.space import Candidate
 class Row(NamedTuple):
     candidate: Candidate
     outcome: Outcome
+    limit: Limit | None = None
+    """Of one that misses the SLO, in the term that it misses most."""
 
     def to_json(self) -> dict[str, Any]:
         one = self.candidate
-        head = {"cluster": one.label, "gpus": one.num_gpus, "price_per_h": one.price_per_h, "changes": one.changes}
-        return {**head, **self.outcome.to_json()}
+        head = {"cluster": one.label, "gpus": one.num_gpus, "price_per_h": one.price_per_h, "kw": one.kw}
+        found = {**head, "changes": one.changes, **self.outcome.to_json()}
+        return found if self.limit is None else {**found, "limit": self.limit._asdict()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,8 @@ class Plan:
     """As cheap, and within the SLO, too."""
     nearest: tuple[Row, ...]
     """As cheap or cheaper, and outside the SLO: the nearest to it first."""
-    limit: Limit | None
-    """Of the nearest, in the term that it misses most."""
+    faster: tuple[Row, ...] = ()
+    """Dearer, each with more to spare than all that are cheaper."""
     load_factor: float | None = None
     """Times the load that it still takes; None: the load cannot be scaled."""
     breaks: str = ""
@@ -45,6 +48,8 @@ class Plan:
 
     certain: Row | None = None
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
+    checked: Outcome | None = None
+    """On the trace that it was not made from."""
 
     @property
     def text(self) -> str:
@@ -52,14 +57,19 @@ class Plan:
             nearest = f" The nearest is {self.nearest[0].candidate.label}." if self.nearest else ""
             return f"Nothing of up to {self.max_gpus} GPUs meets it.{nearest}"
         one = self.chosen.candidate
-        return f"Take {one.label}: {one.num_gpus} GPUs, {one.price_per_h:g} an hour"
+        power = "" if one.kw is None else f", {one.kw:.1f} kW"
+        return f"Take {one.label}: {one.num_gpus} GPUs, {one.price_per_h:g} an hour{power}"
 
     @property
     def notes(self) -> list[str]:
         """How firm it stands, a sentence each."""
-        found = []
-        if self.nearest and self.limit is not None:
-            found.append(f"{self.nearest[0].candidate.label} misses it: {self.limit}.")
+        found = [
+            f"{row.candidate.label}: {row.outcome.reason}; {row.limit}."
+            for row in self.nearest
+            if row.limit is not None
+        ]
+        if self.checked is not None:
+            found.append(f"On the trace that it was not made from: {self._tails(self.checked)}.")
         if self.load_factor is not None:
             breaks = f"; {self.breaks}" if self.breaks else ", the most that was tried"
             found.append(f"It takes {self.load_factor:g} times this load{breaks}.")
@@ -73,27 +83,38 @@ class Plan:
             found.append(f"On the slowest, {sure} meets it. Rows of your server (pdsim observe) say more.")
         return found
 
-    def _tails(self, outcome: Outcome) -> str:
-        if not outcome.tails_ms:
+    @staticmethod
+    def _tails(outcome: Outcome) -> str:
+        if not outcome.strains:
             return outcome.reason
-        tails = ", ".join(f"{name} {ms:,.0f} ms" for name, ms in outcome.tails_ms.items())
-        return f"{tails}, within the SLO" if outcome.meets else f"{tails}: {outcome.reason}"
+        tails = ", ".join(f"{term} {term.number(strain)} {term.unit}" for term, strain in outcome.strains.items())
+        if outcome.reason == SATURATED:
+            return f"{tails}; it {SATURATED}"
+        return f"{tails}, {'within' if outcome.meets else 'outside'} the SLO"
 
     @property
     def rows(self) -> list[Row]:
-        """The plan first."""
-        return [*([self.chosen] if self.chosen else []), *self.others, *self.nearest]
+        """By price: the plan after those that miss the SLO."""
+        return [*self.nearest, *([self.chosen] if self.chosen else []), *self.others, *self.faster]
 
     @property
     def titles(self) -> list[str]:
-        return ["cluster", "GPUs", "an hour", *(f"{term}, ms" for term in self.slo.terms), ""]
+        return ["cluster", "GPUs", "an hour", *(f"{term}, {term.unit}" for term in self.slo.terms), ""]
 
     def cells(self, row: Row) -> list[str]:
-        one, outcome = row
-        tails = [outcome.tails_ms.get(str(term)) for term in self.slo.terms]
-        shown = ["" if ms is None else f"{ms:,.0f}" for ms in tails]
-        remark = "the plan" if row == self.chosen else "as cheap" if outcome.meets else "misses it"
-        return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, remark]
+        one, outcome = row.candidate, row.outcome
+        strains = [outcome.strains.get(term) for term in self.slo.terms]
+        shown = [
+            "" if strain is None else term.number(strain) for term, strain in zip(self.slo.terms, strains, strict=True)
+        ]
+        return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, self._remark(row)]
+
+    def _remark(self, row: Row) -> str:
+        if row == self.chosen:
+            return "the plan"
+        if not row.outcome.meets:
+            return "misses it"
+        return "faster" if row in self.faster else "as cheap"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -103,12 +124,13 @@ class Plan:
             "plan": None if self.chosen is None else self.chosen.to_json(),
             "as_cheap": [row.to_json() for row in self.others],
             "nearest": [row.to_json() for row in self.nearest],
-            "limit": None if self.limit is None else self.limit._asdict(),
+            "faster": [row.to_json() for row in self.faster],
             "load_factor": self.load_factor,
             "breaks": self.breaks,
             "lost": {role: outcome.to_json() for role, outcome in self.lost.items()},
-            "certain": None if self.certain is None else self.certain.to_json(),
             "ends": {end: outcome.to_json() for end, outcome in self.ends.items()},
+            "certain": None if self.certain is None else self.certain.to_json(),
+            "checked": None if self.checked is None else self.checked.to_json(),
         }
 
     def to_markdown(self) -> str:

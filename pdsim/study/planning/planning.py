@@ -5,31 +5,31 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.result import RunResult
-from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
-from pdsim.study.identity import key_of
-from pdsim.study.plan import Planner, Point
-from pdsim.study.planning.outcome import Outcome, read_outcome
+from pdsim.study.planning.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import Candidate, Space
+from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
 from pdsim.study.store import Store
 
 DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 MAX_GPUS = 32
-_NUM_BELOW = 3
-"""Cheaper clusters that are told of."""
+_NUM_TOLD = 3
+"""Cheaper clusters that are told of, and dearer ones."""
+_DEARER = 1.5
+"""Times the plan's price, of those that are told of."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
@@ -38,6 +38,7 @@ def plan(
     /,
     *,
     trace: Path | str | None = None,
+    check: Path | str | None = None,
     slo: str = DEFAULT_SLO,
     prices: Mapping[str, float] | None = None,
     max_gpus: int = MAX_GPUS,
@@ -55,7 +56,8 @@ def plan(
     Args:
         scenario: A scenario file, whose servers stand for all settings but GPU, TP and instances; None: a starter.
         trace: A trace that replaces the workload.
-        slo: Percentiles of latencies and their limits: ttft, tpot, e2e.
+        check: Another trace, on which the plan is judged: the second half of a day, say.
+        slo: Percentiles of ttft, tpot and e2e and their limits, or the share of requests that keeps several of them.
         prices: Of one hour of each GPU that may be used, by name; None: the scenario's GPUs, at 1.
         max_gpus: The most GPUs of a cluster.
         tried: Values of further fields, by path; routers are tried unless they are given.
@@ -73,19 +75,34 @@ def plan(
     if seeds < 1 or max_gpus < 1:
         raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
     wanted = Slo.parse(slo)
-    options = AskOptions(trace=None if trace is None else Path(trace))
+    given = None if scenario is None else Path(scenario)
     with _folder(out) as folder:
-        base = base_of(None if scenario is None else Path(scenario), options, changes, folder=folder, starter={})
+        base = base_of(given, _options(trace), changes, folder=folder, starter={})
         servers = base.scenario.pair
         space = Space(prices or dict.fromkeys((server.gpu for server in servers), 1.0), max_gpus, tried or {})
+        other = None if check is None else _other(given, check, changes, folder)
         with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
             store = Store(folder)
-            trials = Trials(base, wanted, seeds, store, Work(store, opened, progress), told)
-            made = trials.plan(space)
+            work = Work(store, opened, progress)
+            made = Finder(Trials(base, wanted, seeds, store, work), space, told).find()
+            if other is not None and made.chosen is not None:
+                (outcome,) = Trials(other, wanted, seeds, store, work).whole([made.chosen.candidate.changes])
+                made = replace(made, checked=outcome)
         if out is not None:
             (folder / "plan.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
             (folder / "plan.md").write_text(made.to_markdown(), encoding="utf-8")
     return made
+
+
+def _options(trace: Path | str | None) -> AskOptions:
+    return AskOptions(trace=None if trace is None else Path(trace))
+
+
+def _other(scenario: Path | None, check: Path | str, changes: Sequence[str], folder: Path) -> Base:
+    """The same scenario with the trace that the plan is judged on."""
+    folder = folder / "check"
+    folder.mkdir(exist_ok=True)
+    return base_of(scenario, _options(check), changes, folder=folder, starter={})
 
 
 @contextmanager
@@ -99,121 +116,52 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
         yield Path(out)
 
 
-class Trials:
-    """Runs of clusters, each with the same requests."""
+class Finder:
+    """Finds the plan, and examines it."""
 
-    def __init__(
-        self, base: Base, slo: Slo, num_seeds: int, store: Store, work: Work, told: Callable[[str], None]
-    ) -> None:
-        self._base = base
-        self._slo = slo
-        self._store = store
-        self._work = work
+    def __init__(self, trials: Trials, space: Space, told: Callable[[str], None]) -> None:
+        self._trials = trials
+        self._space = space
         self._told = told
-        self._best_price = float("inf")
-        seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
-        self._planner = Planner(base.path, base.path, changes=base.changes, seeds=seeds)
+        self._candidates = space.candidates(trials.base)
+        self._best_price = inf
 
-    def plan(self, space: Space) -> Plan:
-        candidates = space.candidates(self._base)
-        self._told(f"{len(candidates):,} clusters of up to {space.max_gpus} GPUs; SLO: {self._slo}")
-        tried = search(candidates, self._evaluate)
+    def find(self) -> Plan:
+        self._told(f"{len(self._candidates):,} clusters of up to {self._space.max_gpus} GPUs; SLO: {self._trials.slo}")
+        tried = search(self._candidates, self._evaluate)
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None
-        below = self._nearest(tried, chosen)
-        rows = [
-            Row(one, outcome) for one, outcome in zip(below, self.whole([one.changes for one in below]), strict=True)
-        ]
         made = Plan(
-            slo=self._slo,
-            num_candidates=len(candidates),
+            slo=self._trials.slo,
+            num_candidates=len(self._candidates),
             num_tried=len(tried),
-            max_gpus=space.max_gpus,
+            max_gpus=self._space.max_gpus,
             chosen=None if chosen is None else Row(chosen, tried[chosen]),
             others=tuple(Row(one, tried[one]) for one in equal[1:]),
-            nearest=tuple(sorted(rows, key=lambda row: (row.outcome.strain, row.candidate.label))),
-            limit=self._limit(rows) if rows else None,
+            nearest=self._missed_by(self._nearest(tried, chosen)),
         )
         if chosen is None:
             return made
-        made = self._examined(made, chosen)
+        made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen))
         if all(outcome.meets for outcome in made.ends.values()):
             return made
-        dearer = [one for one in candidates if one.price_per_h >= chosen.price_per_h]
-        return replace(made, certain=self._certain(dearer))
-
-    def _firmest(self, equal: list[Candidate]) -> list[Candidate]:
-        """By what they have to spare on the slowest server that this may be, where that is not known."""
-        if "slowest" not in self._base.ends:
-            return equal
-        slow = [self._changed(one, self._base.ends["slowest"]) for one in equal]
-        strains = [outcome.strain for outcome in self.whole(slow)]
-        return [one for _, one in sorted(zip(strains, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
-
-    def _certain(self, candidates: Sequence[Candidate]) -> Row | None:
-        """The cheapest that meets it on the slowest server, too."""
-        slowest = self._base.ends["slowest"]
-        tried = search(candidates, lambda batch: self.outcomes([self._changed(one, slowest) for one in batch]))
-        found = cheapest(tried)
-        return Row(found[0], tried[found[0]]) if found else None
-
-    def _examined(self, made: Plan, chosen: Candidate) -> Plan:
-        """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
-        growth = {factor: self._changed(chosen, self._grown(factor)) for factor in _GROWTH} if self._can_grow else {}
-        lost = {
-            role: {**chosen.changes, f"{role}.instances": count - 1}
-            for role, count in zip(("prefill", "decode"), chosen.counts, strict=False)
-            if count > 1 and not chosen.is_aggregated
-        }
-        ends = {name: self._changed(chosen, end) for name, end in self._base.ends.items()}
-        grown = self.outcomes(list(growth.values()))
-        whole = self.whole([*lost.values(), *ends.values()])
-        holds = [factor for factor, outcome in zip(growth, grown, strict=True) if outcome.meets]
-        fails = next(((f, o) for f, o in zip(growth, grown, strict=True) if not o.meets), None)
-        within = [factor for factor in holds if fails is None or factor < fails[0]]
-        return replace(
-            made,
-            load_factor=max(within, default=1.0) if growth else None,
-            breaks="" if fails is None else f"at {fails[0]:g} times {fails[1].reason}",
-            lost=dict(zip(lost, whole, strict=False)),
-            ends=dict(zip(ends, whole[len(lost) :], strict=True)),
-        )
-
-    # Runs.
+        return replace(made, certain=self._certain(chosen))
 
     def _evaluate(self, candidates: Sequence[Candidate]) -> list[Outcome]:
-        found = self.outcomes([one.changes for one in candidates])
+        found = self._trials.outcomes([one.changes for one in candidates])
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
                 self._best_price = one.price_per_h
                 self._told(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
         return found
 
-    def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Their runs end as soon as they miss the SLO."""
-        points = [self._ending_early(point) for point in self._planner.plan(changes)]
-        return self._read(self._computed(points))
-
-    def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
-        return self._read(self.whole_runs(changes))
-
-    def whole_runs(self, changes: Sequence[Changes]) -> list[list[Path]]:
-        """The shards of each, by seed."""
-        return self._computed(self._planner.plan(changes))
-
-    def _ending_early(self, point: Point) -> Point:
-        tasks = {
-            seed: replace(task, key=key_of(f"{task.identity} {self._slo}"), slo=self._slo)
-            for seed, task in point.tasks.items()
-        }
-        return replace(point, tasks=tasks)
-
-    def _computed(self, points: Sequence[Point]) -> list[list[Path]]:
-        self._work.compute(points)
-        return [[self._store.path(task.key) for task in point.tasks.values()] for point in points]
-
-    def _read(self, shards: Sequence[list[Path]]) -> list[Outcome]:
-        return [read_outcome(paths, self._slo, is_record=self._base.is_sample) for paths in shards]
+    def _firmest(self, equal: list[Candidate]) -> list[Candidate]:
+        """By what they have to spare on the slowest server that this may be, where that is not known."""
+        if "slowest" not in self._trials.base.ends:
+            return equal
+        slow = [_changed(one, self._trials.base.ends["slowest"]) for one in equal]
+        strains = [outcome.strain for outcome in self._trials.whole(slow)]
+        return [one for _, one in sorted(zip(strains, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
 
     # What is asked of the plan.
 
@@ -229,34 +177,63 @@ class Trials:
         of_families = list({one.family: one for one in reversed(missed)}.values())[::-1]
         kinds = [next((one for one in of_families if one.is_aggregated == kind), None) for kind in (True, False)]
         first = [one for one in kinds if one is not None]
-        return [*first, *(one for one in of_families if one not in first)][:_NUM_BELOW]
+        return [*first, *(one for one in of_families if one not in first)][:_NUM_TOLD]
 
-    def _limit(self, rows: Sequence[Row]) -> Limit:
-        """What limits the nearest in the term that it misses most."""
-        nearest = min(rows, key=lambda row: row.outcome.strain)
-        term = max(self._slo.terms, key=lambda term: nearest.outcome.tails_ms.get(str(term), 0.0) / term.limit_ms)
+    def _missed_by(self, candidates: Sequence[Candidate]) -> tuple[Row, ...]:
+        """By how much and because of what, the nearest to the SLO first."""
+        outcomes = self._trials.whole([one.changes for one in candidates])
+        rows = [
+            Row(one, outcome, None if outcome.worst is None else self._trials.limit(one.changes, outcome.worst))
+            for one, outcome in zip(candidates, outcomes, strict=True)
+        ]
+        return tuple(sorted(rows, key=lambda row: (row.outcome.strain, row.candidate.label)))
 
-        def measure(result: RunResult) -> Mapping[str, float]:
-            return {str(term): term.of(result.records.requests)}
+    def _faster(self, tried: Mapping[Candidate, Outcome], chosen: Candidate) -> tuple[Row, ...]:
+        """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
+        most = chosen.price_per_h * _DEARER
+        count = sum(chosen.counts) + 1
+        new = [o for o in self._candidates if chosen.is_part_of(o) and sum(o.counts) == count and o not in tried]
+        known = {**tried, **dict(zip(new, self._trials.outcomes([one.changes for one in new]), strict=True))}
+        meeting = [one for one in known if known[one].meets and chosen.price_per_h < one.price_per_h <= most]
+        found: list[Row] = []
+        least = known[chosen].strain
+        for one in sorted(meeting, key=lambda one: (one.price_per_h, known[one].strain, one.label)):
+            if known[one].strain < least:
+                least = known[one].strain
+                found.append(Row(one, known[one]))
+        return tuple(found[:_NUM_TOLD])
 
-        (found,) = limits(sensitivities(self._base.changed(nearest.candidate.changes), measure=measure))
-        return found
+    def _examined(self, made: Plan, chosen: Candidate) -> Plan:
+        """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
+        can_grow = self._trials.grown(1.0) is not None
+        growth = {factor: _changed(chosen, self._trials.grown(factor)) for factor in _GROWTH} if can_grow else {}
+        lost = {
+            role: {**chosen.changes, f"{role}.instances": count - 1}
+            for role, count in zip(("prefill", "decode"), chosen.counts, strict=False)
+            if count > 1 and not chosen.is_aggregated
+        }
+        ends = {name: _changed(chosen, end) for name, end in self._trials.base.ends.items()}
+        grown = self._trials.outcomes(list(growth.values()))
+        whole = self._trials.whole([*lost.values(), *ends.values()])
+        holds = [factor for factor, outcome in zip(growth, grown, strict=True) if outcome.meets]
+        fails = next(((f, o) for f, o in zip(growth, grown, strict=True) if not o.meets), None)
+        within = [factor for factor in holds if fails is None or factor < fails[0]]
+        return replace(
+            made,
+            load_factor=max(within, default=1.0) if growth else None,
+            breaks="" if fails is None else f"at {fails[0]:g} times {fails[1].reason}",
+            lost=dict(zip(lost, whole, strict=False)),
+            ends=dict(zip(ends, whole[len(lost) :], strict=True)),
+        )
 
-    @property
-    def _can_grow(self) -> bool:
-        return self._grown(1.0) is not None
+    def _certain(self, chosen: Candidate) -> Row | None:
+        """The cheapest that meets it on the slowest server, too."""
+        slowest = self._trials.base.ends["slowest"]
+        dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
+        tried = search(dearer, lambda batch: self._trials.outcomes([_changed(one, slowest) for one in batch]))
+        found = cheapest(tried)
+        return Row(found[0], tried[found[0]]) if found else None
 
-    def _grown(self, factor: float) -> Changes | None:
-        """The same requests in less time, or more at once."""
-        scenario = self._base.scenario
-        if (concurrency := getattr(scenario.client, "concurrency", None)) is not None:
-            return {"client.concurrency": round(concurrency * factor)}
-        arrivals = getattr(scenario.client, "arrivals", None)
-        if (rate := getattr(arrivals, "rate_per_s", None)) is not None:
-            return {"client.arrivals.rate": f"{rate * factor:g} /s"}
-        speedup = getattr(scenario.workload, "speedup", None)
-        return None if speedup is None or arrivals is not None else {"workload.speedup": speedup * factor}
 
-    @staticmethod
-    def _changed(chosen: Candidate, changes: Changes | None) -> Changes:
-        return {**chosen.changes, **(changes or {})}
+def _changed(chosen: Candidate, changes: Changes | None) -> Changes:
+    return {**chosen.changes, **(changes or {})}

@@ -1,9 +1,10 @@
-"""An SLO of percentiles, as "ttft p99 < 2 s, tpot p99 < 50 ms", and the end of a run that can no longer meet it."""
+"""An SLO, as "ttft p99 < 2 s, tpot p99 < 50 ms", and the end of a run that can no longer meet it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from functools import cached_property
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -16,61 +17,117 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.workload.request_spec import RequestSpec
 
 _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
-_TERM = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
-_EXAMPLE = "ttft p99 < 2 s, tpot p99 < 50 ms"
+_ONE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
+_SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
+_LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
+_EXAMPLE = "METRIC pNN < DURATION, such as 'ttft p99 < 2 s', nor 'ttft < 2 s and tpot < 50 ms for 95 %'"
 
 
 @dataclass(frozen=True)
 class Term:
-    """The percentile of one latency, and its limit. Requests that fail miss it; TPOT is of two tokens and more."""
+    """A share of the requests, in percent, that must be within all of these limits.
 
-    metric: str
+    Requests that fail miss it. TPOT is of two tokens and more.
+    """
+
+    limits_ms: tuple[tuple[str, float], ...]
+    """By metric: ttft, tpot or e2e."""
     percentile: float
-    limit_ms: float
 
     def __str__(self) -> str:
-        return f"{self.metric.upper()} p{self.percentile:g}"
+        return f"{' and '.join(metric.upper() for metric, _ in self.limits_ms)} p{self.percentile:g}"
+
+    @property
+    def goal(self) -> str:
+        if not self.is_joint:
+            return f"{self} < {self._limit_ms:g} ms"
+        return f"{self._limits} for {self.percentile:g} %"
+
+    @property
+    def missed(self) -> str:
+        """Said of requests that miss it."""
+        if not self.is_joint:
+            return f"{self} is above {self._limit_ms:g} ms"
+        return f"fewer than {self.percentile:g} % have {self._limits}"
+
+    @cached_property
+    def is_joint(self) -> bool:
+        return len(self.limits_ms) > 1
+
+    @property
+    def _limits(self) -> str:
+        return " and ".join(f"{metric.upper()} < {limit_ms:g} ms" for metric, limit_ms in self.limits_ms)
+
+    @property
+    def _limit_ms(self) -> float:
+        return self.limits_ms[0][1]
+
+    # A percentile over its limit, of requests that may each be nearest to another limit.
+
+    @property
+    def unit(self) -> str:
+        return "% of limits" if self.is_joint else "ms"
+
+    def number(self, strain: float) -> str:
+        """In its unit."""
+        return f"{strain * (100 if self.is_joint else self._limit_ms):,.0f}"
 
     def is_missed(self, request: RequestRecord) -> bool:
         """Of a request that has ended."""
         if request.outcome != "finished":
             return True
-        if self.metric == "tpot" and request.num_output_tokens < 2:  # noqa: PLR2004
+        if request.num_output_tokens < 2 and self._is_of_tpot:  # noqa: PLR2004
             return False
-        return _METRICS[self.metric](request) > self.limit_ms
+        return any(_time_ms(metric, request) > limit_ms for metric, limit_ms in self.limits_ms)
 
     def num_allowed(self, num_requests: int) -> int:
-        """Requests that may miss it."""
+        """Requests that may miss it, of so many that it is about."""
         return num_requests - ceil(round(self.percentile / 100 * num_requests, 6))
 
-    def of(self, requests: Sequence[RequestRecord]) -> float:
-        """The percentile of those that finished, in ms."""
-        times = [
-            _METRICS[self.metric](request)
-            for request in requests
-            if request.outcome == "finished" and (self.metric != "tpot" or request.num_output_tokens > 1)
-        ]
-        return Samples(times).percentile(self.percentile)
+    def num_about(self, requests: Sequence[RequestSpec]) -> int:
+        return sum(len(spec.output) > 1 for spec in requests) if self._is_of_tpot else len(requests)
 
-    def tail_ms(self, row: Mapping[str, Any]) -> float:
-        """The percentile in a shard's row, the smallest value that so many requests are within; infinite: failures."""
-        ttft_ns, e2e_ns, tokens = (np.asarray(row[name], float) for name in ("ttft_ns", "e2e_ns", "output_tokens"))
-        if self.metric == "tpot":
-            several = tokens > 1
-            values = (e2e_ns - ttft_ns)[several] / (tokens[several] - 1)
-        else:
-            values = ttft_ns if self.metric == "ttft" else e2e_ns
-        values = np.append(values, np.full(int(row["failed"] + row["unfinished"]), np.inf))
+    @cached_property
+    def _is_of_tpot(self) -> bool:
+        return not self.is_joint and self.limits_ms[0][0] == "tpot"
+
+    def strain(self, requests: Sequence[RequestRecord]) -> float:
+        """The percentile of those that finished, over its limit."""
+        return Samples(
+            [
+                max(_time_ms(metric, request) / limit_ms for metric, limit_ms in self.limits_ms)
+                for request in requests
+                if request.outcome == "finished" and (request.num_output_tokens > 1 or not self._is_of_tpot)
+            ]
+        ).percentile(self.percentile)
+
+    def strain_of_row(self, row: Mapping[str, Any]) -> float:
+        """In a shard: the smallest value that so many requests are within; infinite: failures."""
+        times_ns = _times_ns(row)
+        values = np.max([times_ns[metric] / (limit_ms * 1e6) for metric, limit_ms in self.limits_ms], axis=0)
+        if self._is_of_tpot:
+            values = values[np.asarray(row["output_tokens"]) > 1]
+        values = np.append(values, np.full(int(row["failed"] + row["unfinished"]), inf))
         if not len(values):
             return 0.0
-        return float(np.sort(values)[len(values) - 1 - self.num_allowed(len(values))] / 1e6)
+        return float(np.sort(values)[len(values) - 1 - self.num_allowed(len(values))])
+
+
+def _time_ms(metric: str, request: RequestRecord) -> float:
+    """A single token has no TPOT."""
+    return 0.0 if metric == "tpot" and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
+
+
+def _times_ns(row: Mapping[str, Any]) -> dict[str, Any]:
+    ttft_ns, e2e_ns, tokens = (np.asarray(row[name], float) for name in ("ttft_ns", "e2e_ns", "output_tokens"))
+    return {"ttft": ttft_ns, "e2e": e2e_ns, "tpot": (e2e_ns - ttft_ns) / np.maximum(tokens - 1, 1)}
 
 
 class MissedError(Exception):
     """A run that no longer meets its SLO, whatever its other requests do."""
 
     def __init__(self, term: Term, num_ended: int) -> None:
-        super().__init__(f"{term} is above {term.limit_ms:g} ms")
+        super().__init__(term.missed)
         self.num_ended = num_ended
 
 
@@ -78,8 +135,7 @@ class Tally:
     """Called with each request that has ended. Raises MissedError as soon as too many miss a term."""
 
     def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
-        several = sum(len(spec.output) > 1 for spec in requests)
-        self._left = {term: term.num_allowed(several if term.metric == "tpot" else len(requests)) for term in slo.terms}
+        self._left = {term: term.num_allowed(term.num_about(requests)) for term in slo.terms}
         self._num_ended = 0
 
     def __call__(self, request: RequestRecord) -> None:
@@ -96,7 +152,7 @@ class Slo:
     terms: tuple[Term, ...]
 
     def __str__(self) -> str:
-        return ", ".join(f"{term} < {term.limit_ms:g} ms" for term in self.terms)
+        return ", ".join(term.goal for term in self.terms)
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
@@ -109,19 +165,34 @@ class Slo:
 
 
 def _term(part: str, text: str) -> Term:
-    found = _TERM.fullmatch(part)
-    if found is None:
-        raise ConfigError(f"--slo {text!r}: {part!r} is no METRIC pNN < DURATION, such as {_EXAMPLE!r}")
-    metric, percentile = found["metric"].lower(), float(found["percentile"])
+    if (one := _ONE.fullmatch(part)) is not None:
+        return Term((_limit(one, text),), _percentile(one, text))
+    share = _SHARE.fullmatch(part)
+    limits = [_LIMIT.fullmatch(limit.strip()) for limit in share["limits"].split(" and ")] if share else [None]
+    if share is None or None in limits:
+        raise ConfigError(f"--slo {text!r}: {part!r} is no {_EXAMPLE}")
+    found = [_limit(limit, text) for limit in limits if limit is not None]
+    if len(dict(found)) < len(found):
+        raise ConfigError(f"--slo {text!r}: {part!r} has two limits of one metric")
+    return Term(tuple(found), _percentile(share, text))
+
+
+def _percentile(found: re.Match[str], text: str) -> float:
+    percentile = float(found["percentile"])
+    if not 0 < percentile <= 100:  # noqa: PLR2004
+        raise ConfigError(f"--slo {text!r}: p{percentile:g} is no percentile, above 0 and at most 100")
+    return percentile
+
+
+def _limit(found: re.Match[str], text: str) -> tuple[str, float]:
+    metric = found["metric"].lower()
     if metric not in _METRICS:
         known = ", ".join(_METRICS)
         raise ConfigError(f"--slo: no latency {metric!r}{did_you_mean(metric, _METRICS)}; there are {known}")
-    if not 0 < percentile <= 100:  # noqa: PLR2004
-        raise ConfigError(f"--slo {text!r}: p{percentile:g} is no percentile, above 0 and at most 100")
     try:
         limit_ns = DURATION.parse(found["limit"])
     except ValueError as wrong:
         raise ConfigError(f"--slo {text!r}: {wrong}") from None
     if limit_ns <= 0:
         raise ConfigError(f"--slo {text!r}: a limit is above 0")
-    return Term(metric, percentile, limit_ns / 1e6)
+    return metric, limit_ns / 1e6

@@ -35,6 +35,8 @@ class Candidate:
     """Prefill and decode instances, or aggregated ones."""
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
+    kw: float | None = field(compare=False)
+    """Of the GPUs' boards; None: a GPU's is not known."""
     changes: Changes = field(compare=False, repr=False)
     """Of the base scenario."""
 
@@ -81,12 +83,13 @@ class Space:
             if num_gpus > self.max_gpus:
                 continue
             price = sum(self.prices[s.gpu] * s.tp * count for count, s in zip(counts, roles, strict=True))
+            kw = _kilowatts(roles, counts)
             for settings in self._settings(max(counts)):
                 changes = {**_cluster(base, roles, counts), **settings}
                 told = described(settings).replace("router=", "") if settings else ""
                 suffix = f", {told}" if told else ""
                 label, family = _label(roles, counts) + suffix, _label(roles, ()) + suffix
-                yield Candidate(label, family, counts, num_gpus, price, changes)
+                yield Candidate(label, family, counts, num_gpus, price, kw, changes)
 
     def _settings(self, most_instances: int) -> Iterator[Changes]:
         """Of a single pair every router chooses the same."""
@@ -95,6 +98,14 @@ class Space:
             tried["router"] = list(ROUTERS)
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
+
+
+def _kilowatts(roles: tuple[Server, ...], counts: tuple[int, ...]) -> float | None:
+    watts = [load_gpu(server.gpu).board_power_w for server in roles]
+    found = [
+        w * server.tp * count / 1e3 for w, server, count in zip(watts, roles, counts, strict=True) if w is not None
+    ]
+    return sum(found) if len(found) == len(roles) else None
 
 
 def _sizes(gpu: str) -> list[int]:
