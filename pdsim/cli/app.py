@@ -17,6 +17,7 @@ for path in (
     "runs:report",
     "runs:replay",
     "planning:plan",
+    "serving:serve",
     "sweeping:sweep",
     "runs:export",
     "scenarios:sglang",

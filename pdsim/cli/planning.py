@@ -7,7 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, print_json
-from pdsim.study.planning.planning import DEFAULT_SLO, MAX_GPUS
+from pdsim.study.planning.planning import MAX_GPUS
+from pdsim.study.planning.slo import DEFAULT_SLO
 from pdsim.study.questions.base import NUM_SEEDS
 
 

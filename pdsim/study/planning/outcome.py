@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,7 +37,7 @@ class Outcome:
         return max(self.strains, key=self.strains.__getitem__, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        strains = {str(term): strain for term, strain in self.strains.items()}
+        strains = {str(term): strain if isfinite(strain) else None for term, strain in self.strains.items()}
         return {"meets": self.meets, "reason": self.reason, "of_limits": strains}
 
 

@@ -17,14 +17,13 @@ from pdsim.study.engine import open_engine
 from pdsim.study.planning.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.search import cheapest, search
-from pdsim.study.planning.slo import Slo
+from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import Candidate, Space
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
 from pdsim.study.store import Store
 
-DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 MAX_GPUS = 32
 _NUM_TOLD = 3
 """Cheaper clusters that are told of, and dearer ones."""

@@ -16,6 +16,8 @@ from pdsim.scenario.fields import DURATION
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.workload.request_spec import RequestSpec
 
+DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
+
 _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
 _ONE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
 _SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
@@ -68,9 +70,14 @@ class Term:
     def unit(self) -> str:
         return "% of limits" if self.is_joint else "ms"
 
+    @property
+    def limit(self) -> float:
+        """In its unit."""
+        return 100.0 if self.is_joint else self._limit_ms
+
     def number(self, strain: float) -> str:
         """In its unit."""
-        return f"{strain * (100 if self.is_joint else self._limit_ms):,.0f}"
+        return f"{strain * self.limit:,.0f}"
 
     def is_missed(self, request: RequestRecord) -> bool:
         """Of a request that has ended."""

@@ -64,7 +64,7 @@ class Space:
         reasons: list[str] = []
         servers = [Server(gpu, tp) for gpu in self.prices for tp in _sizes(gpu)]
         for roles in [(one,) for one in servers] + list(product(servers, servers)):
-            changes = _cluster(base, roles, (1,) * len(roles))
+            changes = cluster(base, roles, (1,) * len(roles))
             try:
                 resolve(base.changed(changes))
             except ConfigError as impossible:
@@ -83,12 +83,12 @@ class Space:
             if num_gpus > self.max_gpus:
                 continue
             price = sum(self.prices[s.gpu] * s.tp * count for count, s in zip(counts, roles, strict=True))
-            kw = _kilowatts(roles, counts)
+            kw = kilowatts(roles, counts)
             for settings in self._settings(max(counts)):
-                changes = {**_cluster(base, roles, counts), **settings}
+                changes = {**cluster(base, roles, counts), **settings}
                 told = described(settings).replace("router=", "") if settings else ""
                 suffix = f", {told}" if told else ""
-                label, family = _label(roles, counts) + suffix, _label(roles, ()) + suffix
+                label, family = label_of(roles, counts) + suffix, label_of(roles, ()) + suffix
                 yield Candidate(label, family, counts, num_gpus, price, kw, changes)
 
     def _settings(self, most_instances: int) -> Iterator[Changes]:
@@ -100,7 +100,8 @@ class Space:
             yield dict(zip(tried, values, strict=True))
 
 
-def _kilowatts(roles: tuple[Server, ...], counts: tuple[int, ...]) -> float | None:
+def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
+    """The most that their boards draw; None: a GPU's is not known."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     found = [
         w * server.tp * count / 1e3 for w, server, count in zip(watts, roles, counts, strict=True) if w is not None
@@ -113,7 +114,8 @@ def _sizes(gpu: str) -> list[int]:
     return [tp for tp in (1, 2, 4, 8) if tp <= most]
 
 
-def _cluster(base: Base, roles: tuple[Server, ...], counts: tuple[int, ...]) -> Changes:
+def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
+    """Changes of the base scenario: of one server aggregated, of two prefill and decode."""
     if len(roles) == 1:
         changes = aggregated(base)
         settings = {"gpu": roles[0].gpu, "tp": roles[0].tp, "instances": counts[0]}
@@ -124,7 +126,7 @@ def _cluster(base: Base, roles: tuple[Server, ...], counts: tuple[int, ...]) -> 
     return changes
 
 
-def _label(roles: tuple[Server, ...], counts: tuple[int, ...]) -> str:
+def label_of(roles: Sequence[Server], counts: Sequence[int]) -> str:
     """As "3P of TP4, 1D of TP4 on h100"; without counts for all of a family."""
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)

@@ -5,11 +5,11 @@ from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study, others_against
 from pdsim.study.questions.words import milliseconds, spread
 
-_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
+POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
 
 
 def arms(_base: Base) -> list[Arm]:
-    return [Arm(policy, {"router.prefill": policy}) for policy in _POLICIES]
+    return [Arm(policy, {"router.prefill": policy}) for policy in POLICIES]
 
 
 def verdict(study: Study) -> Verdict:

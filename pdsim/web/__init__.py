@@ -1,0 +1,1 @@
+"""A local page: choose a cluster, and see what it does."""

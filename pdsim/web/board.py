@@ -1,0 +1,201 @@
+"""What the page may change, and what it is answered."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from pyarrow import parquet
+
+from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.schema import DecodeSettings, PrefillSettings
+from pdsim.scenario.sizing import resolve
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.design import Changes
+from pdsim.study.plan import described
+from pdsim.study.planning.outcome import SATURATED
+from pdsim.study.planning.slo import Slo, Term
+from pdsim.study.planning.space import ROUTERS, Server, cluster, kilowatts, label_of
+from pdsim.study.planning.trials import Trials
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.routing import POLICIES
+from pdsim.study.running import Work
+from pdsim.study.store import Store
+from pdsim.system.catalog import names
+
+_METRICS = {
+    "TTFT mean": ("mean_ttft_ms", "ms"),
+    "TPOT mean": ("mean_tpot_ms", "ms"),
+    "ITL p99": ("p99_itl_ms", "ms"),
+    "requests/s": ("request_throughput", ""),
+    "output tokens/s": ("output_throughput", ""),
+}
+"""Fields of a summary, and their units."""
+_TP = (1, 2, 4, 8)
+MOST_INSTANCES = 16
+_LOADS = {
+    "client.concurrency": ("requests at once", (1, 512)),
+    "client.arrivals.rate": ("requests/s", (0.1, 200)),
+    "workload.speedup": ("speed-up of the trace", (0.1, 10)),
+}
+
+
+@dataclass(frozen=True)
+class Board:
+    """A scenario of which a page changes the cluster and the load."""
+
+    base: Base
+    slo: Slo
+    prices: Mapping[str, float]
+    """Of an hour of each GPU, by name; others have none."""
+    store: Store
+    work: Work
+
+    def controls(self) -> dict[str, Any]:
+        """What can be chosen, and what the scenario has."""
+        prefill, decode = self.base.scenario.pair
+        load = self._load
+        return {
+            "scenario": self.base.scenario.name,
+            "models": names("models"),
+            "gpus": names("gpus"),
+            "tp": _TP,
+            "most_instances": MOST_INSTANCES,
+            "routers": POLICIES,
+            "load": None if load is None else {"title": _LOADS[load][0], "range": _LOADS[load][1]},
+            "slo": str(self.slo),
+            "now": {
+                "model": self.base.scenario.model,
+                "kind": "separate",
+                "prefill": self._fitting(prefill),
+                "decode": self._fitting(decode),
+                "aggregated": self._fitting(decode),
+                "radix": decode.radix_cache,
+                "router": ROUTERS[0],
+                "load": self._value_of_load,
+            },
+        }
+
+    def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
+        """An instance as the scenario has it, of as many GPUs as the model needs."""
+        tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(settings.gpu, tp))), settings.tp)
+        return {"gpu": settings.gpu, "tp": tp, "instances": min(settings.instances, MOST_INSTANCES)}
+
+    def _fits(self, server: Server) -> bool:
+        try:
+            resolve(self.base.changed(cluster(self.base, (server, server), (1, 1))))
+        except ConfigError:
+            return False
+        return True
+
+    def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises ConfigError if it is no cluster, or none that the model fits."""
+        servers, counts = _servers(chosen)
+        changes = self._changes(chosen, servers, counts)
+        scenario = self.base.changed(changes)
+        ends = replace(self.base, scenario=scenario).ends
+        trials = Trials(self.base, self.slo, 1, self.store, self.work)
+        shards = trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
+        row, *others = [parquet.read_table(paths[0]).to_pylist()[0] for paths in shards]
+        if row["status"] != "ok":
+            raise ConfigError(row["message"])
+        rows = [row, *(other for other in others if other["status"] == "ok")]
+        stages = STAGES if scenario.aggregated is None else AGGREGATED_STAGES
+        return {
+            "requests": row["completed"],
+            "lost": row["failed"] + row["unfinished"],
+            "gpus": scenario.num_gpus,
+            "price_per_h": self._price(servers, counts),
+            "kw": kilowatts(servers, counts),
+            "cluster": _told(servers, counts),
+            "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
+            "slo": [_of_term(term, rows) for term in self.slo.terms],
+            "metrics": [
+                {"title": title, "unit": unit, "values": [row[name] for row in rows]}
+                for title, (name, unit) in _METRICS.items()
+            ],
+            "stages": [
+                {"stage": name, "meaning": meaning, "ms": row[f"mean_{name}_ms"] or 0.0}
+                for name, (_, _, meaning) in stages.items()
+            ],
+            "command": self._command(changes),
+        }
+
+    def _changes(self, chosen: Mapping[str, Any], servers: Sequence[Server], counts: Sequence[int]) -> Changes:
+        """Of the base scenario."""
+        changes: dict[str, Any] = {"model": chosen.get("model"), "router": chosen.get("router")}
+        if len(servers) > 1:
+            changes["decode.radix_cache"] = chosen.get("radix")
+        load = chosen.get("load")
+        if self._load is not None and isinstance(load, int | float):
+            changes[self._load] = f"{load:g} /s" if self._load.endswith("rate") else load
+        return {**cluster(self.base, servers, counts), **changes}
+
+    @property
+    def _load(self) -> str | None:
+        """The field that makes it more; None: there is none."""
+        scenario = self.base.scenario
+        if hasattr(scenario.client, "concurrency"):
+            return "client.concurrency"
+        if hasattr(getattr(scenario.client, "arrivals", None), "rate_per_s"):
+            return "client.arrivals.rate"
+        return "workload.speedup" if hasattr(scenario.workload, "speedup") else None
+
+    @property
+    def _value_of_load(self) -> float | None:
+        scenario: Any = self.base.scenario
+        values = {
+            "client.concurrency": lambda: scenario.client.concurrency,
+            "client.arrivals.rate": lambda: scenario.client.arrivals.rate_per_s,
+            "workload.speedup": lambda: scenario.workload.speedup,
+        }
+        return None if self._load is None else float(values[self._load]())
+
+    def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float | None:
+        if any(server.gpu not in self.prices for server in servers):
+            return None
+        return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
+
+    def _command(self, changes: Changes) -> str:
+        """The same on a command line."""
+        given = [*self.base.changes, *(described({path: value}) for path, value in changes.items())]
+        return " ".join(
+            ["pdsim run", shlex.quote(str(self.base.path)), "--seed 1", *(f"--set {shlex.quote(one)}" for one in given)]
+        )
+
+
+def with_fewer(base: Base, num_requests: int) -> Base:
+    """No more requests than that."""
+    own = getattr(base.scenario.workload, "num_requests", None)
+    if own is not None and own <= num_requests:
+        return base
+    changes = (*base.changes, f"workload.num_requests={num_requests}")
+    return replace(base, changes=changes, scenario=load_scenario(base.path, changes))
+
+
+def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
+    """Of each role, and how many. Raises ConfigError."""
+    roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
+    try:
+        servers = [Server(chosen[role]["gpu"], chosen[role]["tp"]) for role in roles]
+        counts = [int(chosen[role]["instances"]) for role in roles]
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise ConfigError(f"no cluster: {wrong!r}") from None
+    if not 1 <= min(counts) <= max(counts) <= MOST_INSTANCES:
+        raise ConfigError(f"{counts} instances: from 1 to {MOST_INSTANCES}")
+    return servers, counts
+
+
+def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over its limit; None: so many fail that it has no end."""
+    strains = [term.strain_of_row(row) for row in rows]
+    known = [strain if isfinite(strain) else None for strain in strains]
+    return {"goal": term.goal, "strains": known, "limit": term.limit, "unit": term.unit}
+
+
+def _told(servers: Sequence[Server], counts: Sequence[int]) -> str:
+    """As "2P1D of TP4 on h100"."""
+    gpus = {server.gpu for server in servers}
+    return label_of(servers, counts) + (f" on {gpus.pop()}" if len(gpus) == 1 else "")

@@ -1,0 +1,77 @@
+"""The page's server. It listens on this machine alone, and computes one answer at a time: the newest question's."""
+
+import asyncio
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.web.board import Board
+
+HOST = "127.0.0.1"
+_KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+
+
+class Server:
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._computing = asyncio.Lock()
+        self._newest = 0
+        self.app = web.Application(middlewares=[_from_here_alone])
+        self.app.add_routes([web.get("/controls", self._controls), web.post("/answer", self._answer)])
+        self.app.add_routes([web.get("/" if name == "page.html" else f"/{name}", _asset(name)) for name in _KINDS])
+
+    async def _controls(self, _request: web.Request) -> web.Response:
+        return web.json_response(self._board.controls())
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        """Status 409: a newer question came before this one's turn."""
+        if request.content_type != "application/json":  # what a page of another origin may send unasked
+            raise web.HTTPUnsupportedMediaType(text="send application/json")
+        chosen: dict[str, Any] = await request.json()
+        self._newest += 1
+        number = self._newest
+        async with self._computing:
+            if number < self._newest:
+                return web.json_response({"error": "a newer question came"}, status=409)
+            try:
+                answer = await asyncio.to_thread(self._board.answer, chosen)
+            except ConfigError as wrong:
+                return web.json_response({"error": str(wrong)}, status=422)
+        return web.json_response(answer)
+
+
+def _asset(name: str) -> Any:
+    content = (files("pdsim.web") / "assets" / name).read_text(encoding="utf-8")
+
+    async def found(_request: web.Request) -> web.Response:
+        return web.Response(text=content, content_type=_KINDS[name])
+
+    return found
+
+
+@web.middleware
+async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
+    """A name of another site that leads here is refused: its page could read the answers."""
+    if request.url.host not in {HOST, "localhost"}:
+        raise web.HTTPForbidden(text=f"open http://{HOST}:{request.url.port}")
+    response: web.StreamResponse = await handler(request)
+    return response
+
+
+def serve(board: Board, port: int, opened: Any) -> None:
+    """Until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
+
+    async def run() -> None:
+        runner = web.AppRunner(Server(board).app)
+        await runner.setup()
+        site = web.TCPSite(runner, HOST, port)
+        try:
+            await site.start()
+            opened(f"http://{HOST}:{runner.addresses[0][1]}")
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(run())

@@ -1,0 +1,85 @@
+"""The page in a real browser, and what the server refuses."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.report.browser import CHROMIUM
+
+aiohttp = pytest.importorskip("aiohttp", reason="the web extra is not installed")
+
+from tests.web.tab import tab  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    command = [sys.executable, "-m", "pdsim", "serve", "--port", "0", "--gpu", "h200=3", "--num-requests", "60"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path_factory.mktemp("web"))
+    found = re.match(r"(http://127\.0\.0\.1:\d+) ", process.stdout.readline())
+    assert found
+    yield found[1]
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.wait(20) == 0
+
+
+def requests(*wanted):
+    """Status and text of each."""
+
+    async def ask():
+        async with aiohttp.ClientSession() as session:
+            answers = []
+            for method, url, options in wanted:
+                async with session.request(method, url, **options) as answer:
+                    answers.append((answer.status, await answer.text()))
+            return answers
+
+    return asyncio.run(ask())
+
+
+def test_pages_of_other_sites_are_refused(address):
+    (other, _), (form, _), (wrong, text) = requests(
+        ("GET", f"{address}/controls", {"headers": {"Host": "evil.example"}}),
+        ("POST", f"{address}/answer", {"data": "{}", "headers": {"Content-Type": "text/plain"}}),
+        ("POST", f"{address}/answer", {"json": {}}),
+    )
+    assert (other, form, wrong) == (403, 415, 422)
+    assert "no cluster" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_sliding_changes_what_is_read(address, width, tmp_path):
+    async def slide():
+        async with tab(f"{address}/", width, tmp_path) as page:
+            first = await page.until("document.getElementById('verdict').textContent")
+            await page.run(
+                "form.elements['prefill.instances'].value = 4; form.dispatchEvent(new Event('input'));"
+                "document.getElementById('keep').click()"
+            )
+            then = await page.until("document.getElementById('verdict').textContent", unlike=first)
+            text = await page.run("document.body.innerText")
+            overflow = await page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            return first, then, text, overflow
+
+    first, then, text, overflow = asyncio.run(slide())
+    assert first.startswith("2P2D of TP1 on h200 ")
+    assert then.startswith("4P2D of TP1 on h200 ")
+    assert overflow == 0
+    for words in ("60 requests, simulated in", "Where the time of a request goes", "pdsim run", "TTFT p99 < 2000 ms"):
+        assert words in text
+    assert "llama-3.1-8b, 2P2D of TP1 on h200" in text, "kept to compare"
+
+
+def test_a_port_that_is_taken_is_said(address):
+    port = address.rpartition(":")[2]
+    command = [sys.executable, "-m", "pdsim", "serve", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"--port {port}: " in done.stderr
