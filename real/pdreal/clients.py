@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdreal.clock import Timeline
 from pdreal.launcher import Launcher
 from pdreal.model.config import model_config
 from pdreal.options import Options
@@ -59,6 +60,37 @@ class Tokens:
         return tokens
 
 
+_EARLY_NS = 2_000_000
+"""An event loop's timers are so much late, mostly."""
+
+
+class Punctuality:
+    """A timeline whose alarms come on time, and that notes how late what was due was done.
+
+    An alarm wakes early and lets the loop turn until it is due.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.late_ns: list[int] = []
+
+    @property
+    def now_ns(self) -> int:
+        return self._timeline.now_ns
+
+    def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
+        due_ns = self.now_ns + delay_ns
+
+        def awake(argument: Any) -> None:
+            if self.now_ns < due_ns:
+                self._timeline.loop.call_soon(awake, argument)
+                return
+            callback(argument)
+            self.late_ns.append(self.now_ns - due_ns)
+
+        return self._timeline.after(delay_ns - _EARLY_NS, awake)
+
+
 class Clients:
     def __init__(
         self,
@@ -78,6 +110,8 @@ class Clients:
         self._done = asyncio.Event()
         self.outputs: dict[int, list[int]] = {}
         """Tokens of requests that have ended, by id."""
+        self.late_ns: list[int] = []
+        """How much later than the workload says each request was sent; in a closed loop, all at once."""
         self.stopped = False
         """Whether it was stopped before all was done."""
 
@@ -85,9 +119,9 @@ class Clients:
         """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
-        self._driver = ClientDriver(
-            launcher.timeline, self._scenario.client, self._requests, streams=streams, send=self._send
-        )
+        timeline = Punctuality(launcher.timeline)
+        self.late_ns = timeline.late_ns
+        self._driver = ClientDriver(timeline, self._scenario.client, self._requests, streams=streams, send=self._send)
         self._driver.start()
         self._start_faults()
         await self._done.wait()

@@ -17,6 +17,7 @@ from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
+from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import LOGS, journal_writer
 from pdsim.metrics.summary import summarize
 from pdsim.scenario.loading import load_scenario
@@ -34,6 +35,8 @@ class RealRun:
     """Pages, locks and bytes that did not come back when all requests had ended: none, or a law is broken."""
     failure: str | None = None
     interrupted: bool = False
+    late_ns: list[int] = field(default_factory=list)
+    """How much later than the workload says its client sent."""
 
 
 def run_scenario(
@@ -46,6 +49,8 @@ def run_scenario(
         records = read_records(logs)
         extra: dict[str, Any] = {"events": 0, "stalled": False, "interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+        late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
+        extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
@@ -110,5 +115,6 @@ async def run(
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
-    real.outputs, real.failure, real.interrupted = clients.outputs, launcher.failure, clients.stopped
+    real.outputs, real.late_ns = clients.outputs, clients.late_ns
+    real.failure, real.interrupted = launcher.failure, clients.stopped
     return real

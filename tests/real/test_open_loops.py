@@ -43,6 +43,8 @@ def test_requests_and_faults_come_when_the_scenario_says(trace, tmp_path):
     late_ns = sorted(request.arrival_ns - due for request, due in zip(requests, due_ns, strict=True))
     assert late_ns[0] > -EARLY_NS
     assert late_ns[NUM_REQUESTS * 4 // 5] < LATE_NS
+    assert len(real.late_ns) == NUM_REQUESTS, "one for each request"
+    assert all(said >= late - EARLY_NS for said, late in zip(sorted(real.late_ns), late_ns, strict=True))
     assert requests[ABORTED].outcome == "failed"
     assert -EARLY_NS < requests[ABORTED].end_ns - ABORT_S * 1e9 < LATE_NS
     entries = list(read_journal(tmp_path))

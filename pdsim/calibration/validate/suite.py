@@ -86,8 +86,15 @@ class ValidationSuite:
         if profile is None:
             raise ConfigError(f"{self.name}: no profile: give --profile, or profile in {SUITE_FILE}")
         profile = profile.resolve()
-        sections = ("cost", "network", *(["front_end"] if "front_end" in read_profile(profile) else []))
-        costs = (f"{section}.profile={profile}" for section in sections)
+        fitted = read_profile(profile)
+        network = fitted.get("network", {})
+        costs = [f"cost.profile={profile}"]
+        if "transports" in network:
+            costs.append(f"network.profile={profile}")
+        elif "message_latency" in network:  # of an aggregated server, which sends nothing
+            costs.append(f"network.message_latency={network['message_latency']}")
+        if "front_end" in fitted:
+            costs.append(f"front_end.profile={profile}")
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
