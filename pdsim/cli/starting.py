@@ -69,13 +69,14 @@ def _asked(options: StarterOptions) -> StarterOptions:
         ("decode", "decode servers", start["decode"]["instances"], _count),
         ("tp", "GPUs of each server", "the fewest that hold the model", _count),
         ("trace", "file of a trace", "made-up requests", _file),
-        ("rate", "requests per second, such as 4/s", f"the times of the trace, or {in_flight}", str),
+        ("rate", "requests per second, such as 4/s", in_flight, str),
     )
+    answered = {"trace"} if options.input_tokens or options.output_tokens else set()
+    answered |= {"rate"} if options.concurrency else set()
     for name, question, default, parse in questions:
-        if getattr(options, name) is None and not (name == "rate" and options.concurrency is not None):
-            if name == "trace" and (options.input_tokens is not None or options.output_tokens is not None):
-                continue
-            options = replace(options, **{name: _answer(f"{question} [{default}]: ", parse)})
+        if getattr(options, name) is None and name not in answered:
+            shown = f"the trace's times, else {default}" if name == "rate" and options.trace else default
+            options = replace(options, **{name: _answer(f"{question} [{shown}]: ", parse)})
     return options
 
 
