@@ -7,6 +7,7 @@ from pdsim.cli.command import program, run_app
 app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
 for path in (
     "asking:ask",
+    "starting:init",
     "runs:run",
     "runs:compare",
     "observing:observe",

@@ -1,5 +1,6 @@
 """Commands of runs: make them, set them side by side, say where their time went, check and pass them on."""
 
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from pdsim.cli.command import (
     print_json,
     print_warnings,
 )
+from pdsim.cli.finished import FinishedRun
 from pdsim.metrics.run_folder import require_out
+from pdsim.metrics.tail import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -99,12 +102,17 @@ def explain(
     cost: Annotated[
         bool, Parameter(negative=(), help="Print the terms of the time of a typical step; nothing is simulated.")
     ] = False,
+    tail: Annotated[
+        TailMetric | None, Parameter(help="Group the slowest requests by this metric, by what they waited for.")
+    ] = None,
+    tail_percent: Annotated[float, Parameter(help="Percent of the requests that are the tail.")] = 1.0,
     tornado: Tornado = False,
     set_: Set = None,
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of.
+    """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of;
+    with --tail, what its slowest requests waited for.
 
     Parameters
     ----------
@@ -114,64 +122,102 @@ def explain(
     """
     from dataclasses import asdict
 
-    from pdsim.cli.runner import kernels_of, obtain_runs, obtain_sensitivities, scenario_of, typical_steps
-    from pdsim.metrics.explain import CriticalPaths, mean_parts_ms, stage_ms, stage_times
+    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.metrics.explain import mean_parts_ms, stage_times
     from pdsim.metrics.usage import instance_usage
-    from pdsim.show.tables import (
-        print_kernels,
-        print_path,
-        print_request,
-        print_sensitivities,
-        print_stages,
-        print_step_terms,
-        print_usage,
-    )
+    from pdsim.show.tables import print_path, print_sensitivities, print_stages, print_usage
     from pdsim.sim.sensitivity import limits
 
+    chosen = {"--request": request is not None, "--cost": cost, "--tail": tail is not None}
+    if tail is not None and sum(chosen.values()) > 1:
+        raise ConfigError(f"{' and '.join(flag for flag, given in chosen.items() if given)} exclude each other")
+    if not 0 < tail_percent <= 100:  # noqa: PLR2004
+        raise ConfigError(f"--tail-percent {tail_percent:g}: above 0, at most 100")
     if cost:
-        scenario = scenario_of(run, changes_of(set_, seed))
-        steps, kernels = typical_steps(scenario), kernels_of(scenario)
-        if json_:
-            told = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
-            print_json({"steps": told, "kernels": kernels})
-        else:
-            for step in steps:
-                print_step_terms(step._asdict())
-            print_kernels(kernels)
+        _explain_cost(run, changes_of(set_, seed), json_=json_)
         return
     (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
     if request is not None:
-        record = next((r for r in finished.records.requests if r.request_id == request), None)
-        if record is None:
-            last = max((r.request_id for r in finished.records.requests), default=-1)
-            raise ConfigError(f"--request {request}: the run has requests 0 to {last}")
-        is_done = record.outcome == "finished"
-        path_ns = CriticalPaths(finished.records).of(record) if is_done else {}
-        parts_ms = {part: duration_ns / 1e6 for part, duration_ns in path_ns.items()}
-        if json_:
-            print_json({**asdict(record), "stages_ms": stage_ms(record), "path_ms": parts_ms})
-        else:
-            print_request(record)
-            print_path("its critical path", parts_ms)
+        _explain_request(finished, request, json_=json_)
         return
     found = obtain_sensitivities(run, changes_of(set_, seed), quiet=json_) if tornado else []
-    path_ms = mean_parts_ms(finished.records)
-    if json_:
+    made: dict[str, Any] = {}
+    if tornado:
+        made["limits"] = [limit._asdict() for limit in limits(found)]
+        made["sensitivities"] = [asdict(one) for one in found]
+    command = f"pdsim explain {run}"
+    if tail is not None:
+        given = [word for change in changes_of(set_, seed) for word in ("--set", change)]
+        command = shlex.join(["pdsim", "explain", str(run), *given])
+        _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
+    elif json_:
         stages = [asdict(stage) for stage in stage_times(finished.records.requests)]
         instances = [asdict(use) for use in instance_usage(finished.records)]
-        made: dict[str, Any] = {"stages": stages, "path_ms": path_ms, "instances": instances}
-        if tornado:
-            made["limits"] = [limit._asdict() for limit in limits(found)]
-            made["sensitivities"] = [asdict(one) for one in found]
-        print_json(made)
+        print_json({"stages": stages, "path_ms": mean_parts_ms(finished.records), "instances": instances, **made})
     else:
         print_stages({finished.name: finished.records})
-        print_path("what requests wait for, in the mean", path_ms)
+        print_path("what requests wait for, in the mean", mean_parts_ms(finished.records))
         print_usage({finished.name: finished.records})
-        if tornado:
-            print_sensitivities(found)
-        else:
-            print(f"what limits it: pdsim explain {run} --tornado")
+    if json_:
+        return
+    if tornado:
+        print_sensitivities(found)
+    else:
+        print(f"what limits it: {command} --tornado")
+
+
+def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
+    """Prints the terms of typical steps, without simulating."""
+    from pdsim.cli.runner import kernels_of, scenario_of, typical_steps
+    from pdsim.show.tables import print_kernels, print_step_terms
+
+    scenario = scenario_of(run, changes)
+    steps, kernels = typical_steps(scenario), kernels_of(scenario)
+    if json_:
+        told = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
+        print_json({"steps": told, "kernels": kernels})
+        return
+    for step in steps:
+        print_step_terms(step._asdict())
+    print_kernels(kernels)
+
+
+def _explain_request(finished: FinishedRun, request_id: int, *, json_: bool) -> None:
+    """Prints one request's stages and critical path."""
+    from dataclasses import asdict
+
+    from pdsim.metrics.explain import CriticalPaths, stage_ms
+    from pdsim.show.tables import print_path, print_request
+
+    record = next((r for r in finished.records.requests if r.request_id == request_id), None)
+    if record is None:
+        last = max((r.request_id for r in finished.records.requests), default=-1)
+        raise ConfigError(f"--request {request_id}: the run has requests 0 to {last}")
+    is_done = record.outcome == "finished"
+    path_ns = CriticalPaths(finished.records).of(record) if is_done else {}
+    parts_ms = {part: duration_ns / 1e6 for part, duration_ns in path_ns.items()}
+    if json_:
+        print_json({**asdict(record), "stages_ms": stage_ms(record), "path_ms": parts_ms})
+    else:
+        print_request(record)
+        print_path("its critical path", parts_ms)
+
+
+def _explain_tail(
+    finished: FinishedRun, metric: TailMetric, percent: float, command: str, *, beside: dict[str, Any], json_: bool
+) -> None:
+    """Prints the groups of the slowest requests; JSON has `beside` as well."""
+    from pdsim.metrics.tail import tail
+    from pdsim.show.tail_table import print_tail, tail_json
+
+    found = tail(finished.records, metric, percent=percent)
+    if not found.groups:
+        tokens = " with two output tokens" if metric == "tpot" else ""
+        raise ConfigError(f"--tail {metric}: no request{tokens} finished in {finished.name}")
+    if json_:
+        print_json({**tail_json(found, command), **beside})
+    else:
+        print_tail(found, command)
 
 
 def report(

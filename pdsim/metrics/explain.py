@@ -234,14 +234,25 @@ def _busy(records: RunRecords, kind: str) -> Mapping[str, _Covered]:
     return defaultdict(_Covered, {name: _Covered(found) for name, found in spans.items()})
 
 
-def _blocked(records: RunRecords) -> Mapping[str, _Covered]:
-    """When the head of an instance's queue lacked something."""
+class Lacks:
+    """When the head of an instance's queue lacked pages, or slots."""
+
+    def __init__(self, records: RunRecords) -> None:
+        self._spans = {kind: _blocked(records, kind) for kind in ("pages", "slots")}
+
+    def within(self, instance_id: str, kind: str, begin_ns: int, end_ns: int) -> int:
+        """Nanoseconds between the two moments."""
+        return self._spans[kind][instance_id].within(begin_ns, end_ns)
+
+
+def _blocked(records: RunRecords, kind: str = "") -> Mapping[str, _Covered]:
+    """When the head of an instance's queue lacked something, or that kind of thing."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     since: dict[str, int] = {}
     for level in records.levels:
         began_ns = since.pop(level.instance_id, None)
         if began_ns is not None:
             spans[level.instance_id].append((began_ns, level.time_ns))
-        if level.levels.blocked_by:
+        if level.levels.blocked_by and kind in ("", level.levels.blocked_by):
             since[level.instance_id] = level.time_ns
     return defaultdict(_Covered, {name: _Covered(found) for name, found in spans.items()})

@@ -20,6 +20,7 @@ from pdsim.core.journal import Entry, from_lines, to_line
 from pdsim.core.messages import Finished
 from pdsim.core.router import Router
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.tail import Tail, TailMetric, tail
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
@@ -216,6 +217,10 @@ class RunTables:
     def levels(self) -> Any:
         """How full an instance is from time_ns on. No rows unless the run observed levels."""
         return self._frame("levels")
+
+    def tail(self, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
+        """The slowest requests by a metric, grouped by what they waited for. Observe levels, to see full pools."""
+        return tail(self.records, metric, percent=percent)
 
     def _frame(self, name: str) -> Any:
         load_pandas()

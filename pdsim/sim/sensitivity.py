@@ -50,6 +50,11 @@ AGGREGATED_RELIEF = {
 """The same where instances have no roles."""
 
 
+def relief_of(resource: str, *, aggregated: bool) -> str:
+    """Fields that give more of the resource; empty for what is none."""
+    return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")
+
+
 @dataclass(frozen=True)
 class Sensitivity:
     """Relative changes of a run's metrics when there is GAIN more of one resource."""

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from importlib.resources import files
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -13,27 +12,18 @@ from typing import Any
 from pdsim.cost.settings import Kernels
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
 from pdsim.workload.trace_file import TraceError, open_trace
+from pdsim.workload.trace_kind import LONGEST_LINE, WITHOUT_TIMES, trace_kind
 
 NUM_SEEDS = 3
 """Runs of each arm."""
 _NUM_OF_TRACE = 5000
 """Requests that a question is answered with in a minute or two."""
-_SIGNS = {
-    "chat_id": "bailian_trace",
-    "hash_ids": "mooncake_trace",
-    "tool_call_latency": "applied_compute_trace",
-    "ContextTokens": "azure_trace",
-    "Request tokens": "burstgpt_trace",
-}
-"""Fields of first lines, the rarer ones first; a table of requests has none of them."""
-_WAITS = '"wait_for"'
-_LONGEST_LINE = 2**20
-_WITHOUT_TIMES = ("applied_compute_trace", "sharegpt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +100,7 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
     changes = (*_trace_changes(options.trace), *changes)
     if path is None:
         path = folder / "scenario.yaml"
-        data = read_yaml(Path(str(files("pdsim.study.questions") / "starter.yaml")))
+        data = starting_point()
         for field, value in starter.items():
             set_field(data, field, deepcopy(value), where=field)
         for change in changes:
@@ -130,30 +120,18 @@ def _trace_changes(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        kind = _kind(path)
+        kind = trace_kind(path)
     except TraceError as wrong:
         raise ConfigError(f"--trace: {wrong}") from None
     workload = {"use": kind, "path": str(path.absolute()), "num_requests": _NUM_OF_TRACE}
     made = [f"workload={json.dumps(workload)}"]
-    return made if kind in _WITHOUT_TIMES else [*made, "client=open_loop"]
-
-
-def _kind(path: Path) -> str:
-    """By the first line; requests may wait for others from a later line on."""
-    with open_trace(path) as file:
-        first = file.readline(_LONGEST_LINE)
-        kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "request_table")
-        if first.lstrip().startswith("["):
-            kind = "sharegpt"
-        elif kind == "mooncake_trace" and any(_WAITS in line for line in chain([first], file)):
-            kind = "agentic_mooncake_trace"
-    return kind
+    return made if kind in WITHOUT_TIMES else [*made, "client=open_loop"]
 
 
 def trace_lines(path: Path) -> int:
     """Records of a trace, one a line; 0 of a JSON list."""
     with open_trace(path) as file:
-        first = file.readline(_LONGEST_LINE)
+        first = file.readline(LONGEST_LINE)
         if first.lstrip().startswith("["):
             return 0
         return sum(bool(line.strip()) for line in chain([first], file)) - (not first.lstrip().startswith("{"))

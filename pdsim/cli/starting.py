@@ -1,0 +1,103 @@
+"""pdsim init: a first scenario file."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import Json, Set, print_json
+from pdsim.scenario.starter import StarterOptions
+
+
+def init(
+    file: Annotated[Path, Parameter(help="The file to write; its name is the scenario's.")] = Path("scenario.yaml"),
+    /,
+    *,
+    options: Annotated[StarterOptions, Parameter(name="*", help="Cluster and load.")] = StarterOptions(),  # noqa: B008  it is frozen
+    set_: Set = None,
+    json_: Json = False,
+) -> None:
+    """Write a first scenario with comments. On a terminal it asks for what no flag says; nothing is written over."""
+    from pdsim.scenario.starter import commented, first_scenario
+    from pdsim.scenario.yaml_file import ConfigError
+
+    if file.exists():
+        raise ConfigError(f"{file}: exists already, and is kept; name another file")
+    if sys.stdin.isatty() and not json_:
+        try:
+            options = _asked(options)
+        except (EOFError, KeyboardInterrupt):
+            print("\npdsim: nothing is written", file=sys.stderr)
+            raise SystemExit(130) from None
+    data = first_scenario(options, set_ or (), file=file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("x", encoding="utf-8") as new:
+        new.write(commented(data))
+    if json_:
+        print_json({"scenario": str(file)})
+    else:
+        print(f"{file}: {_told(data)}\nrun it: pdsim run {file}")
+
+
+def _told(data: dict[str, Any]) -> str:
+    """The cluster, such as qwen3-8b on 1P3D, each of 1 h100."""
+    prefill, decode = data.get("prefill"), data.get("decode")
+    if not prefill or not decode:
+        return str(data["model"])
+    servers = [f"{role['tp']} {role['gpu']}" for role in (prefill, decode)]
+    each = " and ".join(dict.fromkeys(servers))
+    return f"{data['model']} on {prefill['instances']}P{decode['instances']}D, each of {each}"
+
+
+def _asked(options: StarterOptions) -> StarterOptions:
+    """The options, with an answer for each that is missing."""
+    from pdsim.scenario.starter import starting_point
+    from pdsim.system.catalog import load_gpu, load_model, names
+
+    start = starting_point()
+    print(
+        f"models: {', '.join(names('models'))}\nGPUs: {', '.join(names('gpus'))}\nEnter takes what stands in brackets."
+    )
+    in_flight = f"{start['client']['concurrency']} in flight"
+    questions: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
+        ("model", "model", start["model"], lambda answer: load_model(answer).name),
+        ("gpu", "GPU", start["prefill"]["gpu"], lambda answer: load_gpu(answer).name),
+        ("prefill", "prefill servers", start["prefill"]["instances"], _count),
+        ("decode", "decode servers", start["decode"]["instances"], _count),
+        ("tp", "GPUs of each server", "the fewest that hold the model", _count),
+        ("trace", "file of a trace", "made-up requests", _file),
+        ("rate", "requests per second, such as 4/s", in_flight, str),
+    )
+    answered = {"trace"} if options.input_tokens or options.output_tokens else set()
+    answered |= {"rate"} if options.concurrency else set()
+    for name, question, default, parse in questions:
+        if getattr(options, name) is None and name not in answered:
+            shown = f"the trace's times, else {default}" if name == "rate" and options.trace else default
+            options = replace(options, **{name: _answer(f"{question} [{shown}]: ", parse)})
+    return options
+
+
+def _answer(question: str, parse: Callable[[str], Any]) -> Any:
+    """The answer, asked for again until it is right; None: Enter."""
+    while answer := input(question).strip():
+        try:
+            return parse(answer)
+        except ValueError as wrong:
+            print(wrong)
+    return None
+
+
+def _count(answer: str) -> int:
+    if not answer.isdecimal() or int(answer) < 1:
+        raise ValueError(f"{answer!r}: a number from 1 on")
+    return int(answer)
+
+
+def _file(answer: str) -> Path:
+    path = Path(answer).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{answer}: no such file")
+    return path

@@ -1,0 +1,169 @@
+"""A first scenario file: the starting point with a few choices, and a comment on each section."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from pdsim.scenario.build import build
+from pdsim.scenario.loading import apply_change, parse_scenario
+from pdsim.scenario.yaml_file import ConfigError, read_yaml, to_yaml
+from pdsim.system.catalog import load_gpu, load_model
+from pdsim.workload.trace_file import TraceError
+from pdsim.workload.trace_kind import WITHOUT_TIMES, trace_kind
+
+_COMMENTS = {
+    "name": "Shown in tables.",
+    "model": "`pdsim catalog` lists models and GPUs.",
+    "page_size": "Tokens of KV in one page of GPU memory.",
+    "prefill": "Servers that compute prompts. All are alike.",
+    "decode": "Servers that generate the answers, from the KV that prefill sends them. All are alike.",
+    **{f"{role}.instances": "servers" for role in ("prefill", "decode")},
+    **{f"{role}.tp": "GPUs of each server (tensor parallelism)" for role in ("prefill", "decode")},
+    "workload": "The requests: a trace. Its path is relative to this file.",
+    "workload: random_lengths": "The requests: made up, with lengths in tokens. Prompts share nothing.",
+    "workload.use": "format of the trace",
+    "workload: random_lengths.use": "",
+    "workload.num_requests": "the first of the trace",
+    "workload: random_lengths.num_requests": "how many",
+    "workload.input_tokens": "prompt",
+    "workload.output_tokens": "answer",
+    "client": "When requests are sent: whether or not earlier ones have their answers.",
+    "client: closed_loop": "When requests are sent: so many at first, then one for each answer.",
+    "client.concurrency": "requests in flight",
+    "client.arrivals.rate": "requests per second, on average",
+}
+"""By field. Where one depends on the component, its name stands after a colon."""
+
+OPTIONAL = """\
+# More fields, with their defaults; docs/scenario.md has all of them.
+# seed: 0  # changes the draws of lengths and arrivals
+# router: cache_aware  # chooses the servers of a request; also round_robin, least_loaded, power_of_two, random
+# network: {transport: mooncake-rdma}  # moves KV; add bandwidth: 50 GB/s, of one link in one direction
+# cost: kernels  # times of operators that were measured; {profile: FILE} has those of your server
+"""
+_NUM_OF_TRACE = 5000
+"""Requests of a trace that take seconds to simulate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StarterOptions:
+    """Choices for a first scenario; None: as in the starting point."""
+
+    model: str | None = None
+    """Model, as pdsim catalog lists it."""
+    gpu: str | None = None
+    """GPU of all servers, as pdsim catalog lists it."""
+    prefill: int | None = None
+    """Prefill servers."""
+    decode: int | None = None
+    """Decode servers."""
+    tp: int | None = None
+    """GPUs of each server [the fewest that hold the model]."""
+    trace: Path | None = None
+    """A trace instead of made-up requests: a file in any format that scenarios read, known by its first line."""
+    rate: str | None = None
+    """Requests per second, such as 4/s, instead of a number in flight or the trace's times."""
+    concurrency: int | None = None
+    """Requests in flight."""
+    requests: int | None = None
+    """How many requests."""
+    input_tokens: int | None = None
+    """Prompt length of made-up requests."""
+    output_tokens: int | None = None
+    """Answer length of made-up requests."""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and self.concurrency is not None:
+            raise ConfigError("--rate and --concurrency exclude each other: give one")
+        if self.trace is not None and (self.input_tokens is not None or self.output_tokens is not None):
+            raise ConfigError("--trace has the lengths of its requests: leave out --input-tokens and --output-tokens")
+
+
+def starting_point() -> dict[str, Any]:
+    """Plain data of the scenario that everything without one starts from."""
+    data: dict[str, Any] = read_yaml(Path(str(files("pdsim.scenario") / "starter.yaml")))
+    return data
+
+
+def first_scenario(options: StarterOptions, changes: Sequence[str], *, file: Path) -> dict[str, Any]:
+    """Plain data of a scenario that runs, for a file at that place. Raises ConfigError or CatalogError.
+
+    Without `tp` the servers have the fewest GPUs, a power of two, that hold the model and the longest request.
+    """
+    chosen = _chosen(options, file)
+    gpu = load_gpu(chosen["prefill"]["gpu"])
+    load_model(chosen["model"])
+    sizes = [2**i for i in range(gpu.gpus_per_server.bit_length())]
+    for tp in sizes if options.tp is None else [options.tp]:
+        data = deepcopy(chosen)
+        for role in ("prefill", "decode"):
+            data[role]["tp"] = tp
+        for change in changes:
+            apply_change(data, change)
+        try:
+            build(parse_scenario(data, base=file.parent, where=str(file)))
+        except ConfigError as wrong:
+            problem = wrong
+        else:
+            return data
+    raise problem
+
+
+def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
+    data = starting_point()
+    data["name"] = file.stem
+    data["model"] = options.model or data["model"]
+    for role, count in (("prefill", options.prefill), ("decode", options.decode)):
+        instances = data[role]["instances"] if count is None else count
+        data[role] = {"instances": instances, "gpu": options.gpu or data[role]["gpu"]}
+    workload = data["workload"] if options.trace is None else _of_trace(options.trace, file)
+    sizes = {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
+    given = {"num_requests": options.requests, **sizes}
+    data["workload"] = workload | {field: value for field, value in given.items() if value is not None}
+    if options.rate is not None:
+        data["client"] = {"use": "open_loop", "arrivals": {"use": "poisson", "rate": options.rate}}
+    elif options.concurrency is not None:
+        data["client"] = {"use": "closed_loop", "concurrency": options.concurrency}
+    elif options.trace is not None and workload["use"] not in WITHOUT_TIMES:
+        data["client"] = {"use": "open_loop"}
+    return data
+
+
+def _of_trace(trace: Path, file: Path) -> dict[str, Any]:
+    """The workload that reads a trace, whose path is relative if it lies beside the file or below."""
+    try:
+        kind = trace_kind(trace)
+    except TraceError as wrong:
+        raise ConfigError(f"--trace: {wrong}") from None
+    path, folder = trace.absolute(), file.parent.absolute()
+    path = path.relative_to(folder) if path.is_relative_to(folder) else path
+    return {"use": kind, "path": str(path), "num_requests": _NUM_OF_TRACE}
+
+
+def commented(data: Mapping[str, Any]) -> str:
+    """The text of a scenario file, with a comment on each section and the fields that need one."""
+    lines = ["# A scenario of pdsim: a cluster, and the requests that it serves.", *_lines(data, "", "")]
+    return "\n".join([*lines, "", OPTIONAL])
+
+
+def _lines(data: Mapping[str, Any], path: str, use: str) -> Iterator[str]:
+    margin = "  " * path.count(".")
+    for field, value in data.items():
+        kind = value.get("use", "") if isinstance(value, Mapping) else ""
+        comment = _COMMENTS.get(f"{field}: {kind}", _COMMENTS.get(f"{path}{field}", ""))
+        if use:
+            section = path.removesuffix(".")
+            comment = _COMMENTS.get(f"{section}: {use}.{field}", comment)
+        if not path:
+            yield from ("", f"# {comment}") if comment else ("",)
+        beside = f"  # {comment}" if comment and path else ""
+        if isinstance(value, Mapping) and value:
+            yield f"{margin}{field}:{beside}"
+            yield from _lines(value, f"{path}{field}.", kind)
+        else:
+            text = indent(to_yaml({field: value}).rstrip(), margin)
+            yield text if "\n" in text else text + beside
