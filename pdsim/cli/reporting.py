@@ -13,6 +13,8 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import Page
+from pdsim.show.plan_page import FILE as PLAN
+from pdsim.show.plan_page import plan_page
 from pdsim.show.run_page import ReportedRun, run_page
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
@@ -23,6 +25,8 @@ def make_page(
     paths: Sequence[Path], measured: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool
 ) -> Page:
     """Raises ConfigError for a sweep beside something else, and for results that belong to no run."""
+    if len(paths) == 1 and (paths[0] / PLAN).is_file():
+        return plan_page(paths[0])
     sweeps = [path for path in paths if is_sweep_folder(path)]
     if not sweeps:
         return run_page(_reported(paths, measured, changes, with_tornado=with_tornado, quiet=quiet))

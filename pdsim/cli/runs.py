@@ -234,12 +234,13 @@ def report(
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Write a page with figures and tables of a run, of several, or of a sweep: one HTML file that needs no other.
+    """Write a page with figures and tables of a run, of several, of a sweep or a plan: one HTML file, all in it.
 
     Parameters
     ----------
     paths
-        The folder of a sweep; or run folders, scenario files, which are simulated, and results that compare takes.
+        The folder of a sweep or of a plan; or run folders, scenario files, which are simulated, and results that
+        compare takes.
 
     """
     from pdsim.cli.reporting import make_page

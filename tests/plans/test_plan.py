@@ -1,11 +1,14 @@
 """pdsim plan as a user calls it."""
 
 import json
+from html import escape
 
 import pytest
 
 from pdsim import ConfigError
 from pdsim.cli import main
+from pdsim.show.page import render
+from pdsim.show.plan_page import plan_page
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.slo import Slo
 
@@ -59,6 +62,21 @@ def test_runs_that_are_there_are_not_computed_again(scenario, tmp_path):
     assert again().to_json() == first.to_json()
     assert len(computed) == 1
     assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == first.to_json()
+
+
+def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
+    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", out=tmp_path / "plan")
+    page = plan_page(tmp_path / "plan")
+    assert page.answer == made.text
+    shown = [[cell.text for cell in row] for row in page.tables[0].rows]
+    assert [row[0] for row in shown] == [row.candidate.label for row in made.rows]
+    assert [row[-2] for row in shown] == [made.cells(row)[-1] for row in made.rows]
+    html = render(page)
+    for note in made.notes:
+        assert escape(note) in html
+    (tmp_path / "plan" / "plan.json").write_text('{"slo": 1}')
+    with pytest.raises(ConfigError, match="no plan of this version"):
+        plan_page(tmp_path / "plan")
 
 
 def test_nothing_meets_it(scenario, capsys):

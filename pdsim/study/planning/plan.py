@@ -119,6 +119,9 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return {
             "slo": str(self.slo),
+            "terms": [str(term) for term in self.slo.terms],
+            "text": self.text,
+            "notes": self.notes,
             "candidates": self.num_candidates,
             "tried": self.num_tried,
             "plan": None if self.chosen is None else self.chosen.to_json(),

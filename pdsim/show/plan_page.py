@@ -1,0 +1,115 @@
+"""The page of a plan: what to take, what else was near, and how firm it stands."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pdsim.metrics.summary_rows import significant
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.show.page import Card, FigureBlock, Page
+from pdsim.show.style import FULL, INK, MUTED, new_figure, percent_axis, tidy
+from pdsim.show.table import Cell, Table, cell
+
+FILE = "plan.json"
+_REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}
+
+_COLORS = {"misses it": "#882255", "the plan": "#117733", "as cheap": "#0072B2", "faster": "#332288"}
+_MOST_SHOWN = 2.0
+
+Row = Mapping[str, Any]
+
+
+def plan_page(folder: Path) -> Page:
+    """Raises ConfigError if what the folder has is no plan."""
+    path = folder / FILE
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        rows = list(_rows(plan))
+        return Page(
+            title=folder.absolute().name,
+            subtitle=f"{plan['tried']:,} of {plan['candidates']:,} clusters simulated",
+            answer=plan["text"],
+            detail=f"SLO: {plan['slo']}",
+            cards=_cards(plan),
+            figures=_figures(rows),
+            tables=[_clusters(plan["terms"], rows), *_notes(plan["notes"])],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise ConfigError(f"{path}: no plan of this version ({wrong!r})") from None
+
+
+def _rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
+    """By price, with what is said of each."""
+    for kind, remark in _REMARKS.items():
+        found = plan[kind] or []
+        rows: list[Row] = found if isinstance(found, list) else [found]
+        for row in rows:
+            yield remark, row
+
+
+def _cards(plan: Mapping[str, Any]) -> list[Card]:
+    chosen = plan["plan"]
+    if chosen is None:
+        return []
+    cards = [Card("GPUs", str(chosen["gpus"])), Card("price an hour", f"{chosen['price_per_h']:g}")]
+    if chosen["kw"] is not None:
+        cards.append(Card("GPU boards", f"{chosen['kw']:.1f} kW", "at most"))
+    cards += [Card(term, f"{share:.0%}", "of its limit") for term, share in chosen["of_limits"].items()]
+    if plan["load_factor"] is not None:
+        cards.append(Card("takes", f"{plan['load_factor']:g} times", "this load"))
+    return cards
+
+
+def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
+    """The percentile that is nearest to its limit, of each cluster whose percentiles are known."""
+    known = [(remark, row, worst) for remark, row in rows if (worst := _worst(row)) is not None]
+    if not known:
+        return []
+    figure = new_figure(FULL, 0.7 + 0.36 * len(known))
+    ax: Any = figure.subplots()
+    for place, (remark, row, worst) in enumerate(reversed(known)):
+        ax.barh(place, min(worst, _MOST_SHOWN), height=0.6, color=_COLORS[remark])
+        told = f"{worst:.0%}, {row['price_per_h']:g} an hour: {remark}"
+        ax.annotate(told, (min(worst, _MOST_SHOWN), place), xytext=(5, 0), textcoords="offset points", va="center")
+    ax.axvline(1, color=INK, lw=1)
+    tidy(ax, "the percentile nearest to its limit, of that limit", grid="x")
+    ax.set_yticks(range(len(known)), [row["cluster"] for _, row, _ in reversed(known)])
+    ax.set_xlim(0, _MOST_SHOWN + 0.6)
+    percent_axis(ax.xaxis)
+    for text in ax.texts:
+        text.set(color=MUTED, fontsize=8)
+    caption = f"Left of the line a cluster meets the SLO. Bars end at {_MOST_SHOWN:.0%}."
+    return [FigureBlock("clusters", "How near to the SLO", caption, figure)]
+
+
+def _worst(row: Row) -> float | None:
+    """Of the limits; None: it is not known, or has no end."""
+    shares = list(row["of_limits"].values())
+    return None if not shares or None in shares else max(shares)
+
+
+def _clusters(terms: list[str], rows: list[tuple[str, Row]]) -> Table:
+    lines = [
+        [
+            Cell(row["cluster"]),
+            cell(row["gpus"]),
+            cell(row["price_per_h"]),
+            *(_share(row["of_limits"].get(term)) for term in terms),
+            Cell(remark, tone="good" if row["meets"] else "bad"),
+            Cell(row["limit"]["resource"] if row.get("limit") else ""),
+        ]
+        for remark, row in rows
+    ]
+    columns = ["cluster", "GPUs", "an hour", *(f"{term}, of its limit" for term in terms), "which", "what limits it"]
+    return Table("Clusters", columns, lines)
+
+
+def _share(strain: float | None) -> Cell:
+    if strain is None:
+        return Cell("")
+    return Cell(f"{significant(100 * strain)} %", strain, "good" if strain <= 1 else "bad")
+
+
+def _notes(notes: list[str]) -> list[Table]:
+    return [Table("How firm it stands", ["found"], [[Cell(note)] for note in notes])] if notes else []
