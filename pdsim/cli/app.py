@@ -19,6 +19,7 @@ for path in (
     "planning:plan",
     "sweeping:sweep",
     "runs:export",
+    "launching:launch",
     "scenarios:sglang",
     "catalog:catalog",
     "scenarios:schema",
