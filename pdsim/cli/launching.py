@@ -1,5 +1,6 @@
 """pdsim launch: what starts the cluster of a scenario."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,6 +46,8 @@ def launch(
     made = ENGINES[engine](loaded, source, model)
     if model_path is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
+    if hosts := sorted({host for command in made.commands.values() for host in re.findall(r"\$HOST\d+", command)}):
+        made.notes.append(f"hosts: {', '.join(hosts)} are addresses of servers with these GPUs")
     files = _files(made)
     if out is not None:
         require_out(out)

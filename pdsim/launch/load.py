@@ -1,6 +1,7 @@
 """The load of a scenario for clients that an engine's own benchmark does not cover: a trace, which AIPerf replays."""
 
-from pdsim.launch.commands import GATEWAY_PORT, HOST, Launch
+from pdsim.launch.commands import GATEWAY_PORT, HOST, Flags, Launch
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.client_driver import ClosedLoop
 
@@ -8,13 +9,13 @@ TRACE = "load.jsonl"
 
 
 def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> None:
-    """Adds the export of the requests with their times, and AIPerf 0.3, which sends them.
-
-    Flags: aiperf/common/config, InputConfig and LoadGeneratorConfig.
-    """
+    """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
     made.add("trace", f"pdsim export {source}", [("to", "mooncake"), ("out", TRACE)])
     client = scenario.client
-    pace = ("concurrency", client.concurrency) if isinstance(client, ClosedLoop) else ("fixed-schedule", True)
+    if isinstance(client, ClosedLoop):
+        pace: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
+    else:
+        pace = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
     flags = [
         ("model", model),
         ("url", f"http://{HOST}:{GATEWAY_PORT}"),
@@ -22,8 +23,9 @@ def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> Non
         ("streaming", True),
         ("input-file", TRACE),
         ("custom-dataset-type", "mooncake_trace"),
-        pace,
+        *pace,
+        ("extra-inputs", "ignore_eos:true"),
         ("random-seed", scenario.seed),
-        ("artifact-dir", scenario.name),
+        ("output-artifact-dir", scenario.name),
     ]
     made.add("load", "aiperf profile", flags)

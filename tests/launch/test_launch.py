@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from pdsim.cli import main
 from pdsim.launch.engines import ENGINES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import AggregatedSettings, Scenario
@@ -264,6 +265,46 @@ def test_servers_lie_on_hosts_with_enough_gpus():
     assert "CUDA_VISIBLE_DEVICES=4,5" in decode
     assert "$HOST1" in decode
     assert "--prefill http://$HOST0:30001 --prefill http://$HOST1:30002 --decode http://$HOST1:30003" in router
+
+
+TRACE = """\
+arrival_s,in_tokens,out_tokens
+0,100,10
+1,200,20
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "pace"),
+    [
+        ("open_loop", "--fixed-schedule --fixed-schedule-auto-offset"),
+        ("{use: closed_loop, concurrency: 2}", "--concurrency 2 --request-count 2"),
+    ],
+)
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "kubernetes"])
+def test_a_trace_is_replayed_at_its_times(engine, client, pace, tmp_path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    without = [(section, None) for section in WITHOUT[engine]]
+    workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
+    made_of = scenario(*without, ("workload", workload), ("client", client))
+    made = ENGINES[engine](made_of, "a.yaml --set seed=1", "m")
+    assert made.commands["trace"] == "pdsim export a.yaml --set seed=1 --to mooncake --out load.jsonl"
+    assert pace in made.commands["load"]
+
+
+def test_a_job_has_no_trace_of_this_machine(tmp_path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
+    with pytest.raises(ConfigError, match="workload, client: a Job sends what bench_serving can"):
+        text("kubernetes", scenario(("workload", workload)))
+
+
+def test_a_refusal_is_a_message_with_exit_code_2(capsys, tmp_path):
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", str(tmp_path / "pair.yaml"), "--engine", "vllm"])
+    assert ended.value.code == 2
+    assert "network.staging: given: only SGLang has a staging buffer; leave it out" in capsys.readouterr().err
 
 
 def test_a_manifest_is_yaml_with_a_deployment_for_each_role():
