@@ -16,6 +16,7 @@ BELOW = {
     "workload": {"core", "policy"},
     "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
+    "launch": {"scenario", "system", "policy", "workload"},
     "calibration": {
         "scenario",
         "cost",

@@ -21,6 +21,7 @@ for path in (
     "serving:serve",
     "sweeping:sweep",
     "runs:export",
+    "launching:launch",
     "scenarios:sglang",
     "catalog:catalog",
     "scenarios:schema",

@@ -34,7 +34,9 @@ def plan(
     engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
     out: Annotated[
         Path | None,
-        Parameter(name=("--out", "-o"), help="Write plan.json, plan.md and all runs here; what is there is kept."),
+        Parameter(
+            name=("--out", "-o"), help="Write plan.json, plan.md, scenario.yaml and all runs here; runs are kept."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:

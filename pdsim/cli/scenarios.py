@@ -24,8 +24,8 @@ def sglang(
         A scenario file (YAML).
 
     """
+    from pdsim.launch.sglang import launch
     from pdsim.scenario.loading import load_scenario
-    from pdsim.scenario.sglang import launch
 
     loaded = load_scenario(scenario, changes_of(set_, seed))
     made = launch(loaded, model)

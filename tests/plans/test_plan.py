@@ -11,6 +11,7 @@ from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.slo import Slo
+from tests.cli.test_commands import output
 
 SCENARIO = """\
 model: qwen3-8b
@@ -45,6 +46,17 @@ def test_prices_decide(scenario):
     dear = plan(scenario, slo=SLO, prices={"h100": 9.0, "h200": 1.0}, max_gpus=2, seeds=1, engine="here")
     assert dear.chosen is not None
     assert "h100" not in json.dumps(dear.chosen.candidate.changes)
+
+
+def test_the_planned_cluster_can_be_launched(scenario, tmp_path, capsys):
+    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", out=tmp_path / "plan")
+    printed = output(capsys, "launch", tmp_path / "plan" / "scenario.yaml")
+    assert printed.count("sglang.launch_server") == sum(made.chosen.candidate.counts)
+
+
+def test_the_planned_scenario_does_not_replace_the_one_asked_about(scenario, tmp_path):
+    with pytest.raises(ConfigError, match=r"another folder"):
+        plan(scenario, slo=SLO, out=tmp_path)
 
 
 def test_runs_that_are_there_are_not_computed_again(scenario, tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pdsim.metrics.run_folder import require_out
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
 from pdsim.study.planning.outcome import Outcome
@@ -64,7 +64,7 @@ def plan(
         seeds: Runs of each cluster; one of a trace with its own times.
         jobs: Processes; None: one for each CPU.
         engine: pool, here, ray or ray:ADDRESS.
-        out: A folder for plan.json, plan.md and all runs, which are not computed again; None: nothing is kept.
+        out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs, which are not computed again.
         progress: Called after each run.
         told: Called with a line each time that a cheaper cluster is found.
 
@@ -73,6 +73,8 @@ def plan(
     """
     if seeds < 1 or max_gpus < 1:
         raise ConfigError(f"--seeds {seeds}, --max-gpus {max_gpus}: at least 1")
+    if scenario is not None and out is not None and Path(scenario).resolve() == (Path(out) / SCENARIO).resolve():
+        raise ConfigError(f"--out {out}: the plan's {SCENARIO} would stand in the place of {scenario}: another folder")
     wanted = Slo.parse(slo)
     given = None if scenario is None else Path(scenario)
     with _folder(out) as folder:
@@ -90,6 +92,9 @@ def plan(
         if out is not None:
             (folder / "plan.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
             (folder / "plan.md").write_text(made.to_markdown(), encoding="utf-8")
+            if made.chosen is not None:
+                chosen = base.changed(made.chosen.candidate.changes).model_dump()
+                write_yaml({name: value for name, value in chosen.items() if value is not None}, folder / SCENARIO)
     return made
 
 

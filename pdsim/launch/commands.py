@@ -1,0 +1,77 @@
+"""Shell commands by what they start, and the GPUs and ports of servers."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.sizing import roles
+from pdsim.system.catalog import load_gpu
+
+HOST = "127.0.0.1"
+GATEWAY_PORT = 8000
+FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
+
+Flags = list[tuple[str, Any]]
+
+
+class Place(NamedTuple):
+    """Where a server runs."""
+
+    host: str
+    first_gpu: int
+    number: int
+    """Among the servers of all roles."""
+
+    @property
+    def port(self) -> int:
+        return FIRST_PORT + self.number
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+def places(scenario: Scenario, *, on_one_host: bool = False) -> dict[str, list[Place]]:
+    """Places by role. Hosts are filled in order; one that has another GPU, or too few left, is not used."""
+    host = free = index = 0
+    gpu: str | None = None
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for role in roles(scenario):
+        servers: ServerSettings = getattr(scenario, role)
+        most = scenario.num_gpus if on_one_host else load_gpu(servers.gpu).gpus_per_server
+        for _ in range(servers.instances):
+            if gpu is not None and not on_one_host and (gpu != servers.gpu or free + servers.tp > most):
+                host, free = host + 1, 0
+            gpu = servers.gpu
+            found.setdefault(role, []).append((host, free, index))
+            free, index = free + servers.tp, index + 1
+    names = [HOST] if host == 0 else [f"$HOST{i}" for i in range(host + 1)]
+    return {role: [Place(names[at], gpu_id, i) for at, gpu_id, i in all_at] for role, all_at in found.items()}
+
+
+@dataclass
+class Launch:
+    """Shell commands by what they start, in order, and what of the scenario none of them says."""
+
+    commands: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    manifests: dict[str, str] = field(default_factory=dict)
+    """YAML by file, instead of commands."""
+
+    def add(self, what: str, program: str, flags: Iterable[tuple[str, Any]], **environment: object) -> None:
+        """A flag with True stands alone; one with None or False is not given."""
+        words = [f"{name}={value}" for name, value in environment.items()] + program.split()
+        for name, value in flags:
+            if value is not None and value is not False:
+                values = [] if value is True else value if isinstance(value, list) else [value]
+                words += [f"--{name}", *map(str, values)]
+        self.commands[what] = " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """A word in which the shell still sees variables."""
+    if "$" not in word:
+        return shlex.quote(word)
+    return word if shlex.quote(word.replace("$", "")) == word.replace("$", "") else f'"{word}"'

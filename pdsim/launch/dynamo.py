@@ -1,0 +1,116 @@
+"""The commands that put a scenario on real GPUs with Dynamo: frontend, workers of SGLang or vLLM, and load.
+
+Flags are those of ai-dynamo/dynamo, components/src/dynamo/common/configuration/groups/router_args.py at 028cab4,
+frontend/frontend_args.py at 0243c51 and vllm/backend_args.py, and of its examples/backends/*/launch/disagg_router.sh.
+Frontend and workers find each other by etcd.
+"""
+
+import json
+from typing import Any
+
+from pdsim.launch import sglang, vllm
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
+from pdsim.launch.settings import Rule, told
+from pdsim.scenario.component import component_name
+from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.sizing import resolve
+
+ROUTER_MODES = {
+    "cache_aware": "kv",
+    "round_robin": "round-robin",
+    "random": "random",
+    "power_of_two": "power-of-two",
+    "least_loaded": "least-loaded",
+}
+FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
+"""Ports of KV events, which routing by KV needs, and of metrics."""
+
+
+def _routing(value: Any, scenario: Scenario) -> str | None:
+    if value not in ROUTER_MODES:
+        return f"Dynamo has {', '.join(ROUTER_MODES)}"
+    names = {component_name(policy) for policy in (scenario.router.prefill, scenario.router.decode)}
+    if scenario.aggregated is None and len(names) > 1:
+        return "Dynamo's frontend has one mode for both roles; give both the same"
+    return None
+
+
+_ROUTER_RULES: dict[str, Rule] = {"router.prefill": _routing, "router.decode": _routing}
+_OF_GATEWAY = {name: rule for name, rule in sglang.RULES.items() if not name.startswith(("router", "health"))}
+SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES}
+VLLM_RULES: dict[str, Rule] = {
+    **vllm.SERVER_RULES,
+    **_ROUTER_RULES,
+    "network.transport": lambda value, _: (
+        None if value.startswith("nixl") else "Dynamo's vLLM workers move KV by nixl, such as nixl-rdma"
+    ),
+}
+
+
+def launch_sglang(scenario: Scenario, source: str, model: str) -> Launch:
+    """Workers of SGLang. Raises ConfigError for what they and the frontend cannot be told."""
+    made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
+    for role, servers_at in at.items():
+        servers: ServerSettings = getattr(resolved, role)
+        settings = sglang.server_flags(made, resolved, servers)
+        for index, place in enumerate(servers_at):
+            flags: Flags = [("model-path", model), ("host", place.host), *_events(resolved, place), *settings]
+            if role == "prefill":
+                flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
+            variables = {**_variables(place, servers), **sglang.environment(resolved, role)}
+            made.add(f"{role}-{index}", "python -m dynamo.sglang", flags, **variables)
+    vllm.add_load(made, resolved, source, model)
+    return made
+
+
+def launch_vllm(scenario: Scenario, source: str, model: str) -> Launch:
+    """Workers of vLLM, as launch_sglang."""
+    made, at, resolved = _begun(scenario, "dynamo-vllm", VLLM_RULES)
+    made.notes += vllm.own_ways(scenario)
+    resolved = vllm.resolved(scenario)
+    for role, servers_at in at.items():
+        servers: ServerSettings = getattr(resolved, role)
+        settings = vllm.server_flags(made, resolved, servers)
+        for index, place in enumerate(servers_at):
+            flags: Flags = [("model", model), *_events(resolved, place), *settings]
+            connector = None
+            if role in vllm.KV_ROLES:
+                connector = "nixl"
+                flags.append(("disaggregation-mode", role))
+                flags.append(("kv-transfer-config", vllm.transfer_config(vllm.CONNECTORS[connector], "kv_both")))
+            variables = {**_variables(place, servers), **vllm.environment(place, servers, connector)}
+            made.add(f"{role}-{index}", "python -m dynamo.vllm", flags, **variables)
+    vllm.add_load(made, resolved, source, model)
+    return made
+
+
+def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
+    """A launch with the frontend, places, and the resolved scenario."""
+    made = Launch(notes=told(scenario, engine, rules))
+    mode = ROUTER_MODES[component_name(scenario.router.prefill)]
+    if mode == "kv":
+        made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
+    made.add(
+        "frontend",
+        "python -m dynamo.frontend",
+        [
+            ("http-host", HOST),
+            ("http-port", GATEWAY_PORT),
+            ("router-mode", mode),
+            ("enforce-disagg", scenario.aggregated is None),
+        ],
+    )
+    resolved = resolve(scenario)
+    return made, places(scenario), resolved.model_copy(update={"health": None})
+
+
+def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
+    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.tp))
+    return {"DYN_SYSTEM_PORT": FIRST_SYSTEM_PORT + place.number, "CUDA_VISIBLE_DEVICES": gpus}
+
+
+def _events(scenario: Scenario, place: Place) -> Flags:
+    if component_name(scenario.router.prefill) != "cache_aware":
+        return []
+    told = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{FIRST_EVENT_PORT + place.number}"}
+    return [("kv-events-config", json.dumps(told, separators=(",", ":")))]

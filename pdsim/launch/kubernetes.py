@@ -1,0 +1,157 @@
+"""Manifests that put a scenario on Kubernetes with SGLang: a Deployment for each role, the gateway, and the load's Job.
+
+The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). No
+server of the catalog's models spans hosts, so no role needs a LeaderWorkerSet.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.launch import sglang
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch
+from pdsim.launch.settings import told
+from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.sizing import resolve, roles
+from pdsim.scenario.yaml_file import ConfigError, to_yaml
+
+GPU_LABEL = "pdsim/gpu"
+IMAGE = "lmsysorg/sglang:latest"
+_ANYWHERE = "0.0.0.0"  # noqa: S104  a pod listens for its peers
+_BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
+Manifest = dict[str, Any]
+
+
+def launch(scenario: Scenario, source: str, model: str) -> Launch:
+    """Raises ConfigError for what SGLang cannot be told, and for a load that is in a file of this machine."""
+    made = Launch(notes=told(scenario, "kubernetes", sglang.RULES))
+    given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})
+    app = re.sub(r"[^a-z0-9-]+", "-", given.name.lower()).strip("-")[:40] or "scenario"
+    manifests = [_servers(made, scenario, role, app, model) for role in roles(scenario)]
+    manifests += [*_access(app), _gateway(made, scenario, app, model), _service(app)]
+    made.notes.append(f"nodes: label those with each GPU: {GPU_LABEL}=NAME")
+    made.manifests["cluster.yaml"] = _text(manifests)
+    load = Launch()
+    sglang.add_bench_serving(load, scenario)
+    if load.notes:
+        raise ConfigError(
+            f"--engine kubernetes cannot launch {given.name}:\n  workload, client: a Job sends what bench_serving can: "
+            f"{'; '.join(load.notes)}; --engine sglang replays a trace of {source}"
+        )
+    words = shlex.split(load.commands["load"])
+    words[words.index("--host") + 1] = f"{app}-gateway"
+    made.manifests["load.yaml"] = _text([_job(app, [*words, "--model", model])])
+    return made
+
+
+def _text(manifests: list[Manifest]) -> str:
+    return "---\n".join(map(to_yaml, manifests))
+
+
+def _metadata(name: str, labels: Mapping[str, str]) -> Manifest:
+    return {"name": name, "labels": dict(labels)}
+
+
+def _deployment(name: str, labels: Mapping[str, str], replicas: int, pod: Manifest, **annotations: str) -> Manifest:
+    template: Manifest = {"labels": dict(labels)}
+    if annotations:
+        template["annotations"] = dict(annotations)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(name, labels),
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": dict(labels)},
+            "template": {"metadata": template, "spec": pod},
+        },
+    }
+
+
+def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) -> Manifest:
+    servers: ServerSettings = getattr(scenario, role)
+    command = Launch()
+    flags = [("model-path", model), ("host", _ANYWHERE), ("port", FIRST_PORT)]
+    flags += sglang.server_flags(command, scenario, servers)
+    annotations = {}
+    if role == "prefill":
+        flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT))
+        annotations[_BOOTSTRAP_ANNOTATION] = str(FIRST_BOOTSTRAP_PORT)
+    command.add("server", sglang.SERVER, flags)
+    made.notes += command.notes
+    container = {
+        "name": "sglang",
+        "image": IMAGE,
+        "command": shlex.split(command.commands["server"]),
+        "env": [{"name": name, "value": str(value)} for name, value in sglang.environment(scenario, role).items()],
+        "ports": [{"containerPort": FIRST_PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": servers.tp}},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  NCCL's
+    }
+    pod = {
+        "nodeSelector": {GPU_LABEL: servers.gpu},
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    return _deployment(f"{app}-{role}", _labels(app, role), servers.instances, pod, **annotations)
+
+
+def _labels(app: str, role: str) -> dict[str, str]:
+    return {"app": app, "role": role}
+
+
+def _access(app: str) -> list[Manifest]:
+    """What the gateway needs to watch pods."""
+    name = f"{app}-gateway"
+    api = "rbac.authorization.k8s.io"
+    metadata = _metadata(name, _labels(app, "gateway"))
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(metadata)},
+        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": dict(metadata), "rules": rules},
+        {
+            "apiVersion": f"{api}/v1",
+            "kind": "RoleBinding",
+            "metadata": dict(metadata),
+            "subjects": [{"kind": "ServiceAccount", "name": name}],
+            "roleRef": {"kind": "Role", "name": name, "apiGroup": api},
+        },
+    ]
+
+
+def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest:
+    flags = [flag for flag in sglang.gateway_flags(made, scenario, {}) if flag[0] != "host"]
+    selectors = {role: [f"{name}={value}" for name, value in _labels(app, role).items()] for role in roles(scenario)}
+    flags += [("host", _ANYWHERE), ("model-path", model), ("service-discovery", True)]
+    flags += [("service-discovery-port", FIRST_PORT), ("service-discovery-namespace", "$(NAMESPACE)")]
+    for role, selector in selectors.items():
+        flags.append(("selector" if role == "aggregated" else f"{role}-selector", selector))
+    command = Launch()
+    command.add("gateway", sglang.GATEWAY, flags)
+    container = {
+        "name": "gateway",
+        "image": IMAGE,
+        "command": shlex.split(command.commands["gateway"]),
+        "env": [{"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "ports": [{"containerPort": GATEWAY_PORT}],
+    }
+    pod = {"serviceAccountName": f"{app}-gateway", "containers": [container]}
+    return _deployment(f"{app}-gateway", _labels(app, "gateway"), 1, pod)
+
+
+def _service(app: str) -> Manifest:
+    labels = _labels(app, "gateway")
+    spec = {"selector": labels, "ports": [{"port": GATEWAY_PORT, "targetPort": GATEWAY_PORT}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(f"{app}-gateway", labels), "spec": spec}
+
+
+def _job(app: str, command: list[str]) -> Manifest:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "load", "image": IMAGE, "command": command}]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(f"{app}-load", _labels(app, "load")),
+        "spec": {"backoffLimit": 0, "template": {"spec": pod}},
+    }

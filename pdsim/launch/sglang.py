@@ -1,0 +1,367 @@
+"""The commands that put a scenario on real GPUs with SGLang 0.5: its servers, its gateway and its load.
+
+Flags are those of srt/server_args.py and bench_serving.py of 0.5.12, and of 0.5.23 for allocation policies and
+optimistic attempts. The gateway's are those of its router_args.py at 05e589a.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
+from pdsim.launch.load import add_replay
+from pdsim.launch.settings import Aside, Rule, one_of, quantization, told, weights
+from pdsim.policy.decode import ReserveDecodeTokens
+from pdsim.policy.prefill import EveryChunk
+from pdsim.policy.routing import CacheAware, LeastLoaded
+from pdsim.scenario.component import component_name
+from pdsim.scenario.schema import (
+    AggregatedSettings,
+    ComputingSettings,
+    DecodeSettings,
+    DecodingSettings,
+    PrefillSettings,
+    Scenario,
+    ServerSettings,
+)
+from pdsim.scenario.sizing import resolve
+from pdsim.workload.arrivals import Poisson
+from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.lengths import Fixed, Lengths, Uniform
+from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
+
+SERVER, GATEWAY, LOAD = (
+    f"python -m {module}" for module in ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
+)
+KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
+STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
+PREFILL_POLICIES = ("fcfs", "lpm")
+EVICTION_POLICIES = ("lru", "lfu")
+ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
+BACKENDS = ("mooncake", "nixl")
+LINKS = {
+    "mooncake-tcp": {"MC_FORCE_TCP": "true"},
+    "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
+    "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
+}
+"""Variables that choose the link, where Mooncake would choose another (0.5.12, disaggregation/mooncake/utils.py)."""
+TIMEOUTS = {
+    "heartbeat_interval": "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",
+    "bootstrap_timeout": "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
+    "waiting_timeout": "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+    "transfer_timeout": "MC_TRANSFER_TIMEOUT",
+}
+"""Variables in seconds (SGLang 0.5.12, srt/environ.py; the last is Mooncake's)."""
+
+
+def _routing(value: Any, scenario: Scenario) -> str | None:
+    if value not in (*ROUTING_POLICIES, "least_loaded"):
+        return f"SGLang's gateway has {', '.join(ROUTING_POLICIES)}, and least_loaded by a threshold of cache_aware"
+    if scenario.aggregated is None:
+        router = scenario.router
+        thresholds = [_thresholds(policy) for policy in (router.prefill, router.decode)]
+        if None not in thresholds and thresholds[0] != thresholds[1]:
+            return "the gateway's thresholds of cache_aware are those of both roles; give both the same"
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "weight_dtype": weights,
+    "kv_dtype": one_of(KV_DTYPES, "SGLang"),
+    "state_dtype": None,
+    "*.eviction": one_of(EVICTION_POLICIES, "SGLang"),
+    "*.max_prefill_tokens": None,
+    "*.policy": one_of(PREFILL_POLICIES, "SGLang"),
+    "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
+    "aggregated.schedule_conservativeness": None,
+    "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
+    "prefill.transfer": one_of(("every_chunk",), "SGLang"),
+    "prefill.transfer.cached_prefix_first": None,
+    "prefill.optimistic_attempts": None,
+    "decode.extra_slots": None,
+    "decode.polling_interval": None,
+    "decode.allocation": None,
+    "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
+    "decode.admission.reserved_tokens": None,
+    "decode.admission.max_estimated_output_tokens": None,
+    **{
+        f"router.{role}{setting}": rule
+        for role in ("prefill", "decode")
+        for setting, rule in {
+            "": _routing,
+            ".match_threshold": None,
+            ".balance_abs_threshold": None,
+            ".balance_rel_threshold": None,
+        }.items()
+    },
+    "network.transport": lambda value, _: (
+        None if value.partition("-")[0] in BACKENDS else f"SGLang moves KV by {' or '.join(BACKENDS)}"
+    ),
+    "network.staging": None,
+    **{
+        f"network.staging.{name}": Aside("times and shares that the real cluster has of its own")
+        for name in ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
+    },
+    "health": None,
+    "health.release_timeout": "SGLang has no such limit; leave it out",
+}
+
+
+def launch_strictly(scenario: Scenario, source: str, model: str) -> Launch:
+    """Commands on as many hosts as it takes. Raises ConfigError for what SGLang cannot be told."""
+    notes = told(scenario, "sglang", RULES)
+    made = launch(scenario, model, on_one_host=False, replayed_from=source)
+    return Launch(made.commands, [*notes, *made.notes])
+
+
+def launch(scenario: Scenario, model: str = "$MODEL", *, on_one_host: bool = True, replayed_from: str = "") -> Launch:
+    """Commands, each server on GPUs of its own. Raises ConfigError for what no cluster can be.
+
+    replayed_from: the scenario's file, whose requests become a trace where bench_serving cannot send them.
+    """
+    at = places(scenario, on_one_host=on_one_host)
+    resolved = resolve(scenario)
+    if scenario.health is None:
+        resolved = resolved.model_copy(update={"health": None})
+    scenario = resolved
+    made = Launch()
+    if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
+        made.notes.append(
+            "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
+        )
+    for role, servers_at in at.items():
+        _add_servers(made, scenario, role, servers_at, model)
+    made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
+    load = Launch()
+    add_bench_serving(load, scenario)
+    if load.notes and replayed_from:
+        add_replay(made, scenario, replayed_from, model)
+    else:
+        made.commands |= load.commands
+        made.notes += load.notes
+    return made
+
+
+def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
+    """The gateway knows its servers by URL; without any it is told otherwise."""
+    flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
+    router = scenario.router
+    if scenario.aggregated is not None:
+        if at:
+            flags.append(("worker-urls", [place.url for place in at["aggregated"]]))
+        flags.append(("policy", _routing_policy(made, router.prefill)))
+    else:
+        flags.append(("pd-disaggregation", True))
+        flags += [("prefill", [one.url, FIRST_BOOTSTRAP_PORT + i]) for i, one in enumerate(at.get("prefill", ()))]
+        flags += [("decode", [place.url]) for place in at.get("decode", ())]
+        flags += [(f"{role}-policy", _routing_policy(made, getattr(router, role))) for role in ("prefill", "decode")]
+    policies = [router.prefill] if scenario.aggregated else [router.prefill, router.decode]
+    flags += next(filter(None, map(_thresholds, policies)), {}).items()
+    if (health := scenario.health) is not None:
+        flags += [
+            ("retry-max-retries", health.max_retries),
+            ("retry-initial-backoff-ms", round(health.initial_backoff / 1e6)),
+            ("retry-jitter-factor", health.backoff_jitter),
+        ]
+    return flags
+
+
+def _routing_policy(made: Launch, policy: Any) -> str | None:
+    if isinstance(policy, LeastLoaded):
+        made.notes.append("router: least_loaded: cache_aware whose matches are never enough; ties are drawn")
+        return "cache_aware"
+    return _policy(made, policy, ROUTING_POLICIES)
+
+
+def _thresholds(policy: Any) -> dict[str, float] | None:
+    """Flags of the gateway's cache_aware, where they are not its defaults; None: another policy.
+
+    No match is above the threshold of 1: then the worker with the fewest requests is taken, as by least_loaded
+    (sgl-model-gateway/src/policies/cache_aware.rs).
+    """
+    if isinstance(policy, LeastLoaded):
+        return {"cache-threshold": 1.0}
+    if not isinstance(policy, CacheAware):
+        return None
+    usual = CacheAware()
+    given = {
+        "cache-threshold": (policy.match_threshold, usual.match_threshold),
+        "balance-abs-threshold": (policy.balance_abs_threshold, usual.balance_abs_threshold),
+        "balance-rel-threshold": (policy.balance_rel_threshold, usual.balance_rel_threshold),
+    }
+    return {flag: value for flag, (value, default) in given.items() if value != default}
+
+
+def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], model: str) -> None:
+    servers: ServerSettings = getattr(scenario, role)
+    settings = server_flags(made, scenario, servers)
+    for index, place in enumerate(at):
+        flags = [("model-path", model), ("host", place.host), ("port", place.port), ("base-gpu-id", place.first_gpu)]
+        flags += settings
+        if role == "prefill":
+            flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
+        made.add(f"{role}-{index}", SERVER, flags, **environment(scenario, role))
+
+
+def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
+    flags: Flags = [
+        ("tp-size", servers.tp),
+        ("dp-size", servers.dp if servers.dp > 1 else None),
+        ("enable-dp-attention", servers.dp > 1),
+        ("page-size", scenario.page_size),
+        ("context-length", scenario.context_tokens),
+        ("kv-cache-dtype", KV_DTYPES.get(scenario.kv_dtype)),
+        ("mem-fraction-static", servers.mem_fraction),
+        ("max-total-tokens", servers.pool_tokens),
+        (
+            "max-running-requests",
+            None if servers.max_running_requests is None else servers.max_running_requests * servers.dp,
+        ),
+        ("radix-eviction-policy", _policy(made, servers.eviction, EVICTION_POLICIES)),
+        ("quantization", quantization(scenario)),
+        ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
+    ]
+    if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
+        flags.append(("cuda-graph-bs", list(scenario.cost.graph_sizes)))
+    if isinstance(servers, ComputingSettings):
+        flags += [
+            ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
+            ("max-prefill-tokens", servers.max_prefill_tokens),
+            ("schedule-policy", _policy(made, servers.policy, PREFILL_POLICIES)),
+            ("disable-radix-cache", not servers.radix_cache),
+            ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
+        ]
+    if isinstance(servers, AggregatedSettings):
+        flags.append(("schedule-conservativeness", servers.schedule_conservativeness))
+    else:
+        flags += _disaggregation_flags(made, scenario, servers)
+    if isinstance(servers, DecodingSettings) and servers.acceptance is not None:
+        made.notes.append(
+            "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
+        )
+        flags.append(("speculative-num-draft-tokens", servers.speculative_draft_tokens))
+    return flags
+
+
+def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
+    backend = scenario.network.transport.partition("-")[0]
+    if backend not in BACKENDS:
+        made.notes.append(f"network.transport {scenario.network.transport} is no backend of SGLang")
+    flags: Flags = [("disaggregation-transfer-backend", backend if backend in BACKENDS else None)]
+    if isinstance(servers, PrefillSettings):
+        return [
+            ("disaggregation-mode", "prefill"),
+            *flags,
+            ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
+        ]
+    assert isinstance(servers, DecodeSettings)
+    reserved = servers.admission.reserved_tokens if isinstance(servers.admission, ReserveDecodeTokens) else None
+    if reserved is None:
+        made.notes.append(f"decode.admission {component_name(servers.admission)} has no flag")
+    return [
+        ("disaggregation-mode", "decode"),
+        *flags,
+        ("disaggregation-decode-enable-radix-cache", servers.radix_cache),
+        ("disaggregation-decode-polling-interval", servers.polling_interval),
+        ("disaggregation-decode-extra-slots", servers.extra_slots),
+        ("disaggregation-decode-allocation-policy", servers.allocation),
+        ("num-reserved-decode-tokens", reserved),
+    ]
+
+
+def environment(scenario: Scenario, role: str) -> dict[str, object]:
+    """Variables of one role's servers."""
+    if role == "aggregated":
+        return {}
+    staging, health = scenario.network.staging, scenario.health
+    found: dict[str, object] = {**LINKS.get(scenario.network.transport, {})}
+    if staging is not None:
+        found["SGLANG_DISAGG_STAGING_BUFFER"] = 1
+        if role == "decode":
+            found["SGLANG_DISAGG_STAGING_POOL_SIZE_MB"] = staging.ring >> 20
+        elif staging.prefill_buffer is not None:
+            found["SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB"] = staging.prefill_buffer >> 20
+    if health is not None:
+        found |= {variable: max(1, round(getattr(health, name) / 1e9)) for name, variable in TIMEOUTS.items()}
+        found["SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE"] = health.heartbeat_failures
+    prefill, decode = scenario.pair
+    if role == "prefill" and isinstance(prefill.transfer, EveryChunk) and not prefill.transfer.cached_prefix_first:
+        found["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = 0
+    most = getattr(decode.admission, "max_estimated_output_tokens", None)
+    if role == "decode" and most not in (None, ReserveDecodeTokens().max_estimated_output_tokens):
+        found["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = most
+    return found
+
+
+def _policy(made: Launch, policy: Any, known: tuple[str, ...]) -> str | None:
+    name = component_name(policy)
+    if name in known:
+        return name
+    made.notes.append(f"policy {name} is not SGLang's, which has {', '.join(known)}")
+    return None
+
+
+# The load.
+
+
+def add_bench_serving(made: Launch, scenario: Scenario) -> None:
+    """Adds SGLang's client, or a note on why it cannot send this."""
+    requests, dataset = _dataset(made, scenario.workload)
+    if not dataset:
+        return
+    client = scenario.client
+    if isinstance(client, ClosedLoop):
+        pace: Flags = [("max-concurrency", client.concurrency)]
+    elif isinstance(client.arrivals, Poisson):
+        pace = [("request-rate", client.arrivals.rate_per_s)]
+    else:
+        made.notes.append("client: bench_serving sends Poisson arrivals or a closed loop; this load is sent at once")
+        pace = []
+    flags = [
+        ("backend", "sglang"),
+        ("host", HOST),
+        ("port", GATEWAY_PORT),
+        ("num-prompts", requests),
+        *dataset,
+        *pace,
+        ("seed", scenario.seed),
+        ("tag", scenario.name),
+        ("output-file", f"{scenario.name}.jsonl"),
+    ]
+    made.add("load", LOAD, flags)
+
+
+def _dataset(made: Launch, workload: Any) -> tuple[int, Flags]:
+    """The number of prompts, and the flags that make them; none where bench_serving cannot."""
+    if isinstance(workload, SharedPrefixGroups):
+        return workload.num_groups * workload.prompts_per_group, [
+            ("dataset-name", "generated-shared-prefix"),
+            ("gsp-num-groups", workload.num_groups),
+            ("gsp-prompts-per-group", workload.prompts_per_group),
+            ("gsp-system-prompt-len", workload.system_prompt_tokens),
+            ("gsp-question-len", workload.question_tokens),
+            ("gsp-output-len", workload.output_tokens),
+            ("gsp-num-turns", workload.num_turns if workload.num_turns > 1 else None),
+            ("gsp-range-ratio", f"{workload.range_ratio:g}" if workload.range_ratio < 1 else None),
+            ("gsp-ordered", workload.ordered),
+        ]
+    if isinstance(workload, RandomLengths):
+        inputs, outputs = _longest(workload.input_tokens), _longest(workload.output_tokens)
+        if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
+            return workload.num_requests, [
+                ("dataset-name", "random-ids"),
+                ("random-input-len", inputs[0]),
+                ("random-output-len", outputs[0]),
+                ("random-range-ratio", f"{inputs[1]:g}"),
+                ("tokenize-prompt", True),
+            ]
+    made.notes.append(
+        f"workload {component_name(workload)} with these lengths is none of bench_serving's: no load command"
+    )
+    return 0, []
+
+
+def _longest(lengths: Lengths) -> tuple[int, float] | None:
+    """The longest, and the shortest as a share of it."""
+    if isinstance(lengths, Fixed):
+        return lengths.tokens, 1.0
+    return (lengths.high, lengths.low / lengths.high) if isinstance(lengths, Uniform) else None

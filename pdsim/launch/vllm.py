@@ -1,0 +1,273 @@
+"""The commands that put a scenario on real GPUs with vLLM: its servers, its router and its load.
+
+Flags are those of vllm/engine/arg_utils.py and vllm/benchmarks of 0.11 and later, and of vllm-project/router,
+py_src/vllm_router/router_args.py at 1700eef.
+"""
+
+import json
+from typing import Any
+
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
+from pdsim.launch.load import add_replay
+from pdsim.launch.settings import Rule, one_of, quantization, told, weights
+from pdsim.policy.decode import FewestOutputsFirst
+from pdsim.policy.routing import CacheAware
+from pdsim.scenario.component import component_name
+from pdsim.scenario.schema import ComputingSettings, DecodingSettings, Scenario, ServerSettings
+from pdsim.scenario.sizing import resolve, roles
+from pdsim.workload.arrivals import Gamma, Poisson
+from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.lengths import Fixed, Lengths, Uniform
+from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
+"""Ports of NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, and one more for each data-parallel rank."""
+ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
+STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def _block_size(value: Any, _: Scenario) -> str | None:
+    return None if value in (1, *BLOCK_SIZES) else f"vLLM has blocks of {', '.join(map(str, BLOCK_SIZES))} tokens"
+
+
+def _thresholds(_: Any, scenario: Scenario) -> str | None:
+    router = scenario.router
+    both = [one for one in (router.prefill, router.decode) if isinstance(one, CacheAware)]
+    if scenario.aggregated is None and len({_flags_of(one) for one in both}) > 1:
+        return "the router's thresholds of cache_aware are those of both roles; give both the same"
+    return None
+
+
+def _flags_of(policy: CacheAware) -> tuple[tuple[str, float], ...]:
+    return (
+        ("cache-threshold", policy.match_threshold),
+        ("balance-abs-threshold", policy.balance_abs_threshold),
+        ("balance-rel-threshold", policy.balance_rel_threshold),
+    )
+
+
+def _same_dp(_: Any, scenario: Scenario) -> str | None:
+    if scenario.aggregated is None and len({servers.dp for servers in scenario.pair}) > 1:
+        return "vLLM's router knows one number of data-parallel ranks; give both roles the same"
+    return None
+
+
+SERVER_RULES: dict[str, Rule] = {
+    "weight_dtype": weights,
+    "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
+    "state_dtype": None,
+    "page_size": _block_size,
+    "*.eviction": one_of(("lru",), "vLLM"),
+    "*.policy": one_of(("fcfs",), "vLLM"),
+    "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
+    "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
+    "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
+    "decode.allocation": None,
+    "decode.admission": one_of(("reserve_decode_tokens",), "vLLM's decode admits by free blocks; the simulator"),
+}
+"""Rules of servers, whoever starts them. Of what vLLM does in its own way, `own_ways` tells."""
+RULES: dict[str, Rule] = {
+    **SERVER_RULES,
+    "*.dp": _same_dp,
+    "router.prefill": one_of(ROUTING_POLICIES, "vLLM's router"),
+    "router.decode": one_of(ROUTING_POLICIES, "vLLM's router"),
+    **{
+        f"router.{role}.{name}": _thresholds
+        for role in KV_ROLES
+        for name in ("match_threshold", "balance_abs_threshold", "balance_rel_threshold")
+    },
+    "network.transport": lambda value, _: (
+        None if value.partition("-")[0] in CONNECTORS else f"vLLM moves KV by {' or '.join(CONNECTORS)}"
+    ),
+}
+
+
+def launch(scenario: Scenario, source: str, model: str) -> Launch:
+    """Raises ConfigError for what vLLM cannot be told."""
+    made = Launch(notes=[*told(scenario, "vllm", RULES), *own_ways(scenario)])
+    at, scenario = places(scenario), resolved(scenario)
+    connector = scenario.network.transport.partition("-")[0]
+    for role, servers_at in at.items():
+        servers: ServerSettings = getattr(scenario, role)
+        settings = server_flags(made, scenario, servers)
+        for index, place in enumerate(servers_at):
+            flags: Flags = [("host", place.host), ("port", place.port), *settings]
+            if role in KV_ROLES:
+                flags.append(("kv-transfer-config", transfer_config(CONNECTORS[connector], KV_ROLES[role])))
+            variables = environment(place, servers, connector if role in KV_ROLES else None)
+            if role == "prefill" and connector == "mooncake":
+                variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
+            made.add(f"{role}-{index}", f"vllm serve {model}", flags, **variables)
+    made.add("gateway", "vllm-router", _router_flags(scenario, at, connector))
+    add_load(made, scenario, source, model)
+    return made
+
+
+def resolved(scenario: Scenario) -> Scenario:
+    """With SGLang's limits where the scenario is silent, but vLLM's own share of the memory."""
+    found = resolve(scenario)
+    update: dict[str, Any] = {}
+    for role in roles(scenario):
+        given: ServerSettings = getattr(scenario, role)
+        own = {"mem_fraction": given.mem_fraction, "pool_tokens": given.pool_tokens}
+        update[role] = getattr(found, role).model_copy(update=own)
+    return found.model_copy(update=update)
+
+
+def own_ways(scenario: Scenario) -> list[str]:
+    """Notes on what the scenario has as SGLang does it, and vLLM does in another way."""
+    found = []
+    if scenario.page_size not in BLOCK_SIZES:
+        found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
+    decoding = scenario.aggregated or scenario.pair.decode
+    if isinstance(decoding.preemption, FewestOutputsFirst):
+        found.append("preemption: fewest_outputs_first: vLLM preempts who arrived last, and computes it again")
+    if scenario.aggregated is None:
+        prefill, decode = scenario.pair
+        if component_name(prefill.transfer) == "every_chunk":
+            found.append("prefill.transfer: every_chunk: vLLM's connectors send a prompt when all of it is computed")
+        if decode.allocation == "early":
+            found.append("decode.allocation: early: vLLM's decode allocates blocks when the prompt is computed")
+        found.append("decode.admission: vLLM's decode admits by free blocks")
+    return found
+
+
+def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
+    """Flags of resolved settings."""
+    block = scenario.page_size if scenario.page_size in BLOCK_SIZES else None
+    flags: Flags = [
+        ("tensor-parallel-size", servers.tp // servers.dp),
+        ("data-parallel-size", servers.dp if servers.dp > 1 else None),
+        ("enable-expert-parallel", servers.dp > 1),
+        ("block-size", block),
+        ("max-model-len", scenario.context_tokens),
+        ("kv-cache-dtype", "fp8" if scenario.kv_dtype == "fp8" else "auto"),
+        ("mamba-ssm-cache-dtype", None if scenario.state_dtype == "fp32" else STATE_DTYPES[scenario.state_dtype]),
+        ("quantization", quantization(scenario)),
+        ("gpu-memory-utilization", servers.mem_fraction),
+        ("num-gpu-blocks-override", None if servers.pool_tokens is None else servers.pool_tokens // (block or 16)),
+        ("max-num-seqs", servers.max_running_requests),
+        ("enable-prefix-caching" if servers.radix_cache else "no-enable-prefix-caching", True),
+    ]
+    if isinstance(servers, ComputingSettings):
+        chunk = servers.rank_chunk_tokens
+        flags.append(("max-num-batched-tokens", chunk) if chunk else ("no-enable-chunked-prefill", True))
+        flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
+    if isinstance(servers, DecodingSettings):
+        sizes = scenario.cost.graph_sizes
+        flags.append(("cudagraph-capture-sizes", list(sizes) if isinstance(sizes, tuple) else None))
+        if servers.speculative_draft_tokens is not None:
+            made.notes.append(
+                "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-config a method "
+                f"and num_speculative_tokens {servers.speculative_draft_tokens - 1}"
+            )
+    return flags
+
+
+def transfer_config(connector: str, role: str) -> str:
+    """The JSON of --kv-transfer-config."""
+    return json.dumps({"kv_connector": connector, "kv_role": role}, separators=(",", ":"))
+
+
+def environment(place: Place, servers: ServerSettings, connector: str | None) -> dict[str, object]:
+    """Variables of a server: its GPUs, and where the other role finds it."""
+    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.tp))
+    found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
+    if connector == "nixl":
+        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = place.host
+        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = FIRST_SIDE_CHANNEL_PORT + SIDE_CHANNELS * place.number
+    return found
+
+
+def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str) -> Flags:
+    flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
+    router = scenario.router
+    if scenario.aggregated is not None:
+        dp, policies = scenario.aggregated.dp, [router.prefill]
+        flags += [("worker-urls", [place.url for place in at["aggregated"]])]
+        flags += [("policy", component_name(router.prefill))]
+    else:
+        dp, policies = scenario.pair.prefill.dp, [router.prefill, router.decode]
+        flags += [("vllm-pd-disaggregation", True), ("kv-connector", connector)]
+        ports = [[FIRST_BOOTSTRAP_PORT + i] if connector == "mooncake" else [] for i in range(len(at["prefill"]))]
+        flags += [("prefill", [one.url, *port]) for one, port in zip(at["prefill"], ports, strict=True)]
+        flags += [("decode", [one.url]) for one in at["decode"]]
+        flags += [(f"{role}-policy", component_name(getattr(router, role))) for role in KV_ROLES]
+    flags.append(("intra-node-data-parallel-size", dp if dp > 1 else None))
+    aware = [one for one in policies if isinstance(one, CacheAware)]
+    usual = dict(_flags_of(CacheAware()))
+    flags += [(flag, value) for flag, value in (_flags_of(aware[0]) if aware else ()) if value != usual[flag]]
+    return flags
+
+
+# The load.
+
+
+def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
+    """Adds `vllm bench serve`, or a trace that AIPerf replays."""
+    requests, dataset = _dataset(scenario.workload)
+    pace = _pace(scenario.client)
+    if not dataset or not pace:
+        add_replay(made, scenario, source, model)
+        return
+    flags: Flags = [
+        ("model", model),
+        ("host", HOST),
+        ("port", GATEWAY_PORT),
+        ("num-prompts", requests),
+        *dataset,
+        *pace,
+        ("ignore-eos", True),
+        ("seed", scenario.seed),
+        ("label", scenario.name),
+        ("save-result", True),
+        ("result-filename", f"{scenario.name}.json"),
+    ]
+    made.add("load", "vllm bench serve", flags)
+
+
+def _pace(client: Any) -> Flags:
+    """Empty for what the client does not know."""
+    if isinstance(client, ClosedLoop):
+        return [("max-concurrency", client.concurrency)]
+    if isinstance(client.arrivals, Poisson):
+        return [("request-rate", client.arrivals.rate_per_s)]
+    if isinstance(client.arrivals, Gamma):
+        return [("request-rate", client.arrivals.rate_per_s), ("burstiness", client.arrivals.burstiness)]
+    return []
+
+
+def _dataset(workload: Any) -> tuple[int, Flags]:
+    """The number of prompts, and the flags that make them; none where the client cannot."""
+    if isinstance(workload, SharedPrefixGroups) and workload.num_turns == 1 and workload.range_ratio == 1:
+        return workload.num_groups * workload.prompts_per_group, [
+            ("dataset-name", "prefix_repetition"),
+            ("prefix-repetition-num-prefixes", workload.num_groups),
+            ("prefix-repetition-prefix-len", workload.system_prompt_tokens),
+            ("prefix-repetition-suffix-len", workload.question_tokens),
+            ("prefix-repetition-output-len", workload.output_tokens),
+            ("disable-shuffle", workload.ordered),
+        ]
+    if isinstance(workload, RandomLengths):
+        inputs, outputs = _centre(workload.input_tokens), _centre(workload.output_tokens)
+        if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
+            return workload.num_requests, [
+                ("dataset-name", "random"),
+                ("random-input-len", inputs[0]),
+                ("random-output-len", outputs[0]),
+                ("random-range-ratio", f"{inputs[1]:.12g}"),
+            ]
+    return 0, []
+
+
+def _centre(lengths: Lengths) -> tuple[int, float] | None:
+    """The mean, and how far lengths reach below and above it, as a share of it."""
+    if isinstance(lengths, Fixed):
+        return lengths.tokens, 0.0
+    if not isinstance(lengths, Uniform) or (lengths.low + lengths.high) % 2:
+        return None
+    mean = (lengths.low + lengths.high) // 2
+    return mean, (lengths.high - mean) / mean

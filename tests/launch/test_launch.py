@@ -1,0 +1,324 @@
+"""A launch says every field of a scenario, names it as left aside, or refuses it."""
+
+from itertools import chain
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from pdsim.cli import main
+from pdsim.launch.engines import ENGINES
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import AggregatedSettings, Scenario
+from pdsim.scenario.yaml_file import ConfigError, parse_yaml
+from tests.cli.test_commands import output, output_json
+
+PAIR = """\
+name: pair
+model: qwen3-8b
+prefill: {gpu: h100, tp: 2}
+decode: {gpu: h100, tp: 2}
+network: {transport: nixl-rdma, staging: {ring: 1 GiB}}
+health: {}
+workload:
+  use: random_lengths
+  num_requests: 30
+  input_tokens: {use: uniform, low: 500, high: 1000}
+  output_tokens: {use: uniform, low: 50, high: 100}
+client: {use: open_loop, arrivals: {use: poisson, rate: 4/s}}
+"""
+WITHOUT = {
+    "sglang": (),
+    "kubernetes": (),
+    "vllm": ("network.staging", "health"),
+    "dynamo-vllm": ("network.staging", "health"),
+}
+WITHOUT["dynamo"] = ("health",)
+"""Sections that an engine refuses whole."""
+
+SERVERS = {
+    "instances": ["3"],
+    "gpu": ["h200"],
+    "tp": ["4"],
+    "dp": ["2"],
+    "mem_fraction": ["0.7"],
+    "pool_tokens": ["65536"],
+    "eviction": ["lfu", "fifo"],
+    "max_running_requests": ["77"],
+}
+COMPUTING = {
+    "chunked_prefill_tokens": ["4096", "-1"],
+    "max_prefill_tokens": ["9999"],
+    "policy": ["lpm", "{use: lpm, max_ranked: 7}", "shortest_prompt_first"],
+    "overlap": ["false"],
+}
+DECODING = {"preemption": ["last_arrived_first"]}
+OTHER = {
+    "name": ["other"],
+    "description": ["words"],
+    "seed": ["7"],
+    "model": ["qwen3-14b"],
+    "weight_dtype": ["fp8", "fp4"],
+    "kv_dtype": ["fp8", "fp4"],
+    "state_dtype": ["bf16"],
+    "context_tokens": ["16384"],
+    "page_size": ["64", "48"],
+    **{f"prefill.{name}": values for name, values in {**SERVERS, **COMPUTING}.items()},
+    "prefill.radix_cache": ["false"],
+    "prefill.layer_groups": ["4"],
+    "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
+    "prefill.optimistic_attempts": ["2"],
+    **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
+    "decode.radix_cache": ["true"],
+    "decode.extra_slots": ["5"],
+    "decode.polling_interval": ["3"],
+    "decode.allocation": ["prefill_complete"],
+    "decode.admission": [
+        "{use: reserve_decode_tokens, reserved_tokens: 100}",
+        "{use: reserve_decode_tokens, max_estimated_output_tokens: 100}",
+        "reserve_max_output",
+    ],
+    "decode.retraction_backup": ["false"],
+    **{
+        f"router.{role}": [
+            "round_robin",
+            "random",
+            "power_of_two",
+            "least_loaded",
+            "{use: cache_aware, match_threshold: 0.5}",
+            "{use: cache_aware, balance_abs_threshold: 7}",
+            "{use: cache_aware, balance_rel_threshold: 7}",
+            "{use: cache_aware, seed: 7}",
+        ]
+        for role in ("prefill", "decode")
+    },
+    "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],
+    **{f"network.{name}": ["1 GB/s"] for name in ("bandwidth", "shared_bandwidth")},
+    **{
+        f"network.{name}": ["7 us"]
+        for name in ("transfer_latency", "descriptor_latency", "message_latency", "handover")
+    },
+    "network.gpus_per_nic": ["2"],
+    "network.serial": ["true"],
+    **{f"network.staging.{name}": ["64 MiB"] for name in ("ring", "prefill_buffer")},
+    **{f"network.staging.{name}": ["7 us"] for name in ("gather_host", "scatter_host", "transfer_latency")},
+    **{f"network.staging.{name}": ["0.3"] for name in ("gather_efficiency", "scatter_efficiency")},
+    "cost.graph_sizes": ["[1, 2, 4]"],
+    "workload": [
+        "{use: random_lengths, num_requests: 30, input_tokens: 100, output_tokens: {use: normal, mean: 50, stddev: 5}}",
+        "{use: shared_prefix_groups, num_groups: 4}",
+        "{use: shared_prefix_groups, ordered: true, range_ratio: 0.5}",
+    ],
+    "client": [
+        "{use: closed_loop, concurrency: 4}",
+        "{use: open_loop, arrivals: {use: gamma, rate: 4/s, burstiness: 2}}",
+    ],
+    "faults": ["[{kill: decode-0, at: 1 s}]"],
+    **{f"health.{name}": ["7 s"] for name in ("heartbeat_interval", "bootstrap_timeout", "waiting_timeout")},
+    **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout", "initial_backoff")},
+    "health.heartbeat_failures": ["7"],
+    "health.max_retries": ["7"],
+    "health.backoff_jitter": ["0.5"],
+}
+"""Other values of every field of a pair of roles."""
+DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
+WHOLE = ("cost", "front_end", "aggregated")
+"""Sections whose fields are left aside as one, or that another test has."""
+
+
+def scenario(*changes, base=PAIR):
+    data = parse_yaml(base, "base")
+    for path, value in changes:
+        *inner, last = path.split(".")
+        section = data
+        for name in inner:
+            section = section.setdefault(name, {})
+        if value is None:
+            del section[last]
+        else:
+            section[last] = parse_yaml(value, path)
+    return parse_scenario(data, base=None, where="test")
+
+
+def text(engine, made_of):
+    made = ENGINES[engine](made_of, "pair.yaml", made_of.model)
+    return [*made.commands.values(), *made.manifests.values()], made.notes
+
+
+def fields(section: type[BaseModel], path=""):
+    for name, info in section.model_fields.items():
+        inner = [
+            one
+            for one in chain([info.annotation], get_args(info.annotation))
+            if isinstance(one, type) and issubclass(one, BaseModel)
+        ]
+        where = f"{path}.{name}".lstrip(".")
+        yield from fields(inner[0], where) if inner else [where]
+
+
+def test_the_cases_are_all_fields_of_the_schema():
+    leaves = [leaf for leaf in fields(Scenario) if leaf == "cost.graph_sizes" or leaf.partition(".")[0] not in WHOLE]
+    assert [leaf for leaf in leaves if leaf not in OTHER and leaf.removeprefix("decode.") not in DRAFTS] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in OTHER.items() for value in values])
+def test_every_field_is_said_or_left_aside_or_refused(engine, path, value):
+    without = [(section, None) for section in WITHOUT[engine]]
+    if any(path.startswith(section) for section, _ in without):
+        base = scenario(*[(section, None) for section, _ in without if not path.startswith(section)])
+        with pytest.raises(ConfigError, match=path.rpartition(".")[0]):
+            text(engine, base)
+        return
+    said, notes = text(engine, scenario(*without))
+    check_difference(engine, path, value, scenario(*without, (path, value)), said, notes)
+
+
+def check_difference(engine, path, value, made_of, said, notes):
+    """Another value gives other commands, a note that names it, or a refusal that does."""
+    try:
+        other_said, other_notes = text(engine, made_of)
+    except ConfigError as wrong:
+        refused = str(wrong)
+    else:
+        refused = path if other_said != said or notes_differ(path, other_notes, notes) else "nothing"
+    assert path in refused, (path, value)
+
+
+def notes_differ(path, found, before):
+    field = path.rpartition(".")[2]
+    return any(field in note for note in {*found} ^ {*before})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_aggregated_cluster(engine):
+    changes = [("prefill", None), ("decode", None), ("network", None), ("health", None)]
+    made_of = scenario(*changes, ("aggregated", "{gpu: h100, instances: 2, radix_cache: false}"))
+    said, notes = text(engine, made_of)
+    assert "aggregated: instances 2, tp 1, gpu h100" in notes
+    assert not any("disaggregation" in one or "kv-transfer" in one for one in said)
+
+
+AGGREGATED = {
+    **SERVERS,
+    **COMPUTING,
+    **DECODING,
+    "radix_cache": ["false"],
+    "schedule_conservativeness": ["0.5"],
+    "speculative_draft_tokens": [],
+    "speculative_accept_length": [],
+    "speculative_drafting": [],
+}
+
+
+def test_the_cases_are_all_fields_of_aggregated_servers():
+    assert AGGREGATED.keys() == AggregatedSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in AGGREGATED.items() for value in values])
+def test_every_field_of_aggregated_servers(engine, name, value):
+    changes = [("prefill", None), ("decode", None), ("network", None), ("health", None)]
+    changes.append(("aggregated", "{gpu: h100, tp: 2}"))
+    said, notes = text(engine, scenario(*changes))
+    path = f"aggregated.{name}"
+    check_difference(engine, path, value, scenario(*changes, (path, value)), said, notes)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("section", ["cost", "front_end"])
+def test_times_are_left_aside(engine, section):
+    changes = {"cost": ("cost.host", "{launch: 7 us}"), "front_end": ("front_end", "{service: 7 us}")}
+    without = [(one, None) for one in WITHOUT[engine]]
+    _, notes = text(engine, scenario(*without, changes[section]))
+    assert any(section in note and "of its own" in note for note in notes)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_drafts_are_told_to_give_a_model(engine):
+    without = [(one, None) for one in WITHOUT[engine]]
+    drafts = [(f"decode.{name}", str(value)) for name, value in DRAFTS.items()]
+    _, notes = text(engine, scenario(*without, *drafts))
+    assert any("the draft model is not in the scenario" in note for note in notes)
+    assert any("decode.speculative_accept_length, decode.speculative_drafting" in note for note in notes)
+
+
+def test_all_refusals_come_in_one_message():
+    made_of = scenario(("prefill.layer_groups", "4"), ("decode.preemption", "last_arrived_first"))
+    with pytest.raises(ConfigError) as refused:
+        text("sglang", made_of)
+    assert str(refused.value).splitlines() == [
+        "--engine sglang cannot launch pair:",
+        "  prefill.layer_groups: 4: SGLang sends KV when a forward is done: 0",
+        "  decode.preemption: last_arrived_first: SGLang has fewest_outputs_first",
+    ]
+
+
+def test_servers_lie_on_hosts_with_enough_gpus():
+    without = [(section, None) for section in WITHOUT["vllm"]]
+    (first, second, third, decode, router, _), _ = text(
+        "vllm", scenario(*without, ("prefill.instances", "3"), ("prefill.tp", "4"))
+    )
+    assert "CUDA_VISIBLE_DEVICES=4,5,6,7" in second
+    assert "$HOST0" in first
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3" in third
+    assert "CUDA_VISIBLE_DEVICES=4,5" in decode
+    assert "$HOST1" in decode
+    assert "--prefill http://$HOST0:30001 --prefill http://$HOST1:30002 --decode http://$HOST1:30003" in router
+
+
+TRACE = """\
+arrival_s,in_tokens,out_tokens
+0,100,10
+1,200,20
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "pace"),
+    [
+        ("open_loop", "--fixed-schedule --fixed-schedule-auto-offset"),
+        ("{use: closed_loop, concurrency: 2}", "--concurrency 2 --request-count 2"),
+    ],
+)
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "kubernetes"])
+def test_a_trace_is_replayed_at_its_times(engine, client, pace, tmp_path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    without = [(section, None) for section in WITHOUT[engine]]
+    workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
+    made_of = scenario(*without, ("workload", workload), ("client", client))
+    made = ENGINES[engine](made_of, "a.yaml --set seed=1", "m")
+    assert made.commands["trace"] == "pdsim export a.yaml --set seed=1 --to mooncake --out load.jsonl"
+    assert pace in made.commands["load"]
+
+
+def test_a_job_has_no_trace_of_this_machine(tmp_path):
+    (tmp_path / "trace.csv").write_text(TRACE)
+    workload = f"{{use: request_table, path: {tmp_path / 'trace.csv'}}}"
+    with pytest.raises(ConfigError, match="workload, client: a Job sends what bench_serving can"):
+        text("kubernetes", scenario(("workload", workload)))
+
+
+def test_a_refusal_is_a_message_with_exit_code_2(capsys, tmp_path):
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", str(tmp_path / "pair.yaml"), "--engine", "vllm"])
+    assert ended.value.code == 2
+    assert "network.staging: given: only SGLang has a staging buffer; leave it out" in capsys.readouterr().err
+
+
+def test_a_manifest_is_yaml_with_a_deployment_for_each_role():
+    said, _ = text("kubernetes", scenario())
+    kinds = [parse_yaml(one, "manifest")["kind"] for manifest in said for one in manifest.split("---\n")]
+    assert kinds == [
+        "Deployment", "Deployment", "ServiceAccount", "Role", "RoleBinding", "Deployment", "Service", "Job",
+    ]  # fmt: skip
+
+
+def test_the_command_writes_a_file_for_each_command(capsys, tmp_path):
+    (tmp_path / "pair.yaml").write_text(PAIR)
+    arguments = ("launch", tmp_path / "pair.yaml", "--model-path", "Qwen/Qwen3-8B")
+    made = output_json(capsys, *arguments)
+    assert output(capsys, *arguments, "--out", tmp_path / "out").startswith("prefill-0.sh, decode-0.sh, gateway.sh")
+    assert (tmp_path / "out" / "decode-0.sh").read_text() == made["commands"]["decode-0"] + "\n"
+    assert "--model-path Qwen/Qwen3-8B" in made["commands"]["prefill-0"]
