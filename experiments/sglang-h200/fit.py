@@ -273,12 +273,14 @@ def main() -> None:
         "profile": ("qwen3-8b", cost(prefill, wave_8b, decode, hosts["8b"]), of_8b, steps_8b),
         "profile-tp2": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode_tp2, hosts["tp2"]), of_tp2, steps_tp2),
         "profile-tp2to1": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode, hosts["tp2"]), of_tp2, steps_8b),
+        "profile-tp1to2": ("qwen3-8b", cost(prefill, wave_8b, decode_tp2, hosts["8b"]), of_8b, steps_tp2),
         "profile-32b": ("qwen3-32b", cost(prefill_32b, wave_32b, decode_32b, hosts["32b"]), of_32b, steps_32b),
     }
     fitted_on = {
         "profile": ((1, 1), pre_8b, dec_8b),
         "profile-tp2": ((2, 2), pre_tp2, dec_tp2),
         "profile-tp2to1": ((2, 1), pre_tp2, dec_8b),
+        "profile-tp1to2": ((1, 2), pre_8b, dec_tp2),
         "profile-32b": ((1, 1), pre_32b, dec_32b),
     }
     for name, (model, cost_of, prefill_rows, decode_rows) in made.items():
