@@ -6,7 +6,7 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -156,6 +156,19 @@ class RadixCache:
             if step.readers == 0:
                 self.num_read_pages -= len(step.pages)
             step = step.parent
+
+    def num_repeated_pages(self, nodes: Iterable[Node]) -> int:
+        """Pages of the paths to these nodes that are in more than one, counted once less than they are there."""
+        seen: set[int] = set()
+        num_pages = 0
+        for node in nodes:
+            step: Node | None = node
+            while step is not None:
+                if id(step) in seen:
+                    num_pages += len(step.pages)
+                seen.add(id(step))
+                step = step.parent
+        return num_pages
 
     def evict(self, num_pages: int) -> int:
         """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""
