@@ -84,6 +84,8 @@ ARMS = (
     Arm("tp2to1_staging1g_c1", 1, (*TWO_TO_ONE, *STAGING), fitted=True, skip=1, note=COLD),
     Arm("b32_c1", 1, THIRTY_TWO),
     *(Arm(f"b32_s{n}", 1, THIRTY_TWO) for n in (1024, 4096, 16384)),
+    Arm("agg_q16", None, AGGREGATED),
+    Arm("agg_c32", 32, AGGREGATED),
     Arm("shared_radix", 64, ("decode.pool_tokens=200000", "decode.radix_cache=true"), within=ASKED_LATER),
     Arm("tp2to1_slice_c16", 16, TWO_TO_ONE, within=ASKED_LATER),
     Arm(
@@ -94,8 +96,6 @@ ARMS = (
         within=ASKED_LATER,
         note="without the first wave, in which one decode step took 287 ms, as in tp2to2_c16",
     ),
-    Arm("agg_q16", None, AGGREGATED),
-    Arm("agg_c32", 32, AGGREGATED),
 )
 
 

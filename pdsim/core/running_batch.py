@@ -134,8 +134,9 @@ class RunningBatch(Generic[Request]):
     def _num_repeated_tokens(self) -> int:
         """Cached tokens that a step reads again within a wave of attention, in the order in which requests joined."""
         size = self._wave_requests
-        if size is None or self.num_requests <= size:
-            return self._num_shared_pages * self._page_size - self._cache.num_read_tokens
+        num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
+        if size is None or self.num_requests <= size or not num_repeated:
+            return num_repeated
         leases = enumerate(request.lease for request in self._requests.values())
         waves = groupby(leases, lambda at: at[0] // size)
         return sum(self._cache.num_repeated_tokens(lease for _, lease in wave) for _, wave in waves)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
 
+SM_BANDWIDTH = 62e9
+"""KV in bytes that one SM of an H200 takes in a second, in experiments/sglang-h200; others are taken to be alike."""
 _BLOCKS_PER_SM = 1.1
 """FlashAttention-3 splits contexts while its blocks, by so much more, leave SMs idle (num_splits_heuristic)."""
 
@@ -48,7 +50,7 @@ class AttentionWaves(NamedTuple):
         computed = self.token_ns * one_ns
         num_splits = self.num_splits(num_requests)
         full, rest = divmod(num_requests * self.num_heads * num_splits, self.num_sms)
-        sizes = full * [self.num_sms] + [rest][:rest]
+        sizes = full * [self.num_sms] + ([rest] if rest else [])
         tokens = num_requests * num_splits
         per_token = round(sum(max(size * read, computed) for size in sizes) / tokens)
         per_context_token = round(len(sizes) * computed / tokens)

@@ -7,7 +7,8 @@ from typing import Any
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
-from pdsim.cost.attention_waves import AttentionWaves
+from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
+from pdsim.cost.settings import Kernels
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import (
     FRONT_END,
@@ -21,7 +22,7 @@ from pdsim.scenario.schema import (
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
-from pdsim.system.model import LatentAttention
+from pdsim.system.model import GroupedQueryAttention, LatentAttention
 
 STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
@@ -66,22 +67,27 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
 
 
 def attention_waves(scenario: Scenario, role: Role) -> AttentionWaves | None:
-    """Waves of an instance's decode attention, where its cost has them."""
-    cost = scenario.cost
-    if cost.attention_sm_bandwidth is None:
-        return None
-    layout = layout_of(scenario, role)
-    attention, num_sms = layout.model.attention, layout.gpu.num_sms
+    """Waves of an instance's decode attention, where its cost has them: that of kernels wherever they are known."""
+    cost, layout = scenario.cost, layout_of(scenario, role)
+    bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
+    unknown = ""
     if isinstance(attention, LatentAttention):
-        raise ConfigError(f"cost.attention_sm_bandwidth: {layout.model.name} has latent KV, whose waves are not known")
-    if num_sms is None:
-        raise ConfigError(f"cost.attention_sm_bandwidth: the catalog does not tell num_sms of {layout.gpu.name}")
-    num_heads = max(1, attention.num_kv_heads // layout.tp)
-    whole = 1 - attention.window_share
+        unknown = f"{layout.model.name} has latent KV, whose waves are not known"
+    elif num_sms is None:
+        unknown = f"the catalog does not tell num_sms of {layout.gpu.name}"
+    if bandwidth is None and isinstance(cost.decode, Kernels) and not unknown:
+        bandwidth = SM_BANDWIDTH / cost.decode.factor
+    if bandwidth is None:
+        return None
+    if unknown:
+        raise ConfigError(f"cost.attention_sm_bandwidth: {unknown}")
+    assert isinstance(attention, GroupedQueryAttention)
+    assert num_sms is not None
+    num_heads, whole = max(1, attention.num_kv_heads // layout.tp), 1 - attention.window_share
     return AttentionWaves(
         num_sms=num_sms,
         num_heads=num_heads,
-        token_ns=1e9 * whole * layout.kv_token_bytes / num_heads / cost.attention_sm_bandwidth,
+        token_ns=1e9 * whole * layout.kv_token_bytes / num_heads / bandwidth,
         merge_ns=whole * attention.num_layers * cost.attention_merge,
     )
 
