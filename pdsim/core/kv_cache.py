@@ -142,8 +142,7 @@ class KvCache:
         """Cached tokens that decode steps of these readers read again after the first of them."""
         if self.prefix_cache is None:
             return 0
-        nodes = (lease.read_node for lease in leases if lease.read_node is not None)
-        return self.prefix_cache.num_repeated_pages(nodes) * self.page_size
+        return self.prefix_cache.num_repeated_tokens([lease.read_node for lease in leases if lease.read_node])
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""

@@ -157,18 +157,19 @@ class RadixCache:
                 self.num_read_pages -= len(step.pages)
             step = step.parent
 
-    def num_repeated_pages(self, nodes: Iterable[Node]) -> int:
-        """Pages of the paths to these nodes that are in more than one, counted once less than they are there."""
-        seen: set[int] = set()
-        num_pages = 0
+    def num_repeated_tokens(self, nodes: Iterable[Node]) -> int:
+        """Tokens of the paths to these nodes, without the first time that each is there."""
+        seen: set[Node] = set()
+        num_tokens = 0
         for node in nodes:
             step: Node | None = node
             while step is not None:
-                if id(step) in seen:
-                    num_pages += len(step.pages)
-                seen.add(id(step))
+                if step in seen:
+                    num_tokens += step.stop
+                    break
+                seen.add(step)
                 step = step.parent
-        return num_pages
+        return num_tokens
 
     def evict(self, num_pages: int) -> int:
         """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""

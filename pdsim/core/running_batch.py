@@ -8,7 +8,8 @@ Law: tests/laws/test_decode_steps.py.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import pairwise
+from math import ceil
 from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
@@ -19,6 +20,8 @@ from pdsim.policy.views import DecodeView, TokenSequence
 
 FOREVER = 1 << 62
 """More steps than any run has."""
+_ROUNDING = 1e-9
+"""By so much a whole number of requests may come out too large."""
 
 
 @dataclass(slots=True)
@@ -137,9 +140,9 @@ class RunningBatch(Generic[Request]):
         num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
         if size is None or self.num_requests <= size or not num_repeated:
             return num_repeated
-        leases = enumerate(request.lease for request in self._requests.values())
-        waves = groupby(leases, lambda at: at[0] // size)
-        return sum(self._cache.num_repeated_tokens(lease for _, lease in wave) for _, wave in waves)
+        leases = [request.lease for request in self._requests.values()]
+        ends = [ceil(wave * size - _ROUNDING) for wave in range(ceil(len(leases) / size) + 1)]
+        return sum([self._cache.num_repeated_tokens(leases[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
         """Steps were run; the pages of the first were opened before."""

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import DecodeStep
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.running_batch import RunningBatch, RunningRequest
@@ -15,7 +16,7 @@ from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.scenario.build import build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from tests.support import request, small
+from tests.support import decisions, request, run, small
 
 READ_NS = 33.9
 H200 = AttentionWaves(num_sms=132, num_heads=8, token_ns=297, merge_ns=95_000)
@@ -61,14 +62,15 @@ def test_a_step_jumps_where_heads_pass_a_multiple_of_the_sms():
 @given(
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(1, 9)), min_size=1, max_size=20),
-    st.floats(1, 25),
+    st.tuples(st.integers(16, 150), st.integers(1, 16)),
     st.data(),
 )
-def test_a_prefix_is_read_once_in_each_wave(page_size, prompts, wave_requests, data):
+def test_a_prefix_is_read_once_in_each_wave(page_size, prompts, gpu, data):
     """prompts: whose prefix, how much of it, and how much of their own."""
     pool = PagePool(1000)
     cache = KvCache(pool, page_size, RadixCache(pool, page_size, LeastRecentlyUsed()))
-    batch: RunningBatch[RunningRequest] = RunningBatch(cache, wave_requests)
+    num_sms, num_heads = gpu
+    batch: RunningBatch[RunningRequest] = RunningBatch(cache, num_sms / num_heads)
     running: dict[int, int] = {}
     for i, (prefix, num_shared, num_own) in enumerate(prompts):
         prompt = Spans([(prefix, 0, num_shared), (100 + i, 0, num_own)] if num_shared else [(100 + i, 0, num_own)])
@@ -85,7 +87,7 @@ def test_a_prefix_is_read_once_in_each_wave(page_size, prompts, wave_requests, d
     tables = [batch.page_table(i)[: num_tokens // page_size] for i, num_tokens in running.items()]
     waves: dict[int, set[int]] = {}
     for at, table in enumerate(tables):
-        waves.setdefault(int(at // wave_requests), set()).update(table)
+        waves.setdefault(at * num_heads // num_sms, set()).update(table)
     num_read_pages = sum(map(len, waves.values()))
     num_own_tokens = sum(n + 1 - page_size * len(table) for n, table in zip(running.values(), tables, strict=True))
     assert batch.step(1).num_distinct_tokens == num_own_tokens + page_size * num_read_pages
@@ -109,6 +111,24 @@ def test_waves_follow_from_model_and_gpu():
     line = times.decode_line(40)
     total_ns = (line.base + (line.per_context_token + line.per_distinct_token) * 9000) / (1 << FRACTION_BITS)
     assert sum(times.decode_terms(40, 9000, 9000).values()) == pytest.approx(total_ns)
+
+
+def test_many_steps_at_once_are_the_same_steps_one_by_one():
+    """With prefixes that are shared in waves of 16.5 requests, of which 40 run."""
+    requests = [request(i, Spans([(i % 3, 0, 32), (100 + i, 0, 8)]), 20 + i % 30) for i in range(60)]
+    costs = {
+        "prefill": {"use": "affine", "prefill_per_token": "1 us"},
+        "decode": LINES,
+        "attention_sm_bandwidth": "1 GB/s",
+    }
+    shared = small(*requests, model="qwen3-8b", cost=costs, decode__gpu="h200", decode__radix_cache=True)
+    many, single = run(shared), run(shared, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    steps = [step for entry in many.journal if entry.call == "next_step" for step in [entry.returned[0]]]
+    decoded = [step for step in steps if isinstance(step, DecodeStep) and step.num_requests > 33]
+    assert decoded
+    once = [step.num_context_tokens - 32 * (step.num_requests - 3) for step in decoded]
+    assert any(step.num_distinct_tokens > tokens for step, tokens in zip(decoded, once, strict=True))
 
 
 @pytest.mark.parametrize(
