@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import constants
 import numpy as np
-from rows import HERE, Floats, Forwards, Steps, forwards, steps
+from rows import HERE, Floats, Forwards, Steps, forwards, shared_steps, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.affine import GpuClock
@@ -114,13 +114,17 @@ def prefill_ms(of: Prefill, rows: Forwards, wave_tokens: int) -> Floats:
     return np.maximum(of.least, times)
 
 
-def decode_ms(of: Decode, rows: Steps, shape: Shape) -> Floats:
+def decode_ms(of: Decode, rows: Steps, shape: Shape, repeated_tokens: Floats | float = 0) -> Floats:
+    """repeated_tokens: read again by requests of one wave."""
     waves, smooth = of.waves(shape), DecodeLine.of_ns(0, 0, of.read_ns(shape))
     batches, of_batch = np.unique(rows.batch, return_inverse=True)
     lines = [waves.line(int(batch), smooth) for batch in batches]
-    base, per_token = np.array([(a, b + c) for a, b, c in lines])[of_batch].T / (1e6 * (1 << FRACTION_BITS))
+    columns = np.array([(base, context + distinct, distinct) for base, context, distinct in lines])[of_batch].T
+    base, per_token, per_distinct = columns / (1e6 * (1 << FRACTION_BITS))
     graph = CAPTURED[np.searchsorted(CAPTURED, rows.batch)]
-    return np.asarray(of.base + of.per_request * graph + base + per_token * rows.kv_tokens)
+    return np.asarray(
+        of.base + of.per_request * graph + base + per_token * rows.kv_tokens - per_distinct * repeated_tokens
+    )
 
 
 def robust(errors: Callable[[Sequence[float]], Floats], start: Sequence[float]) -> list[float]:
@@ -315,6 +319,9 @@ def main() -> None:
     ):
         report_decode(f"{name}, not fitted", (server,), of, shape)
     report_jumps(steps(*dec_8b), decode, QWEN3_8B)
+    shared_rows, repeated = shared_steps("shared_radix", 12_000, SMS / QWEN3_8B.kv_heads)
+    errors = decode_ms(decode, shared_rows, QWEN3_8B, repeated) / shared_rows.gpu_ms - 1
+    error_report("decode of shared prefixes, 8B TP1, not fitted", errors, decode_region(shared_rows))
 
     hosts = constants.hosts({"8b": prefill.least, "tp2": prefill_tp2.least, "32b": prefill_32b.least})
     made = {
