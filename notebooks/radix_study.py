@@ -48,13 +48,13 @@ plt.show()
 
 # %% [markdown]
 # **Reading.** With few prefixes, decode holds each once for all requests: more of them fit, and TTFT falls from
-# seconds of waiting for pages. A larger batch takes longer to decode, but here each shared token is read once for
-# all of it, as [decode attention was found to do](../docs/decisions/0012-distinct-tokens.md), and ITL falls as well.
+# seconds of waiting for pages. A larger batch takes longer to decode: each shared token is read once in a
+# [wave of attention](../docs/behaviour.md), not once for all, and ITL rises.
 # With more prefixes than either pool can hold, the cache finds little, and changes little.
 
 # %%
 few, many = (found.loc[prefixes] for prefixes in (4, 64))
 assert few.loc[True, "request_throughput"] > 1.5 * few.loc[False, "request_throughput"]
 assert few.loc[True, "mean_running_requests_per_step"] > few.loc[False, "mean_running_requests_per_step"]
-assert few.loc[True, "mean_itl_ms"] < few.loc[False, "mean_itl_ms"]
+assert few.loc[True, "mean_itl_ms"] > few.loc[False, "mean_itl_ms"]
 assert many.loc[True, "request_throughput"] < 1.2 * many.loc[False, "request_throughput"]

@@ -18,10 +18,6 @@ from pdsim.system.catalog import load_transport
 
 HOST_OF_STEP_MS = 0.05
 """Between the GPU's ends of two decode steps, beyond the second one's GPU time."""
-SM_SHARE_OF_KV = 0.465
-"""Of what a KV token takes in a decode step, the part that its own request takes on the SMs: 1.018 us for
-128 tokens of one KV head (waves.py), 17.4 of 37.4 ns. The rest is memory bandwidth, paid once where requests share a
-cached prefix. No run here shares KV on decode: the division is an inference, the sum is measured."""
 START_MS = 0.6
 """From the choice of a forward to its first kernel. Single requests show 1.9 ms around the GPU's time until the first
 send is done: this, RESULT_MS and SEND_MS; how it divides was not measured."""

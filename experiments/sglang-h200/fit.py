@@ -2,9 +2,9 @@
 
 GPU times only; what the CPU, the gateway and the transfers take comes from constants.py. A prefill forward takes
   max(least, (base + per_token tokens + per_pair pairs) (1 + slowdown U))
-with U from the same GpuClock that the simulator uses, forward by forward. A decode step is a straight line in requests
-and KV tokens. Residuals are relative, and soft_l1 keeps the few forwards that stood still for another reason (31 of
-866) from pulling the line.
+with U from the same GpuClock that the simulator uses, forward by forward. A decode step is a straight line in the rows
+of its CUDA graph, and attention in waves, by the simulator's AttentionWaves. Residuals are relative, and soft_l1 keeps
+the few forwards that stood still for another reason (31 of 866) from pulling the line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import constants
 import numpy as np
-import waves
-from rows import HERE, Floats, Forwards, Steps, forwards, steps
+from rows import HERE, Floats, Forwards, Steps, forwards, shared_steps, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.affine import GpuClock
+from pdsim.cost.attention_waves import AttentionWaves
+from pdsim.cost.model import FRACTION_BITS, DecodeLine
+from pdsim.cost.step_times import captured_batches
 from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import write_yaml
 
@@ -42,15 +44,22 @@ class Shape:
 
     q_heads: int
     kv_heads: int
+    layers: int
 
     @property
     def wave_tokens(self) -> int:
         """Tokens whose queries fill every SM once: the query heads of one KV head are packed into one tile."""
         return SMS * QUERY_ROWS // (self.q_heads // self.kv_heads * self.kv_heads)
 
+    @property
+    def head_bytes(self) -> int:
+        """KV of a token in one KV head: K and V of 128 dimensions in bf16, all layers."""
+        return 512 * self.layers
 
-QWEN3_8B, QWEN3_8B_TP2, QWEN3_32B = Shape(32, 8), Shape(16, 4), Shape(64, 8)
+
+QWEN3_8B, QWEN3_8B_TP2, QWEN3_32B = Shape(32, 8, 36), Shape(16, 4, 36), Shape(64, 8, 64)
 """Waves of 528, 1,056 and 264 tokens."""
+CAPTURED = np.array(captured_batches(512, 512))
 
 
 class Prefill(NamedTuple):
@@ -64,11 +73,25 @@ class Prefill(NamedTuple):
 
 
 class Decode(NamedTuple):
-    """Coefficients in ms, ms per request, ms per 1,000 KV tokens."""
+    """Coefficients of a step: ms, ms per row of its graph, GB/s of the memory and of one SM, us of a layer's merge."""
 
     base: float
     per_request: float
-    per_context_token: float
+    memory: float
+    sm: float
+    merge: float
+
+    def waves(self, shape: Shape) -> AttentionWaves:
+        merge_ns = 1e3 * shape.layers * self.merge
+        return AttentionWaves(SMS, shape.kv_heads, shape.head_bytes / self.sm, merge_ns)
+
+    def read_ns(self, shape: Shape) -> float:
+        """KV of one token from memory."""
+        return shape.kv_heads * shape.head_bytes / self.memory
+
+    def computed_ns(self, shape: Shape) -> float:
+        """KV of one token on all SMs: what is left in a full wave if the prefix is shared."""
+        return shape.kv_heads * shape.head_bytes / self.sm / SMS
 
 
 def pairs(rows: Forwards, wave_tokens: int) -> Floats:
@@ -91,8 +114,17 @@ def prefill_ms(of: Prefill, rows: Forwards, wave_tokens: int) -> Floats:
     return np.maximum(of.least, times)
 
 
-def decode_ms(of: Decode, rows: Steps) -> Floats:
-    return of.base + of.per_request * rows.batch + of.per_context_token * rows.kv_tokens / 1e3
+def decode_ms(of: Decode, rows: Steps, shape: Shape, repeated_tokens: Floats | float = 0) -> Floats:
+    """repeated_tokens: read again by requests of one wave."""
+    waves, smooth = of.waves(shape), DecodeLine.of_ns(0, 0, of.read_ns(shape))
+    batches, of_batch = np.unique(rows.batch, return_inverse=True)
+    lines = [waves.line(int(batch), smooth) for batch in batches]
+    columns = np.array([(base, context + distinct, distinct) for base, context, distinct in lines])[of_batch].T
+    base, per_token, per_distinct = columns / (1e6 * (1 << FRACTION_BITS))
+    graph = CAPTURED[np.searchsorted(CAPTURED, rows.batch)]
+    return np.asarray(
+        of.base + of.per_request * graph + base + per_token * rows.kv_tokens - per_distinct * repeated_tokens
+    )
 
 
 def robust(errors: Callable[[Sequence[float]], Floats], start: Sequence[float]) -> list[float]:
@@ -114,14 +146,14 @@ def fit_prefill(rows: Forwards, wave_tokens: int, start: Prefill, *, fixed: Mapp
     return named(robust(errors, [getattr(start, name) for name in free]))
 
 
-def fit_decode(rows: Steps, start: Decode, *, fixed: Mapping[str, float]) -> Decode:
+def fit_decode(rows: Steps, shape: Shape, start: Decode, *, fixed: Mapping[str, float]) -> Decode:
     free = [name for name in Decode._fields if name not in fixed]
 
     def named(values: Sequence[float]) -> Decode:
         return start._replace(**fixed, **dict(zip(free, values, strict=True)))
 
     def errors(values: Sequence[float]) -> Floats:
-        return decode_ms(named(values), rows) / rows.gpu_ms - 1
+        return decode_ms(named(values), rows, shape) / rows.gpu_ms - 1
 
     return named(robust(errors, [getattr(start, name) for name in free]))
 
@@ -168,8 +200,7 @@ def error_report(what: str, errors: Floats, regions: Sequence[str]) -> dict[str,
 # Profiles.
 
 
-def cost(prefill: Prefill, wave_tokens: int, decode: Decode, host: constants.Host) -> dict[str, object]:
-    own = constants.SM_SHARE_OF_KV
+def cost(prefill: Prefill, wave_tokens: int, decode: Decode, shape: Shape, host: constants.Host) -> dict[str, object]:
     return {
         "prefill": {
             "use": "affine",
@@ -185,9 +216,12 @@ def cost(prefill: Prefill, wave_tokens: int, decode: Decode, host: constants.Hos
             "use": "affine",
             "decode_base": f"{decode.base + constants.HOST_OF_STEP_MS:.4g} ms",
             "decode_per_request": f"{1e3 * decode.per_request:.3g} us",
-            "decode_per_context_token": f"{1e3 * decode.per_context_token * own:.4g} ns",
-            "decode_per_distinct_token": f"{1e3 * decode.per_context_token * (1 - own):.4g} ns",
+            "decode_per_context_token": f"{decode.computed_ns(shape):.4g} ns",
+            "decode_per_distinct_token": f"{decode.read_ns(shape) - decode.computed_ns(shape):.4g} ns",
         },
+        "graph_sizes": "sglang",
+        "attention_sm_bandwidth": f"{decode.sm:.4g} GB/s",
+        "attention_merge": f"{decode.merge:.3g} us",
         "host": {name: f"{value:g} ms" for name, value in host._asdict().items()},
     }
 
@@ -228,11 +262,23 @@ def report_prefill(name: str, servers: tuple[str, ...], of: Prefill, wave: int, 
     return {"fitted_on": [f"steps_{server}" for server in servers], **({"note": note} if note else {}), **summary}
 
 
-def report_decode(name: str, servers: tuple[str, ...], of: Decode, note: str = "") -> dict[str, object]:
+def report_decode(name: str, servers: tuple[str, ...], of: Decode, shape: Shape, note: str = "") -> dict[str, object]:
     rows = steps(*servers)
-    summary = error_report(f"decode, {name}", decode_ms(of, rows) / rows.gpu_ms - 1, decode_region(rows))
+    summary = error_report(f"decode, {name}", decode_ms(of, rows, shape) / rows.gpu_ms - 1, decode_region(rows))
     print(f"  {of}")
     return {"fitted_on": [f"steps_{server}" for server in servers], **({"note": note} if note else {}), **summary}
+
+
+def report_jumps(rows: Steps, of: Decode, shape: Shape) -> None:
+    """Prints by how much steps grow from the last batch of a wave to the first beyond it, measured and fitted."""
+    print("\njumps, ms from the median step of one batch to that of the next: measured, fitted")
+    predicted = decode_ms(of, rows, shape)
+    for num_waves in range(1, int(rows.batch.max()) * shape.kv_heads // SMS + 1):
+        last = num_waves * SMS // shape.kv_heads
+        before, after = (rows.batch == batch for batch in (last, last + 1))
+        if before.any() and after.any():
+            jumps = (np.median(times[after]) - np.median(times[before]) for times in (rows.gpu_ms, predicted))
+            print(f"  {last} to {last + 1} requests: " + ", ".join(f"{jump:+.2f}" for jump in jumps))
 
 
 def servers_of(runs: Sequence[str], side: str) -> tuple[str, ...]:
@@ -251,34 +297,55 @@ def main() -> None:
     half = {"per_pair": prefill.per_pair / 2}
     prefill_tp2 = fit_prefill(forwards(*pre_tp2), wave_tp2, Prefill(17, 3, 11, 0.4, 0), fixed=slowdown | half)
     prefill_32b = fit_prefill(forwards(*pre_32b), wave_32b, Prefill(19, 3, 82, 2.9, 0), fixed=slowdown)
-    decode = fit_decode(steps(*dec_8b), Decode(5, 0.01, 0.04), fixed={})
-    per_token_tp2 = {"per_context_token": decode.per_context_token / 2}
-    per_request_32b = {"per_request": decode.per_request * 64 / 36}
-    decode_tp2 = fit_decode(steps(*dec_tp2), Decode(3.5, 0.01, 0), fixed=per_token_tp2)
-    decode_32b = fit_decode(steps(*dec_32b), Decode(18, 0, 0.07), fixed=per_request_32b)
+    decode = fit_decode(steps(*dec_8b), QWEN3_8B, Decode(5, 0.01, 4400, 64, 4), fixed={})
+    attention = {name: getattr(decode, name) for name in ("memory", "sm", "merge")}
+    per_request_32b = {"per_request": decode.per_request * QWEN3_32B.layers / QWEN3_8B.layers}
+    decode_tp2 = fit_decode(steps(*dec_tp2), QWEN3_8B_TP2, decode, fixed=attention)
+    decode_32b = fit_decode(steps(*dec_32b), QWEN3_32B, decode, fixed=attention | per_request_32b)
 
     shared = "slowdown of the 8B rows"
     of_8b = report_prefill("8B TP1", pre_8b, prefill, wave_8b)
     of_tp2 = report_prefill("8B TP2", pre_tp2, prefill_tp2, wave_tp2, f"{shared}; half of TP1's time per pair")
     of_32b = report_prefill("32B TP1", pre_32b, prefill_32b, wave_32b, shared)
     report_prefill("8B TP1, aggregated server, not fitted", ("agg_a",), prefill, wave_8b)
-    steps_8b = report_decode("8B TP1", dec_8b, decode)
-    steps_tp2 = report_decode("8B TP2", dec_tp2, decode_tp2, "half of TP1's time per KV token")
-    steps_32b = report_decode("32B TP1", dec_32b, decode_32b, "batches of one: time per request of 8B, by layers")
-    report_decode("8B TP1, aggregated server, not fitted", ("agg_a",), decode)
-    waves.compare(steps(*dec_8b), steps("agg_a"), decode_region)
+    own = "attention of 8B TP1"
+    steps_8b = report_decode("8B TP1", dec_8b, decode, QWEN3_8B)
+    steps_tp2 = report_decode("8B TP2", dec_tp2, decode_tp2, QWEN3_8B_TP2, own)
+    steps_32b = report_decode("32B TP1", dec_32b, decode_32b, QWEN3_32B, f"{own}; time per request too, by layers")
+    for name, server, of, shape in (
+        ("8B TP1, aggregated server", "agg_a", decode, QWEN3_8B),
+        ("8B TP1, behind prefill with TP2", "tp2to1_slice_c16_d0", decode, QWEN3_8B),
+        ("8B TP2, behind prefill with TP1", "tp1to2_staging1g_c16_d0", decode_tp2, QWEN3_8B_TP2),
+    ):
+        report_decode(f"{name}, not fitted", (server,), of, shape)
+    report_jumps(steps(*dec_8b), decode, QWEN3_8B)
+    shared_rows, repeated = shared_steps("shared_radix", 12_000, SMS / QWEN3_8B.kv_heads)
+    errors = decode_ms(decode, shared_rows, QWEN3_8B, repeated) / shared_rows.gpu_ms - 1
+    error_report("decode of shared prefixes, 8B TP1, not fitted", errors, decode_region(shared_rows))
 
     hosts = constants.hosts({"8b": prefill.least, "tp2": prefill_tp2.least, "32b": prefill_32b.least})
     made = {
-        "profile": ("qwen3-8b", cost(prefill, wave_8b, decode, hosts["8b"]), of_8b, steps_8b),
-        "profile-tp2": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode_tp2, hosts["tp2"]), of_tp2, steps_tp2),
-        "profile-tp2to1": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode, hosts["tp2"]), of_tp2, steps_8b),
-        "profile-32b": ("qwen3-32b", cost(prefill_32b, wave_32b, decode_32b, hosts["32b"]), of_32b, steps_32b),
+        "profile": ("qwen3-8b", cost(prefill, wave_8b, decode, QWEN3_8B, hosts["8b"]), of_8b, steps_8b),
+        "profile-tp2": (
+            "qwen3-8b",
+            cost(prefill_tp2, wave_tp2, decode_tp2, QWEN3_8B_TP2, hosts["tp2"]),
+            of_tp2,
+            steps_tp2,
+        ),
+        "profile-tp2to1": ("qwen3-8b", cost(prefill_tp2, wave_tp2, decode, QWEN3_8B, hosts["tp2"]), of_tp2, steps_8b),
+        "profile-tp1to2": ("qwen3-8b", cost(prefill, wave_8b, decode_tp2, QWEN3_8B_TP2, hosts["8b"]), of_8b, steps_tp2),
+        "profile-32b": (
+            "qwen3-32b",
+            cost(prefill_32b, wave_32b, decode_32b, QWEN3_32B, hosts["32b"]),
+            of_32b,
+            steps_32b,
+        ),
     }
     fitted_on = {
         "profile": ((1, 1), pre_8b, dec_8b),
         "profile-tp2": ((2, 2), pre_tp2, dec_tp2),
         "profile-tp2to1": ((2, 1), pre_tp2, dec_8b),
+        "profile-tp1to2": ((1, 2), pre_8b, dec_tp2),
         "profile-32b": ((1, 1), pre_32b, dec_32b),
     }
     for name, (model, cost_of, prefill_rows, decode_rows) in made.items():

@@ -107,6 +107,33 @@ def steps(*servers: str) -> Steps:
     return Steps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
+def shared_steps(run: str, prefix_tokens: int, wave_requests: float) -> tuple[Steps, Floats]:
+    """Decode steps over shared prefixes, and the KV tokens that requests of one wave read again.
+
+    Requests are known by their lengths. Only steps of whose batch the stages of all requests tell the same size count.
+    """
+    with gzip.open(DATA / f"requests_{run}.csv.gz", "rt", newline="") as file:
+        prefixes = {(row["in_tokens"], row["out_tokens"]): row["prefix_id"] for row in csv.DictReader(file)}
+    table, reported = stages(run, "d0"), columns(f"steps_{run}_d0")
+    ready_ms = sum(table[key] for key in ("bootstrap_ms", "alloc_wait_ms", "transfer_ms", "queue_ms"))
+    joined_s = table["entry_unix_s"] + ready_ms / 1e3
+    ended_s = joined_s + table["forward_ms"] / 1e3
+    lengths = zip(table["input_tokens"], table["output_tokens"], strict=True)
+    prefix = np.array([prefixes[f"{int(tokens)}", f"{int(output)}"] for tokens, output in lengths])
+    rows = []
+    for end_s, gpu_s, batch, kv_tokens in zip(
+        *(reported[key] for key in ("t_unix_s", "gpu_s", "num_decode", "decode_kv_tokens")), strict=True
+    ):
+        running = np.flatnonzero((joined_s < end_s) & (ended_s >= end_s - 1e-3))
+        if len(running) == batch > 0 and kv_tokens > batch * prefix_tokens:
+            running = running[np.argsort(joined_s[running], kind="stable")]
+            waves = (np.arange(len(running)) // wave_requests).astype(int)
+            num_read = len(set(zip(waves, prefix[running], strict=True)))
+            rows.append((1e3 * gpu_s, batch, kv_tokens, (batch - num_read) * prefix_tokens))
+    *step, repeated = (np.array(column) for column in zip(*rows, strict=True))
+    return Steps(*step), repeated
+
+
 def served(run: str) -> Served:
     """Client and servers told apart requests by nothing but their order, which holds where few are sent at a time."""
     requests = columns(f"requests_{run}")

@@ -67,6 +67,8 @@ class AggregatedLimits:
     the choice: it waits for one step more. A driver that does choose so early must switch this off."""
     speculation: Speculation | None = None
     """None: each decode step gives each request one token."""
+    wave_requests: float | None = None
+    """Requests whose attention runs at a time, and reads what they share once; None: all."""
     waiting_timeout_ns: int | None = None
     """Time from a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
 
@@ -133,7 +135,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.speculation)
+        self.batch: RunningBatch[AggregatedRequest] = running_batch(cache, limits.speculation, limits.wave_requests)
         self._arrived: list[AggregatedRequest] = []
         """Not looked at yet."""
         self._builder: ForwardBuilder[AggregatedRequest] = ForwardBuilder(

@@ -75,6 +75,8 @@ class DecodeLimits:
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     speculation: Speculation | None = None
     """None: each step gives each request one token."""
+    wave_requests: float | None = None
+    """Requests whose attention runs at a time, and reads what they share once; None: all."""
     grants_computed_only: bool = False
     """Pages are granted when prefill has computed the prompt (--disaggregation-decode-allocation-policy)."""
 
@@ -98,7 +100,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.limits = limits
         self.page_size = cache.page_size
         self.now_ns = 0
-        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation)
+        self.batch: RunningBatch[DecodeRequest] = running_batch(cache, limits.speculation, limits.wave_requests)
         self.queue = AdmissionQueue(
             instance_id, cache, admission_policy, grants_computed_only=limits.grants_computed_only
         )

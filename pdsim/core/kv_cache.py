@@ -5,7 +5,7 @@ A request holds a `Lease` from the moment it is admitted until it goes. Of its p
   [num_shared, end)    it owns itself
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdsim.core.page_pool import PagePool
@@ -137,6 +137,12 @@ class KvCache:
     def num_read_tokens(self) -> int:
         """Cached tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
+
+    def num_repeated_tokens(self, leases: Iterable[Lease]) -> int:
+        """Cached tokens that decode steps of these readers read again after the first of them."""
+        if self.prefix_cache is None:
+            return 0
+        return self.prefix_cache.num_repeated_tokens([lease.read_node for lease in leases if lease.read_node])
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""

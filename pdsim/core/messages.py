@@ -322,7 +322,8 @@ class DecodeStep(NamedTuple):
     num_context_tokens: int
     """KV tokens that the first step reads: of each request all it has, and what it writes."""
     num_distinct_tokens: int
-    """The same, with a cached prefix that several requests share counted once."""
+    """The same, with a cached prefix that several requests share counted once: where attention runs in waves, once in
+    each of them."""
     max_steps: int
 
 

@@ -6,7 +6,7 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -156,6 +156,20 @@ class RadixCache:
             if step.readers == 0:
                 self.num_read_pages -= len(step.pages)
             step = step.parent
+
+    def num_repeated_tokens(self, nodes: Iterable[Node]) -> int:
+        """Tokens of the paths to these nodes, without the first time that each is there."""
+        seen: set[Node] = set()
+        num_tokens = 0
+        for node in nodes:
+            step: Node | None = node
+            while step is not None:
+                if step in seen:
+                    num_tokens += step.stop
+                    break
+                seen.add(step)
+                step = step.parent
+        return num_tokens
 
     def evict(self, num_pages: int) -> int:
         """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""

@@ -8,6 +8,8 @@ Law: tests/laws/test_decode_steps.py.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
 from typing import Generic, TypeVar
 
 from pdsim.core.instance import PolicyError
@@ -18,6 +20,8 @@ from pdsim.policy.views import DecodeView, TokenSequence
 
 FOREVER = 1 << 62
 """More steps than any run has."""
+_ROUNDING = 1e-9
+"""By so much a whole number of requests may come out too large."""
 
 
 @dataclass(slots=True)
@@ -44,7 +48,8 @@ Request = TypeVar("Request", bound=RunningRequest)
 
 
 class RunningBatch(Generic[Request]):
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCache, wave_requests: float | None = None) -> None:
+        """wave_requests: those whose attention runs at a time; None: all."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0
@@ -55,6 +60,7 @@ class RunningBatch(Generic[Request]):
         """Tokens beyond its KV for which a request needs pages before a step."""
         self._cache = cache
         self._page_size = cache.page_size
+        self._wave_requests = wave_requests
         self._num_shared_pages = 0
         """Pages of the prefix cache that they read, counted once for each of them."""
         self._requests: dict[int, Request] = {}
@@ -115,19 +121,28 @@ class RunningBatch(Generic[Request]):
     def step(self, ask_again_steps: int) -> DecodeStep:
         """The next step."""
         num_context_tokens = self.num_kv_tokens + self.num_requests * self.num_written_tokens
-        num_repeated_tokens = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
         step = DecodeStep(
             self.num_steps,
             tuple(self._joined),
             tuple(self._left),
             self.num_requests,
             num_context_tokens,
-            num_context_tokens - num_repeated_tokens,
+            num_context_tokens - self._num_repeated_tokens(),
             min(self._max_steps(), ask_again_steps),
         )
         if self._joined or self._left:
             self._joined, self._left = [], []
         return step
+
+    def _num_repeated_tokens(self) -> int:
+        """Cached tokens that a step reads again within a wave of attention, in the order in which requests joined."""
+        size = self._wave_requests
+        num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
+        if size is None or self.num_requests <= size or not num_repeated:
+            return num_repeated
+        leases = [request.lease for request in self._requests.values()]
+        ends = [ceil(wave * size - _ROUNDING) for wave in range(ceil(len(leases) / size) + 1)]
+        return sum([self._cache.num_repeated_tokens(leases[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
         """Steps were run; the pages of the first were opened before."""
@@ -219,8 +234,8 @@ class Speculation:
 
 
 class SpeculativeBatch(RunningBatch[Request]):
-    def __init__(self, cache: KvCache, speculation: Speculation) -> None:
-        super().__init__(cache)
+    def __init__(self, cache: KvCache, speculation: Speculation, wave_requests: float | None = None) -> None:
+        super().__init__(cache, wave_requests)
         self.num_written_tokens = speculation.draft_tokens
         self.num_ahead_tokens = speculation.num_ahead_tokens
 
@@ -255,8 +270,12 @@ class SpeculativeBatch(RunningBatch[Request]):
         """Lengths are always up to date."""
 
 
-def running_batch(cache: KvCache, speculation: Speculation | None) -> RunningBatch[Request]:
-    return RunningBatch(cache) if speculation is None else SpeculativeBatch(cache, speculation)
+def running_batch(
+    cache: KvCache, speculation: Speculation | None, wave_requests: float | None
+) -> RunningBatch[Request]:
+    if speculation is None:
+        return RunningBatch(cache, wave_requests)
+    return SpeculativeBatch(cache, speculation, wave_requests)
 
 
 class DecodingInstance(Generic[Request]):

@@ -16,7 +16,7 @@ class DecodeLine(NamedTuple):
     per_context_token: int
     """Counted for each request that reads it."""
     per_distinct_token: int
-    """Counted once, however many requests share it."""
+    """Counted once, however many requests share it; in waves, once in each."""
 
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))

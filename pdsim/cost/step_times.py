@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdsim.core.messages import PrefillStep
+from pdsim.cost.attention_waves import AttentionWaves
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 
 
@@ -110,6 +111,8 @@ class StepTimes:
     measured: Measured | None = None
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
+    waves: AttentionWaves | None = None
+    """None: attention takes as much of each KV token, whatever the batch."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
@@ -140,6 +143,8 @@ class StepTimes:
                 per_context = round((1 + self.graphs.empty_row_kv * (size / num_requests - 1)) * per_context)
         base += _units(self.host_overhead.ns(num_requests))
         line = DecodeLine(base, per_context, line.per_distinct_token)
+        if self.waves is not None:
+            line = self.waves.line(num_requests, line)
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
 
     def _computed(self, rows: int) -> int:
@@ -159,6 +164,8 @@ class StepTimes:
         rows = (self.graphs and self.graphs.size(num_requests)) or num_requests
         terms = self.decode.decode_terms(self._computed(rows))
         terms["drafting"] = self.drafting.step_ns
+        if self.waves is not None:
+            terms["merging split contexts"] = self.waves.merging_ns(num_requests)
         terms["host between steps"] = self.host_overhead.ns(num_requests)
         terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
         kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens

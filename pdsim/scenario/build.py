@@ -17,7 +17,7 @@ from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_instances, build_monitor, build_router
 from pdsim.scenario.room import check_requests, require_room_for_run
 from pdsim.scenario.schema import DecodingSettings, FrontEndSettings, HostSettings, Scenario
-from pdsim.scenario.sizing import layout_of, resolve, roles
+from pdsim.scenario.sizing import attention_waves, layout_of, resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.memory import Layout, Role, memory_tier
 from pdsim.workload.client_driver import Client
@@ -131,6 +131,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         measured=measured,
         drafting=drafting,
         graphs=graphs,
+        waves=attention_waves(scenario, role),
         host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
     )
 

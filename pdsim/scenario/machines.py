@@ -19,7 +19,7 @@ from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import DecodingSettings, Scenario
-from pdsim.scenario.sizing import kv_cache, roles
+from pdsim.scenario.sizing import attention_waves, kv_cache, roles
 from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
@@ -84,6 +84,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 schedule_conservativeness=conservativeness,
                 overlap=aggregated.overlap,
                 speculation=_speculation(aggregated),
+                wave_requests=_wave_requests(scenario, role),
                 waiting_timeout_ns=waiting_timeout_ns,
             ),
             policy=deepcopy(aggregated.policy),
@@ -116,12 +117,18 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
             polling_interval_steps=decode.polling_interval,
             saves_retracted=decode.retraction_backup,
             speculation=_speculation(decode),
+            wave_requests=_wave_requests(scenario, role),
             grants_computed_only=decode.allocation == "prefill_complete",
         ),
         admission_policy=deepcopy(decode.admission),
         preemption_policy=deepcopy(decode.preemption),
         staged=scenario.network.staging is not None,
     )
+
+
+def _wave_requests(scenario: Scenario, role: Role) -> float | None:
+    waves = attention_waves(scenario, role)
+    return None if waves is None else waves.num_requests
 
 
 def _speculation(settings: DecodingSettings) -> Speculation | None:

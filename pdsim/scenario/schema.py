@@ -288,6 +288,11 @@ class CostChoice(Section):
     out as if all rows had one."""
     eager_layer: Duration = 310_000
     """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """KV that one SM takes in at most. Decode attention then runs in waves of one thread block for each SM, and reads a
+    shared prefix once in each wave; None: that of an H200's with kernels, else without waves."""
+    attention_merge: Duration = 0
+    """Time of a layer in which contexts are split among SMs."""
     measured: MeasuredSettings | None = None
     """None: whatever a run asks for is taken as known."""
 

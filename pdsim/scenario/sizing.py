@@ -7,6 +7,8 @@ from typing import Any
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
+from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
+from pdsim.cost.settings import Kernels
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import (
     FRONT_END,
@@ -20,6 +22,7 @@ from pdsim.scenario.schema import (
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
+from pdsim.system.model import GroupedQueryAttention, LatentAttention
 
 STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
@@ -61,6 +64,32 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         )
     except (CatalogError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
+
+
+def attention_waves(scenario: Scenario, role: Role) -> AttentionWaves | None:
+    """Waves of an instance's decode attention, where its cost has them: that of kernels wherever they are known."""
+    cost, layout = scenario.cost, layout_of(scenario, role)
+    bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
+    unknown = ""
+    if isinstance(attention, LatentAttention):
+        unknown = f"{layout.model.name} has latent KV, whose waves are not known"
+    elif num_sms is None:
+        unknown = f"the catalog does not tell num_sms of {layout.gpu.name}"
+    if bandwidth is None and isinstance(cost.decode, Kernels) and not unknown:
+        bandwidth = SM_BANDWIDTH / cost.decode.factor
+    if bandwidth is None:
+        return None
+    if unknown:
+        raise ConfigError(f"cost.attention_sm_bandwidth: {unknown}")
+    assert isinstance(attention, GroupedQueryAttention)
+    assert num_sms is not None
+    num_heads, whole = max(1, attention.num_kv_heads // layout.tp), 1 - attention.window_share
+    return AttentionWaves(
+        num_sms=num_sms,
+        num_heads=num_heads,
+        token_ns=1e9 * whole * layout.kv_token_bytes / num_heads / bandwidth,
+        merge_ns=whole * attention.num_layers * cost.attention_merge,
+    )
 
 
 def resolve(scenario: Scenario) -> Scenario:

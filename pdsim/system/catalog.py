@@ -26,6 +26,8 @@ class GpuSpec:
     nic_bandwidth: float
     host_bandwidth: float
     """Of the link to the memory of its host."""
+    num_sms: int | None = None
+    """Streaming multiprocessors, or compute units; None: not told."""
     gpus_per_server: int = 8
     """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
     board_power_w: float | None = None

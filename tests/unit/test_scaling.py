@@ -168,7 +168,9 @@ def test_of_another_setup_there_is_no_interval(tmp_path, capsys):
 def test_without_times_of_operators_there_is_no_interval(tmp_path, capsys):
     assert exit_code("scale", MEASURED, "--from", "h200", "--to", "rtx-4090", "-o", tmp_path / "out.yaml") == 0
     assert "no times on both h200 and rtx-4090" in capsys.readouterr().err
-    assert "prefill_interval" not in read_yaml(tmp_path / "out.yaml")["cost"]
+    cost = read_yaml(tmp_path / "out.yaml")["cost"]
+    assert "prefill_interval" not in cost
+    assert "attention_sm_bandwidth" not in cost, "its SMs are not known"
 
 
 def test_sections_that_are_not_scaled_are_kept(tmp_path):
@@ -178,6 +180,8 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
         "graph_sizes": [1, 8],
         "graph_empty_row_kv": 0.5,
         "eager_layer": "1 ms",
+        "attention_sm_bandwidth": "60 GB/s",
+        "attention_merge": "2 us",
         "measured": {"decode_batch": [1, 128]},
     }
     front_end = {"service": "1 ms"}

@@ -41,6 +41,8 @@ _PREFILL: Mapping[str, Operator] = {
 """The operator that scales each coefficient of an affine prefill; the others stay."""
 _KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer")
 """Fields of a profile's cost that stay as they are."""
+_WAVES = ("attention_sm_bandwidth", "attention_merge")
+"""Kept as well where it is known how many SMs the other GPU has."""
 _DIGITS = 4
 
 
@@ -136,12 +138,13 @@ def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, An
     if cost.ends:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
     low, best, high = (scaling.cost(cost, end) for end in ENDS)
+    kept = (*_KEPT, *_WAVES) if scaling.target.num_sms else _KEPT
     network = {key: value for key, value in (profile.get("network") or {}).items() if key != "transports"}
     return {
         "name": name,
         "cost": {
             **best,
-            **{key: profile["cost"][key] for key in _KEPT if key in profile["cost"]},
+            **{key: profile["cost"][key] for key in kept if key in profile["cost"]},
             **({"measured": scaling.measured(cost.measured)} if cost.measured is not None else {}),
             **({f"{role}_interval": [low[role], high[role]] for role in best} if low != high else {}),
         },
