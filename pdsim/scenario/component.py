@@ -131,6 +131,8 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "poisson": "pdsim.workload.arrivals:Poisson",
         "gamma": "pdsim.workload.arrivals:Gamma",
         "constant": "pdsim.workload.arrivals:Constant",
+        "bursts": "pdsim.workload.arrivals:Bursts",
+        "profile": "pdsim.workload.arrivals:Profile",
     },
     Lengths: {
         "fixed": "pdsim.workload.lengths:Fixed",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 from random import Random
 from typing import Protocol
 
@@ -60,3 +61,86 @@ class Constant:
         while True:
             yield round(n / self.rate_per_s * 1e9)
             n += 1
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """Two Poisson rates that take turns, a Markov-modulated Poisson process: the lengths of bursts and of what is
+    between them are exponential.
+    """
+
+    rate_per_s: float
+    """The mean of both."""
+    burst_factor: float = 5.0
+    """Rate of a burst over the mean."""
+    burst_share: float = 0.1
+    """Of the time."""
+    burst_ns: int = 5_000_000_000
+    """Mean length of a burst."""
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s <= 0 or self.burst_ns <= 0 or not 0 < self.burst_share < 1 or self.burst_factor < 0:
+            raise ValueError(
+                f"bursts need rate > 0, burst > 0, 0 < burst_share < 1 and burst_factor >= 0, found {self}"
+            )
+        if self.burst_factor * self.burst_share > 1:
+            raise ValueError(
+                f"bursts of {self.burst_factor:g} times the rate in {self.burst_share:g} of the time are more than all "
+                f"requests: burst_factor of at most {1 / self.burst_share:g}"
+            )
+
+    def times_ns(self, random: Random) -> Iterator[int]:
+        burst_s = self.burst_ns / 1e9
+        between_s = burst_s * (1 - self.burst_share) / self.burst_share
+        between_factor = (1 - self.burst_factor * self.burst_share) / (1 - self.burst_share)
+        phases = ((burst_s, self.burst_factor), (between_s, between_factor))
+        which = 0 if random.random() < self.burst_share else 1
+        begin_s = 0.0
+        while True:
+            mean_s, factor = phases[which]
+            end_s = begin_s + random.expovariate(1 / mean_s)
+            now_s = begin_s
+            while factor and (now_s := now_s + random.expovariate(self.rate_per_s * factor)) < end_s:
+                yield round(now_s * 1e9)
+            begin_s, which = end_s, 1 - which
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Poisson arrivals whose rate follows levels, and begins again after the last: stages, or the hours of a day."""
+
+    rate_per_s: float
+    """The mean of all levels."""
+    levels: tuple[float, ...]
+    """Rates to each other: 1, 4, 2."""
+    level_ns: int
+    """How long each lasts."""
+    smooth: bool = False
+    """The rate goes in a straight line from each level to the next."""
+
+    def __post_init__(self) -> None:
+        if self.rate_per_s <= 0 or self.level_ns <= 0:
+            raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
+        if not self.levels or min(self.levels) < 0 or not sum(self.levels):
+            raise ValueError(f"a profile needs levels, none below 0 and one above, found {list(self.levels)}")
+
+    def times_ns(self, random: Random) -> Iterator[int]:
+        """Arrivals of rate 1, each at the time by which so many are expected."""
+        level_s = self.level_ns / 1e9
+        rates = [self.rate_per_s * level * len(self.levels) / sum(self.levels) for level in self.levels]
+        ends = [*rates[1:], rates[0]] if self.smooth else rates
+        expected, begin_s = random.expovariate(1.0), 0.0
+        while True:
+            for rate, end in zip(rates, ends, strict=True):
+                area = (rate + end) / 2 * level_s
+                growth = (end - rate) / level_s
+                while expected < area:
+                    yield round((begin_s + _reached(expected, rate, growth)) * 1e9)
+                    expected += random.expovariate(1.0)
+                expected -= area
+                begin_s += level_s
+
+
+def _reached(area: float, rate: float, growth: float) -> float:
+    """The time by which a rate that grows so much a second has this area below it, in the form that is exact for 0."""
+    return area and 2 * area / (rate + sqrt(max(0.0, rate * rate + 2 * growth * area)))

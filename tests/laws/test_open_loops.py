@@ -5,13 +5,20 @@ from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
 from pdsim.sim.timeline import Timeline
-from pdsim.workload.arrivals import Constant, Gamma, Poisson
+from pdsim.workload.arrivals import Bursts, Constant, Gamma, Poisson, Profile
 from pdsim.workload.client_driver import ClientDriver, OpenLoop
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 rates = st.floats(0.1, 1000)
+shares = st.floats(0.01, 0.99)
+levels = st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(sum).map(tuple)
 arrivals = st.one_of(
-    st.none(), st.builds(Constant, rates), st.builds(Poisson, rates), st.builds(Gamma, rates, st.floats(0.1, 10))
+    st.none(),
+    st.builds(Constant, rates),
+    st.builds(Poisson, rates),
+    st.builds(Gamma, rates, st.floats(0.1, 10)),
+    st.builds(lambda rate, share, part: Bursts(rate, part / share, share), rates, shares, st.floats(0, 0.99)),
+    st.builds(Profile, rates, levels, st.integers(10**8, 10**11), st.booleans()),
 )
 
 

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from pdsim.workload.arrivals import Constant, Gamma, Poisson
+from pdsim.workload.arrivals import Bursts, Constant, Gamma, Poisson, Profile
 from pdsim.workload.lengths import Fixed, Normal, Uniform
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.synthetic import PrefixPool, RandomLengths, Sessions, SharedPrefixGroups
@@ -94,7 +94,20 @@ def test_lengths_stay_in_their_range():
     assert {draw() for _ in range(200)} == {3, 4, 5, 6}
 
 
-@pytest.mark.parametrize("arrivals", [Poisson(50), Gamma(50, burstiness=0.5), Gamma(50, burstiness=4), Constant(50)])
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        Poisson(50),
+        Gamma(50, burstiness=0.5),
+        Gamma(50, burstiness=4),
+        Constant(50),
+        Bursts(50, burst_ns=100_000_000),
+        Bursts(50, burst_factor=10, burst_ns=20_000_000),
+        Profile(50, (1, 4, 0), 1_000_000_000),
+        Profile(50, (1, 4, 0), 1_000_000_000, smooth=True),
+    ],
+    ids=repr,
+)
 def test_arrivals_keep_their_rate(arrivals):
     times = arrivals.times_ns(Streams(1).named("arrivals"))
     sample = [next(times) for _ in range(20_000)]
@@ -108,6 +121,49 @@ def test_burstiness_is_the_shape_of_the_gaps():
         sample = [next(times) for _ in range(20_000)]
         gaps = [b - a for a, b in pairwise(sample)]
         assert (stdev(gaps) / mean(gaps)) ** 2 == pytest.approx(1 / burstiness, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("smooth", "shares"),
+    [(False, (1 / 6, 3 / 6, 2 / 6)), (True, (4 / 12, 5 / 12, 3 / 12))],
+)
+def test_a_profile_has_its_levels_again_and_again(smooth, shares):
+    """Of straight lines, each level's share is that of the mean of its ends."""
+    times = Profile(300, (1, 3, 2), 2_000_000_000, smooth=smooth).times_ns(Streams(2).named("arrivals"))
+    counts = [0, 0, 0]
+    for _ in range(90_000):
+        counts[next(times) // 2_000_000_000 % 3] += 1
+    assert [count / 90_000 for count in counts] == pytest.approx(shares, rel=0.03)
+
+
+@pytest.mark.parametrize(("factor", "share"), [(4.0, 0.2), (8.0, 0.125)])
+def test_counts_of_bursts_are_dispersed_as_the_closed_form_says(factor, share):
+    """1 + 2 (a - b)^2 p q / ((p + q)^2 (a q + b p)) for rates a and b, which are left at rates p and q."""
+    made = Bursts(100, factor, share, burst_ns=50_000_000)
+    a, b = factor * 100, (1 - factor * share) / (1 - share) * 100
+    p, q = 1 / 0.05, 1 / (0.05 * (1 - share) / share)
+    expected = 1 + 2 * (a - b) ** 2 * p * q / ((p + q) ** 2 * (a * q + b * p))
+    times, window_ns = made.times_ns(Streams(5).named("arrivals")), 20_000_000_000
+    counts = [0] * 400
+    while (at := next(times) // window_ns) < len(counts):
+        counts[at] += 1
+    assert mean(counts) == pytest.approx(100 * 20, rel=0.03)
+    assert stdev(counts) ** 2 / mean(counts) == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Bursts(5, burst_factor=20), "burst_factor of at most 10"),
+        (lambda: Bursts(5, burst_share=0), "0 < burst_share < 1"),
+        (lambda: Profile(5, (), 1), "needs levels"),
+        (lambda: Profile(5, (0, 0), 1), "needs levels"),
+        (lambda: Profile(5, (1,), 0), "level > 0"),
+    ],
+)
+def test_impossible_arrivals_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_one_stream_does_not_move_another():

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pdsim.metrics.summary_rows import counted
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.planning.outcome import SATURATED, Outcome
 from pdsim.study.planning.slo import Slo
@@ -58,7 +59,7 @@ class Plan:
             return f"Nothing of up to {self.max_gpus} GPUs meets it.{nearest}"
         one = self.chosen.candidate
         power = "" if one.kw is None else f", {one.kw:.1f} kW"
-        return f"Take {one.label}: {one.num_gpus} GPUs, {one.price_per_h:g} an hour{power}"
+        return f"Take {one.label}: {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour{power}"
 
     @property
     def notes(self) -> list[str]:
@@ -79,7 +80,9 @@ class Plan:
             found.append(f"On the {end} server that this may be: {self._tails(outcome)}.")
         if any(not outcome.meets for outcome in self.ends.values()):
             one = None if self.certain is None else self.certain.candidate
-            sure = "none" if one is None else f"{one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour,"
+            sure = (
+                "none" if one is None else f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour,"
+            )
             found.append(f"On the slowest, {sure} meets it. Rows of your server (pdsim observe) say more.")
         return found
 
