@@ -6,7 +6,7 @@ Percentiles interpolate linearly between order statistics, as numpy's do by defa
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import floor, sqrt
 from operator import add, mul
 from typing import TypeVar
@@ -55,12 +55,13 @@ class RunSamples:
         self._firsts, self._growths = _arranged(firsts, order), _arranged(growths, order)
         self._lengths, self._weights = _arranged(lengths, order), _arranged(weights, order)
         counts = array("q", map(mul, self._lengths, self._weights))
-        spans = array("d", (growth * (n - 1) for growth, n in zip(self._growths, self._lengths, strict=True)))
+        spans = array("d", map(mul, self._growths, map(add, self._lengths, repeat(-1))))
         lasts = array("d", map(add, self._firsts, spans))
         self._up_to_first = array("q", accumulate(counts))
         self._longest = max(spans, default=0.0)
-        self.count = sum(counts)
-        self._total = sum(n * (first + span / 2) for n, first, span in zip(counts, self._firsts, spans, strict=True))
+        self.count = self._up_to_first[-1] if counts else 0
+        middles = map(add, self._firsts, map(mul, spans, repeat(0.5)))
+        self._total = sum(map(mul, counts, middles))
         order = _order(lasts)
         self._lasts = _arranged(lasts, order)
         self._up_to_last = array("q", accumulate(_arranged(counts, order)))
@@ -111,11 +112,11 @@ class RunSamples:
 
 
 def _order(values: "array[float]") -> list[int]:
-    return sorted(range(len(values)), key=values.__getitem__)
+    return sorted(range(len(values)), key=values.tolist().__getitem__)
 
 
 def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
-    return array(values.typecode, [values[i] for i in order])
+    return array(values.typecode, list(map(values.tolist().__getitem__, order)))
 
 
 def _interpolate(percent: float, count: int, value_at: Callable[[int], float]) -> float:
