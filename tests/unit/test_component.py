@@ -37,6 +37,8 @@ NEEDS = {
     "poisson": {"rate": "4/s"},
     "gamma": {"rate": "4/s"},
     "constant": {"rate": "0.3/s"},
+    "bursts": {"rate": "4/s", "burst": "2 s"},
+    "profile": {"rate": "4/s", "levels": [1, 2.5], "level": "1 h", "smooth": True},
     "fixed": {"tokens": 3},
     "uniform": {"low": 3, "high": 4},
     "normal": {"mean": 4.5, "stddev": 1},
