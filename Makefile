@@ -19,10 +19,12 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
-demo: .venv/demo ## split six GPUs between prefill and decode under a public trace, by an SLO
+DEMO_SLO := ttft < 5.5 s and tpot < 25 ms for 90 %
+
+demo: .venv/demo ## the cheapest H100s for a public trace and an SLO, and what they save: an answer and a page
 	@$(BIN)/python -m compileall -q pdsim
-	$(SAY) demo "Qwen3-8B on six H100 under a conversation trace: how many should prefill?"
-	@$(BIN)/pdsim sweep experiments/demo/split.yaml --out runs/demo
+	$(SAY) demo "Qwen3-8B under a conversation trace: do six H100 have to be, or fewer?"
+	@$(BIN)/pdsim plan experiments/demo/scenario.yaml --slo "$(DEMO_SLO)" --gpu h100=2.5 --max-gpus 6 --out runs/demo
 	@$(BIN)/pdsim report runs/demo --out runs/demo/report.html
 
 setup: .venv/dev ## make .venv with all tools

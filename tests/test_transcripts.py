@@ -5,6 +5,7 @@ What commands print is compared with what the page shows, which
 """
 
 import difflib
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pdsim.study.result import read_sweep
 from tests.markdown import ROOT, blocks
 
 LEFT_OUT = {
@@ -70,9 +70,9 @@ def clone(tmp_path):
 @pytest.mark.slow
 def test_readme_can_be_followed_word_for_word(clone, request):
     follow("README.md", clone, update=request.config.getoption("--update-golden"))
-    demo = read_sweep(clone / "runs" / "demo")
-    met = {point.meets(name, slo) for point in demo.points for name, slo in demo.slos.items()}
-    assert met == {True, False}, "the demo shows what a choice changes"
+    demo = json.loads((clone / "runs" / "demo" / "plan.json").read_text())
+    assert demo["plan"]["price_per_h"] < demo["own"]["price_per_h"], "the demo saves something"
+    assert (clone / "runs" / "demo" / "report.html").is_file()
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """pdsim plan as a user calls it."""
 
 import json
-from html import escape
 
 import pytest
+from markupsafe import escape
 
 from pdsim import ConfigError
 from pdsim.cli import main
@@ -40,6 +40,17 @@ def test_the_plan_meets_the_slo_and_what_is_cheaper_does_not(scenario):
         assert row.candidate.price_per_h <= made.chosen.candidate.price_per_h
     assert made.load_factor is not None
     assert made.load_factor >= 1
+
+
+def test_the_cluster_that_a_scenario_has_is_told_beside(scenario):
+    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", changes=["decode.instances=3"])
+    assert made.own is not None
+    assert made.chosen is not None
+    assert made.own.candidate.label == "1P3D of TP1"
+    assert made.own.candidate.price_per_h == 4
+    assert made.own.outcome.strains
+    (note,) = [note for note in made.notes if note.startswith("The scenario's own 1P3D of TP1, 4 GPUs, 4 an hour: ")]
+    assert note.endswith(f"The plan costs {1 - made.chosen.candidate.price_per_h / 4:.0%} less.")
 
 
 def test_prices_decide(scenario):
@@ -85,7 +96,7 @@ def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
     assert [row[-2] for row in shown] == [made.cells(row)[-1] for row in made.rows]
     html = render(page)
     for note in made.notes:
-        assert escape(note) in html
+        assert str(escape(note)) in html
     (tmp_path / "plan" / "plan.json").write_text('{"slo": 1}')
     with pytest.raises(ConfigError, match="no plan of this version"):
         plan_page(tmp_path / "plan")

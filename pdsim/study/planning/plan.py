@@ -49,6 +49,8 @@ class Plan:
 
     certain: Row | None = None
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
+    own: Row | None = None
+    """The cluster of the scenario that the plan began with."""
     checked: Outcome | None = None
     """On the trace that it was not made from."""
 
@@ -69,11 +71,18 @@ class Plan:
             for row in self.nearest
             if row.limit is not None
         ]
+        if self.own is not None and self.chosen is not None:
+            own, saved = self.own.candidate, 1 - self.chosen.candidate.price_per_h / self.own.candidate.price_per_h
+            found.append(
+                f"The scenario's own {own.label}, {counted(own.num_gpus, 'GPU')}, {own.price_per_h:g} an hour: "
+                f"{self._tails(self.own.outcome)}. The plan costs {f'{saved:.0%} less' if saved > 0 else 'no less'}."
+            )
         if self.checked is not None:
             found.append(f"On the trace that it was not made from: {self._tails(self.checked)}.")
         if self.load_factor is not None:
             breaks = f"; {self.breaks}" if self.breaks else ", the most that was tried"
-            found.append(f"It takes {self.load_factor:g} times this load{breaks}.")
+            takes = "no more than this load" if self.load_factor == 1 else f"{self.load_factor:g} times this load"
+            found.append(f"It takes {takes}{breaks}.")
         for role, outcome in self.lost.items():
             found.append(f"With one {role} instance lost: {self._tails(outcome)}.")
         for end, outcome in self.ends.items():
@@ -136,6 +145,7 @@ class Plan:
             "lost": {role: outcome.to_json() for role, outcome in self.lost.items()},
             "ends": {end: outcome.to_json() for end, outcome in self.ends.items()},
             "certain": None if self.certain is None else self.certain.to_json(),
+            "own": None if self.own is None else self.own.to_json(),
             "checked": None if self.checked is None else self.checked.to_json(),
         }
 

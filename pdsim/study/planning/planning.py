@@ -86,6 +86,8 @@ def plan(
             store = Store(folder)
             work = Work(store, opened, progress)
             made = Finder(Trials(base, wanted, seeds, store, work), space, told).find()
+            if given is not None and made.chosen is not None:
+                made = replace(made, own=_own(Trials(base, wanted, seeds, store, work), space))
             if other is not None and made.chosen is not None:
                 (outcome,) = Trials(other, wanted, seeds, store, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
@@ -118,6 +120,12 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
         require_out(Path(out))
         Path(out).mkdir(parents=True, exist_ok=True)
         yield Path(out)
+
+
+def _own(trials: Trials, space: Space) -> Row | None:
+    """The scenario's own cluster, beside which the plan saves something; None: its GPUs have no price."""
+    own = space.own(trials.base)
+    return None if own is None else Row(own, trials.whole([own.changes])[0])
 
 
 class Finder:

@@ -75,6 +75,19 @@ class Space:
             raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
+    def own(self, base: Base) -> Candidate | None:
+        """The scenario's; None: a GPU of it has no price."""
+        pair = base.scenario.pair
+        servers = tuple(Server(one.gpu, one.tp) for one in pair)
+        counts = tuple(one.instances for one in pair)
+        if any(server.gpu not in self.prices for server in servers):
+            return None
+        label, price = label_of(servers, counts), self._price(servers, counts)
+        return Candidate(label, label, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {})
+
+    def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
+        return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
+
     def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[Candidate]:
         """Those of these servers that have no more GPUs than they may."""
         most = [self.max_gpus // server.tp for server in roles]
@@ -82,7 +95,7 @@ class Space:
             num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
                 continue
-            price = sum(self.prices[s.gpu] * s.tp * count for count, s in zip(counts, roles, strict=True))
+            price = self._price(roles, counts)
             kw = kilowatts(roles, counts)
             for settings in self._settings(max(counts)):
                 changes = {**cluster(base, roles, counts), **settings}
