@@ -7,6 +7,7 @@ from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict, place_of
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import number, percent
+from pdsim.workload.arrivals import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
@@ -14,7 +15,7 @@ _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
 _FINER = (1 / 3, 2 / 3)
 """Of the way from the highest rate that meets the SLO to the next."""
 _UNBOUNDED = 1_000_000
-_RATES = "Poisson arrivals"
+_RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 
 
 def arms(base: Base) -> list[Arm]:
@@ -29,16 +30,20 @@ def rates(study: Study) -> list[Arm]:
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
     if not tried:
         most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
-        return [_arm(most * share) for share in _SHARES]
+        return [_arm(study.base, most * share) for share in _SHARES]
     if len(tried) > len(_SHARES):
         return []
     low = _highest(study)
     high = min((rate for rate in tried if rate > low), default=None)
-    return [] if high is None else [_arm(low + (high - low) * share) for share in _FINER]
+    return [] if high is None else [_arm(study.base, low + (high - low) * share) for share in _FINER]
 
 
-def _arm(rate: float) -> Arm:
+def _arm(base: Base, rate: float) -> Arm:
+    """Bursts and profiles keep their shape; other loads come as Poisson arrivals."""
     rate = float(f"{rate:.3g}")
+    arrivals = getattr(base.scenario.client, "arrivals", None)
+    if hasattr(arrivals, "rate_per_s") and not isinstance(arrivals, Poisson):
+        return Arm(f"{rate:g}/s", {"client.arrivals.rate": f"{rate} /s"}, rate, _OWN_RATES)
     client = {"use": "open_loop", "arrivals": {"use": "poisson", "rate": f"{rate} /s"}}
     return Arm(f"{rate:g}/s", {"client": client}, rate, _RATES)
 
@@ -79,8 +84,8 @@ def _needed(study: Study, highest: float) -> list[str]:
 QUESTION = Question(
     asks="How much load does the cluster take within the SLO?",
     varies=(
-        "All requests at once, then Poisson arrivals at half up to 95 % of what was served then; two more rates "
-        "between the last that meets the SLO and the first that does not."
+        "All requests at once, then Poisson arrivals at half up to 95 % of what was served then, or the scenario's own "
+        "bursts; two more rates between the last that meets the SLO and the first that does not."
     ),
     columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
     arms=arms,
