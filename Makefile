@@ -23,7 +23,7 @@ DEMO_SLO := ttft < 5.5 s and tpot < 25 ms for 90 %
 
 demo: .venv/demo ## the cheapest H100s for a public trace and an SLO, and what they save: an answer and a page
 	@$(BIN)/python -m compileall -q pdsim
-	$(SAY) demo "Qwen3-8B under a conversation trace: do six H100 have to be, or fewer?"
+	$(SAY) demo "Qwen3-8B under a conversation trace: does it need six H100?"
 	@$(BIN)/pdsim plan experiments/demo/scenario.yaml --slo "$(DEMO_SLO)" --gpu h100=2.5 --max-gpus 6 --out runs/demo
 	@$(BIN)/pdsim report runs/demo --out runs/demo/report.html
 

@@ -36,6 +36,7 @@ def serve(
     from pdsim.study.engine import open_engine
     from pdsim.study.planning.arguments import prices_of
     from pdsim.study.planning.slo import Slo
+    from pdsim.study.planning.trials import Trials
     from pdsim.study.questions.base import AskOptions, base_of
     from pdsim.study.running import Work
     from pdsim.study.store import Store
@@ -51,7 +52,7 @@ def serve(
         base = base_of(scenario, AskOptions(trace=trace), set_ or (), folder=folder, starter=_STARTER)
         store = Store(folder)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
-            board = Board(with_fewer(base, num_requests), wanted, prices, store, Work(store, engine, None))
+            board = Board(Trials(with_fewer(base, num_requests), wanted, 1, store, Work(store, engine, None)), prices)
             try:
                 run_server(board, port, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
             except OSError as taken:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from pyarrow import parquet
@@ -16,13 +16,11 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.plan import described
 from pdsim.study.planning.outcome import SATURATED
-from pdsim.study.planning.slo import Slo, Term
+from pdsim.study.planning.slo import Term
 from pdsim.study.planning.space import ROUTERS, Server, cluster, kilowatts, label_of
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.routing import POLICIES
-from pdsim.study.running import Work
-from pdsim.study.store import Store
 from pdsim.system.catalog import names
 
 _METRICS = {
@@ -46,12 +44,13 @@ _LOADS = {
 class Board:
     """A scenario of which a page changes the cluster and the load."""
 
-    base: Base
-    slo: Slo
+    trials: Trials
     prices: Mapping[str, float]
     """Of an hour of each GPU, by name; others have none."""
-    store: Store
-    work: Work
+
+    @property
+    def base(self) -> Base:
+        return self.trials.base
 
     def controls(self) -> dict[str, Any]:
         """What can be chosen, and what the scenario has."""
@@ -65,7 +64,7 @@ class Board:
             "most_instances": MOST_INSTANCES,
             "routers": POLICIES,
             "load": None if load is None else {"title": _LOADS[load][0], "range": _LOADS[load][1]},
-            "slo": str(self.slo),
+            "slo": str(self.trials.slo),
             "now": {
                 "model": self.base.scenario.model,
                 "kind": "separate",
@@ -96,12 +95,11 @@ class Board:
         changes = self._changes(chosen, servers, counts)
         scenario = self.base.changed(changes)
         ends = replace(self.base, scenario=scenario).ends
-        trials = Trials(self.base, self.slo, 1, self.store, self.work)
-        shards = trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
+        shards = self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
         row, *others = [parquet.read_table(paths[0]).to_pylist()[0] for paths in shards]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
-        rows = [row, *(other for other in others if other["status"] == "ok")]
+        known = [row, *(other for other in others if other["status"] == "ok")]
         stages = STAGES if scenario.aggregated is None else AGGREGATED_STAGES
         return {
             "requests": row["completed"],
@@ -111,9 +109,9 @@ class Board:
             "kw": kilowatts(servers, counts),
             "cluster": _told(servers, counts),
             "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
-            "slo": [_of_term(term, rows) for term in self.slo.terms],
+            "slo": [_of_term(term, [row, *others]) for term in self.trials.slo.terms],
             "metrics": [
-                {"title": title, "unit": unit, "values": [row[name] for row in rows]}
+                {"title": title, "unit": unit, "values": [one[name] for one in known]}
                 for title, (name, unit) in _METRICS.items()
             ],
             "stages": [
@@ -189,8 +187,8 @@ def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over its limit; None: so many fail that it has no end."""
-    strains = [term.strain_of_row(row) for row in rows]
+    """Over its limit; None: the run failed, or so many of its requests that the percentile has no end."""
+    strains = [term.strain_of_row(row) if row["status"] == "ok" else inf for row in rows]
     known = [strain if isfinite(strain) else None for strain in strains]
     return {"goal": term.goal, "strains": known, "limit": term.limit, "unit": term.unit}
 

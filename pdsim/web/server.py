@@ -1,6 +1,7 @@
 """The page's server. It listens on this machine alone, and computes one answer at a time: the newest question's."""
 
 import asyncio
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -60,7 +61,7 @@ async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResp
     return response
 
 
-def serve(board: Board, port: int, opened: Any) -> None:
+def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
     """Until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
 
     async def run() -> None:

@@ -111,7 +111,7 @@ class Clients:
         self.outputs: dict[int, list[int]] = {}
         """Tokens of requests that have ended, by id."""
         self.late_ns: list[int] = []
-        """How much later than the workload says each request was sent; in a closed loop, all at once."""
+        """Delays of requests that were due: those of an open loop, and turns after a pause."""
         self.stopped = False
         """Whether it was stopped before all was done."""
 

@@ -36,7 +36,7 @@ class RealRun:
     failure: str | None = None
     interrupted: bool = False
     late_ns: list[int] = field(default_factory=list)
-    """How much later than the workload says its client sent."""
+    """Delays of requests that were due at a time of their own."""
 
 
 def run_scenario(

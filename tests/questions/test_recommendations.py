@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pdsim
 from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.show.study_tables import EXAMPLE, print_answer
-from pdsim.study.questions import base
+from pdsim.study.questions import base, capacity
 from pdsim.study.questions.question import NAMES
 from pdsim.study.questions.study import Study
 from pdsim.study.result import Estimate
@@ -58,6 +59,20 @@ def test_nothing_that_misses_the_slo_is_recommended(ask, name, ttft_ms):
         assert made.to_json()["recommendation"] is None
         assert max(attained(made).values()) < 0.99 or name == "transport", "links are another series"
         assert made.limit is not None, "it says because of what"
+
+
+@pytest.mark.parametrize(
+    "arrivals", ["gamma, rate: 20/s, burstiness: 0.2", "bursts, rate: 20/s, burst_factor: 4", "poisson, rate: 20/s"]
+)
+def test_capacity_changes_the_rate_alone(tmp_path, arrivals):
+    path = tmp_path / "scenario.yaml"
+    path.write_text(
+        SCENARIO.replace("use: closed_loop, concurrency: 8", f"use: open_loop, arrivals: {{use: {arrivals}}}")
+    )
+    asked = base.base_of(path, base.AskOptions(), (), folder=tmp_path, starter={})
+    study = SimpleNamespace(arms=[], base=asked, metric=lambda *_: SimpleNamespace(mean=10.0))
+    first = asked.changed(capacity.rates(study)[0].changes)
+    assert first.client.arrivals == replace(asked.scenario.client.arrivals, rate_per_s=5.0)
 
 
 class Told(Study):

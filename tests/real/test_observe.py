@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +32,19 @@ SERVER = {
 
 
 def test_observe_calibrate_validate(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "server.yaml").write_text(to_yaml(SERVER))
+    errors = {}
+    for attempt in range(3):  # other tests share the cores: what they do to one run, they do not do to all
+        (tmp_path / str(attempt)).mkdir()
+        monkeypatch.chdir(tmp_path / str(attempt))
+        errors = validated(capsys)
+        if all(abs(error) < 0.6 for error in errors.values()):
+            return
+    raise AssertionError(errors)
+
+
+def validated(capsys):
+    """Observes, calibrates and simulates in the current folder; errors by arm and metric."""
+    Path("server.yaml").write_text(to_yaml(SERVER))
     small = ["--concurrency", "4", "--requests", "150", "--longest-prompt", "1024", "--minutes", "1"]
 
     def client(url):
@@ -41,7 +53,7 @@ def test_observe_calibrate_validate(tmp_path, monkeypatch, capsys):
     serve(clusters.scenario(prefill=None, decode=None, network=None, **top_level(SERVER)), client)
     assert "rows:" in capsys.readouterr().out
     run("calibrate", "observed/rows.csv", "-o", "profile.yaml")
-    profile = read_yaml(tmp_path / "profile.yaml")
+    profile = read_yaml(Path("profile.yaml"))
     assert profile["cost"]["measured"]["model"] == "tiny-qwen3"
     assert profile["cost"]["measured"]["prefill_context_tokens"][1] > 0, "it caches prefixes, and says so"
     assert profile["front_end"].keys() == {"service", "latency_in"}
@@ -49,11 +61,11 @@ def test_observe_calibrate_validate(tmp_path, monkeypatch, capsys):
     run("validate", "server.yaml", "--observed", "observed", "--profile", "profile.yaml", "--json")
     arms = json.loads(capsys.readouterr().out)
     assert [arm["arm"] for arm in arms] == ["c2", "c4"]
-    for arm in arms:  # the right order of magnitude: other tests share the cores
-        for name in ("output_throughput", "mean_tpot_ms"):
-            assert -0.8 < arm["metrics"][name]["error"] < 4
+    for arm in arms:
         assert arm["metrics"]["mean_server_ttft_ms"]["measured"] < arm["metrics"]["mean_ttft_ms"]["measured"]
         assert arm["metrics"]["mean_decode_forward_ms"]["measured"] > 0
+    judged = ("output_throughput", "mean_tpot_ms")
+    return {(arm["arm"], name): arm["metrics"][name]["error"] for arm in arms for name in judged}
 
 
 def run(*words):

@@ -10,6 +10,7 @@ from pdsim.cli import main
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.engine import InProcessEngine
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
+from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.running import Work
 from pdsim.study.store import Store
@@ -42,7 +43,7 @@ def board(tmp_path):
     base = with_fewer(base_of(path, AskOptions(), (), folder=tmp_path, starter={}), 40)
     with closing(InProcessEngine()) as engine:
         store = Store(tmp_path / "runs")
-        yield Board(base, Slo.parse(DEFAULT_SLO), {"h100": 2.5}, store, Work(store, engine, None))
+        yield Board(Trials(base, Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None)), {"h100": 2.5})
 
 
 def test_what_a_scenario_has_is_what_the_page_begins_with(board):

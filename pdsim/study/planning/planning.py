@@ -85,9 +85,10 @@ def plan(
         with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
             store = Store(folder)
             work = Work(store, opened, progress)
-            made = Finder(Trials(base, wanted, seeds, store, work), space, told).find()
+            trials = Trials(base, wanted, seeds, store, work)
+            made = Finder(trials, space, told).find()
             if given is not None and made.chosen is not None:
-                made = replace(made, own=_own(Trials(base, wanted, seeds, store, work), space))
+                made = replace(made, own=_own(trials, space))
             if other is not None and made.chosen is not None:
                 (outcome,) = Trials(other, wanted, seeds, store, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
