@@ -17,9 +17,9 @@ from pdsim.study.design import Changes
 from pdsim.study.plan import described
 from pdsim.study.planning.outcome import SATURATED
 from pdsim.study.planning.slo import Term
-from pdsim.study.planning.space import ROUTERS, Server, cluster, kilowatts, label_of
+from pdsim.study.planning.space import Server, cluster, kilowatts, label_of
 from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import Base
+from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.routing import POLICIES
 from pdsim.system.catalog import names
 

@@ -7,6 +7,7 @@ import pytest
 
 from pdsim import ask, simulate
 from pdsim.cli import main
+from pdsim.study.questions.base import ROUTERS
 
 CHANGES = [
     "model=qwen3-0.6b",
@@ -41,7 +42,8 @@ def test_the_table_has_the_means(made):
         for name, value in row.estimates.items():
             mean = found[made.title(name)]
             assert isnan(mean) if value is None else mean == value.mean
-    assert made.table.isna().any(axis=1).to_dict() == {"1P3D": True, "2P2D": False, "3P1D": False}
+    arms = {f"{split}, {router}": split == "1P3D" for split in ("1P3D", "2P2D", "3P1D") for router in ROUTERS}
+    assert made.table.isna().any(axis=1).to_dict() == arms
 
 
 def test_the_figure_has_a_panel_for_each_number_and_a_mark_for_each_arm(made):
@@ -64,6 +66,9 @@ def test_jupyter_shows_what_the_page_says_without_a_figure_that_it_does_not_have
 
 def test_the_run_of_an_answer_is_that_of_its_recommended_arm(made):
     (winner,) = [row for row in made.rows if row.arm == made.winner]
-    assert f"{made.run.scenario.prefill.instances}P{made.run.scenario.decode.instances}D" == winner.arm
+    ran = made.run.scenario
+    router = winner.changes["router"]
+    assert f"{ran.prefill.instances}P{ran.decode.instances}D, {router}" == winner.arm
+    assert type(ran.router.prefill).__name__ == router.title().replace("_", "")
     assert made.run.records.levels
     assert simulate(made.run.scenario).summary()["mean_ttft_ms"] == made.run.summary()["mean_ttft_ms"]

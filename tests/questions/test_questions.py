@@ -6,6 +6,7 @@ import re
 import pytest
 
 import pdsim
+from pdsim.study.questions.base import ROUTERS
 from pdsim.study.questions.question import NAMES, question
 from tests.markdown import ROOT, sections
 
@@ -48,6 +49,44 @@ def test_prompts_want_prefill_and_outputs_want_decode(ask):
     assert (prompts.winner, outputs.winner) == ("3P1D", "1P3D")
     assert "3P1D" in prompts.text
     assert prompts.limit.resource == "prefill compute"
+
+
+def unrouted(tmp_path):
+    path = tmp_path / "unrouted.yaml"
+    path.write_text(SCENARIO.replace("router: round_robin\n", "").replace("radix_cache: false", "radix_cache: true"))
+    return path
+
+
+ONE_PREFIX = (
+    "workload={use: prefix_pool, num_requests: 40, num_prefixes: 1, prefix_tokens: 600, input_tokens: 60, "
+    "output_tokens: 40}"
+)
+
+
+def test_a_router_that_nobody_names_is_chosen_and_named(tmp_path):
+    """With one prefix for all, cache_aware sends all to one instance."""
+    made = pdsim.ask("pd-ratio", unrouted(tmp_path), changes=[ONE_PREFIX], seeds=1, jobs=1)
+    splits = ("1P3D", "2P2D", "3P1D")
+    assert [row.arm for row in made.rows] == [f"{split}, {router}" for split in splits for router in ROUTERS]
+    split, _, router = made.winner.partition(", ")
+    assert f"Use {split}, {router}: " in made.text
+    assert any(made.winner in note and f"'{split}, " in note and "goodput" in note for note in made.notes)
+    named = [
+        pdsim.ask("pd-ratio", unrouted(tmp_path), changes=[ONE_PREFIX, f"router={one}"], seeds=1, jobs=1)
+        for one in ROUTERS
+    ]
+    assert all({row.arm for row in one.rows} == set(splits) for one in named)
+    assert value(made, made.winner, "goodput") == max(value(one, one.winner, "goodput") for one in named)
+
+
+def test_routers_are_tried_where_there_is_a_choice_of_instances(tmp_path):
+    pair = ("prefill.instances=1", "decode.instances=1")
+    made = pdsim.ask("pd-or-not", unrouted(tmp_path), changes=pair, seeds=1, jobs=1)
+    arms = [row.arm for row in made.rows if "in" not in row.arm.split()]
+    assert arms == [*(f"aggregated, {router}" for router in ROUTERS), "1P1D"]
+    assert made.winner in arms
+    (note,) = [note for note in made.notes if note.startswith("By tokens of a prompt")]
+    assert " in " not in note.partition(":")[2], "lengths are not said twice"
 
 
 def test_idle_roles_are_a_waste_and_long_prompts_disturb_decode(ask):

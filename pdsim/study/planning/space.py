@@ -9,12 +9,10 @@ from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.plan import described
-from pdsim.study.questions.base import Base
+from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.pd_or_not import aggregated
 from pdsim.system.catalog import load_gpu
 
-ROUTERS = ("cache_aware", "least_loaded")
-"""Tried where there are several instances to choose from, unless `--try router=...` says otherwise."""
 _LARGEST_TP = 8
 
 
@@ -105,7 +103,7 @@ class Space:
                 yield Candidate(label, family, counts, num_gpus, price, kw, changes)
 
     def _settings(self, most_instances: int) -> Iterator[Changes]:
-        """Of a single pair every router chooses the same."""
+        """Routers too, unless `--try router=...` names them. Of a single pair every router chooses the same."""
         tried = {path: list(values) for path, values in self.tried.items()}
         if "router" not in tried and most_instances > 1:
             tried["router"] = list(ROUTERS)

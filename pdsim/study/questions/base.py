@@ -22,6 +22,8 @@ from pdsim.workload.trace_kind import LONGEST_LINE, WITHOUT_TIMES, trace_kind
 
 NUM_SEEDS = 3
 """Runs of each arm."""
+ROUTERS = ("cache_aware", "least_loaded")
+"""Tried where there are several instances to choose from and the scenario says no router."""
 _NUM_OF_TRACE = 5000
 """Requests that a question is answered with in a minute or two."""
 
@@ -82,14 +84,25 @@ class Base:
                 found[name]["front_end.latency_in"] = f"{end.front_end.latency_in} ns"
         return found
 
+    def routers(self, most_instances: int) -> dict[str, Changes]:
+        """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
+        if most_instances == 1 or "router" in self._data():
+            return {"": {}}
+        return {f", {router}": {"router": router} for router in ROUTERS}
+
     def changed(self, changes: Changes) -> Scenario:
         """The scenario as a point of a sweep has it."""
-        data = read_yaml(self.path)
-        for change in self.changes:
-            apply_change(data, change)
+        data = self._data()
         for field, value in changes.items():
             set_field(data, field, deepcopy(value), where=field)
         return parse_scenario(data, base=self.path.parent, where=str(self.path))
+
+    def _data(self) -> dict[str, Any]:
+        """What its file and --set say, without defaults."""
+        data: dict[str, Any] = read_yaml(self.path)
+        for change in self.changes:
+            apply_change(data, change)
+        return data
 
 
 def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, folder: Path, starter: Changes) -> Base:

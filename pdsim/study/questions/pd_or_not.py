@@ -27,7 +27,9 @@ def aggregated(base: Base) -> Changes:
 
 
 def arms(base: Base) -> list[Arm]:
-    return [Arm(AGGREGATED, aggregated(base)), *splits(base)]
+    changes = aggregated(base)
+    routers = base.routers(changes["aggregated"]["instances"])
+    return [*(Arm(f"{AGGREGATED}{name}", {**changes, **router}) for name, router in routers.items()), *splits(base)]
 
 
 def other_prompts(study: Study) -> list[Arm]:
@@ -43,15 +45,15 @@ def other_prompts(study: Study) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    apart = [label for label in study.labels("") if label != AGGREGATED]
-    if AGGREGATED not in study.labels(""):
-        best = study.best(apart)
-        return Verdict(best, _DO, f"the aggregated cluster is not possible: {study.error(AGGREGATED)}")
+    together, apart = _sides(study, "")
+    if not together:
+        best, error = study.best(apart), study.error(study.arms[0].label)
+        return Verdict(best, _DO, f"the aggregated cluster is not possible: {error}")
     if not apart:
-        return Verdict(AGGREGATED, _DO_NOT, "no split is possible.")
-    best = study.best(apart)
-    winner = study.best([best, AGGREGATED])
-    other = AGGREGATED if winner == best else best
+        return Verdict(study.best(together), _DO_NOT, "no split is possible.")
+    bests = [study.best(apart), study.best(together)]
+    winner = study.best(bests)
+    (other,) = (label for label in bests if label != winner)
     goodput = study.goodput_ratio(winner, other)
     if study.meets(winner) and not study.meets(other):
         text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
@@ -64,7 +66,15 @@ def verdict(study: Study) -> Verdict:
     if not study[winner].is_saturated and not study[other].is_saturated:
         text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
         text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
-    return Verdict(winner, _DO_NOT if winner == AGGREGATED else _DO, text + ".", _crossover(study))
+    notes = [*_crossover(study), *study.routers_against(winner)]
+    return Verdict(winner, _DO_NOT if winner in together else _DO, text + ".", notes)
+
+
+def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
+    """Aggregated arms and splits that have a result."""
+    labels = study.labels(series)
+    together = [label for label in labels if label.startswith(AGGREGATED)]
+    return together, [label for label in labels if label not in together]
 
 
 def _crossover(study: Study) -> list[str]:
@@ -74,21 +84,18 @@ def _crossover(study: Study) -> list[str]:
         return []
     found: dict[int, str] = {}
     for series, tokens in {**lengths, "": round(_own_tokens(study))}.items():
-        labels = study.labels(series)
-        together = next((label for label in labels if label.startswith(AGGREGATED)), None)
-        apart = [label for label in labels if label != together]
-        if together is None or not apart:
-            continue
-        found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), together)}"
+        together, apart = _sides(study, series)
+        if together and apart:
+            found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), study.best(together), series)}"
     lines = "; ".join(found[tokens] for tokens in sorted(found))
     return [f"By tokens of a prompt, with the load as it is: {lines}."]
 
 
-def _better(study: Study, apart: str, together: str) -> str:
+def _better(study: Study, apart: str, together: str, series: str) -> str:
     """Which of the two meets the SLO; if both or none do, by goodput; where that is the same, by latency."""
-    name, goodput = apart.partition(",")[0], study.goodput_ratio(apart, together)
+    name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
-        return f"{name if study.meets(apart) else AGGREGATED} alone meets the SLO"
+        return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
     if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
         return f"{name} has {times(goodput)} the aggregated goodput"
     return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
@@ -106,8 +113,9 @@ def _around(tokens: int) -> dict[str, object]:
 QUESTION = Question(
     asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
     varies=(
-        "An aggregated cluster of as many GPUs against every split; for generated lengths also with prompts of a "
-        "sixteenth, a quarter and four times the length."
+        "An aggregated cluster of as many GPUs against every split, with both routers that a plan tries unless the "
+        "scenario names one; for generated lengths also with prompts of a sixteenth, a quarter and four times the "
+        "length."
     ),
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "rate"),
     arms=arms,

@@ -8,7 +8,7 @@ from pdsim.study.questions.words import is_told_apart, number, times
 
 
 def splits(base: Base) -> list[Arm]:
-    """All that use every GPU. Raises ConfigError if there is none."""
+    """All that use every GPU, with each router where the scenario says none. Raises ConfigError if there is none."""
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_gpus
     made = []
@@ -16,19 +16,22 @@ def splits(base: Base) -> list[Arm]:
         others, rest = divmod(num_gpus - instances * prefill.tp, decode.tp)
         if others >= 1 and not rest:
             changes = {"prefill.instances": instances, "decode.instances": others}
-            made.append(Arm(f"{instances}P{others}D", changes))
+            routers = base.routers(max(instances, others))
+            made += [Arm(f"{instances}P{others}D{name}", {**changes, **router}) for name, router in routers.items()]
     if not made:
         raise ConfigError(f"{base.path}: no prefill and decode instances together have {num_gpus} GPUs")
     return made
 
 
 def verdict(study: Study) -> Verdict:
-    labels = study.labels()
+    labels = study.best_routed(study.labels())
     best = study.best(labels)
     text = f"{number(study.goodput(best))} requests/s per GPU meet the SLO"
     others = [label for label in labels if label != best]
     if not others:
-        return Verdict(best, f"Use {best}", f"{text}. It is the only ratio that is possible.")
+        return Verdict(
+            best, f"Use {best}", f"{text}. It is the only ratio that is possible.", study.routers_against(best)
+        )
     second, worst = study.best(others), min(others, key=study.goodput)
     ratio = study.goodput_ratio(best, second)
     if is_told_apart(ratio):
@@ -40,12 +43,12 @@ def verdict(study: Study) -> Verdict:
         text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
     if study.meets(best) and not study.meets(second):
         text += "; no other ratio meets it for as many as should"
-    return Verdict(best, f"Use {best}", text + ".")
+    return Verdict(best, f"Use {best}", text + ".", study.routers_against(best))
 
 
 QUESTION = Question(
     asks="How many of the GPUs should prefill?",
-    varies="Every split of the GPUs.",
+    varies="Every split of the GPUs, with both routers that a plan tries unless the scenario names one.",
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "rate", "queue", "admission"),
     arms=splits,
     verdict=verdict,

@@ -140,6 +140,26 @@ class Study:
         equal = [label for label in candidates if gain(label) >= enough]
         return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
 
+    def best_routed(self, labels: Iterable[str]) -> list[str]:
+        """Each cluster with the best of the routers that were tried for it."""
+        routed: dict[str, list[str]] = {}
+        for label in labels:
+            settings = {name: value for name, value in self.arm(label).changes.items() if name != "router"}
+            routed.setdefault(_key(settings), []).append(label)
+        return [self.best(same) for same in routed.values()]
+
+    def routers_against(self, best: str) -> list[str]:
+        """A note on the other routers of the same cluster, if there are any."""
+        cluster = {**self.arm(best).changes, "router": ""}
+        others = [
+            label for label in self.labels() if label != best and {**self.arm(label).changes, "router": ""} == cluster
+        ]
+        return [
+            f"'{label}' gives {times(self.goodput_ratio(label, best))} the goodput of '{best}'"
+            f" at {times(self.ratio(label, best, 'mean_e2e_latency_ms'))} its latency."
+            for label in others
+        ]
+
     def ratio(self, label: str, other: str, name: str) -> Estimate:
         """Of the same requests in both: seed by seed, so that what both share cancels."""
         pairs = zip(self[label].replications, self[other].replications, strict=True)
