@@ -107,7 +107,9 @@ class AdmissionQueue:
             self._cache.drop(lease)
             self.blocked_by = "pages"
             return None
-        self._cache.grow(lease, num_new_pages)
+        if num_loadable := self._cache.num_loadable_pages(lease, request.prompt, request.num_prompt_tokens):
+            self._cache.load(lease, request.prompt, num_loadable, request.request_id)
+        self._cache.grow(lease, num_new_pages - num_loadable)
         request.lease = lease
         return self.queued.popleft()
 

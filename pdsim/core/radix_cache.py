@@ -6,7 +6,7 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -22,10 +22,12 @@ class Node:
         "born",
         "children",
         "heap_serial",
+        "host",
         "key",
         "last_access",
         "locks",
         "num_hits",
+        "num_inserts",
         "pages",
         "parent",
         "readers",
@@ -57,6 +59,10 @@ class Node:
         self.num_hits = 0
         self.born = born
         self.heap_serial = 0
+        self.host: Node | None = None
+        """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
+        self.num_inserts = 0
+        """Whole prompts and outputs inserted through it, where there is host memory."""
 
     @property
     def num_pages(self) -> int:
@@ -171,8 +177,11 @@ class RadixCache:
                 step = step.parent
         return num_tokens
 
-    def evict(self, num_pages: int) -> int:
-        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""
+    def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
+        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed.
+
+        leaving: called with each leaf before it goes.
+        """
         freed = 0
         while freed < num_pages and self._heap:
             _, serial, node = heappop(self._heap)
@@ -180,6 +189,8 @@ class RadixCache:
                 continue
             parent = node.parent
             assert parent is not None
+            if leaving is not None:
+                leaving(node)
             del parent.children[node.key]
             node.parent, node.heap_serial = None, 0
             if self._pool is not None:
@@ -226,6 +237,7 @@ class RadixCache:
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born)
         head.locks, head.readers = node.locks, node.readers
         head.last_access, head.num_hits = node.last_access, node.num_hits
+        head.num_inserts = node.num_inserts
         parent.children[node.key] = head
         node.parent, node.start = head, middle
         node.key = node.sequence.page_key(middle, self.page_size)

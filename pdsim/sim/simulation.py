@@ -11,7 +11,7 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.copies import HostMemory
+from pdsim.cost.copies import HostLink, HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
@@ -115,6 +115,7 @@ class Simulation:
         """The actor of a fresh instance. Host memory is that of its process: it has nothing of an earlier life."""
         instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
+        link = cluster.host_links.get(instance_id)
         return Actor(
             self._timeline,
             self._order[instance_id],
@@ -122,9 +123,12 @@ class Simulation:
             cost=cluster.costs[instance_id],
             host=cluster.hosts.get(instance_id, HostSettings()),
             host_memory=HostMemory(copies) if copies is not None and has_copies else None,
+            host_link=None if link is None else HostLink(link),
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
+            on_host_copy=self._recorder.on_host_copy,
+            num_layers=cluster.num_layers,
             layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
             on_layers=self._on_layers,
             on_choice=self._on_levels,

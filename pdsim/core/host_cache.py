@@ -1,0 +1,136 @@
+"""Host memory behind the prefix cache of one instance (SGLang's HiCache, L2): a second prefix cache over its own pages.
+
+KV of a whole prompt or output is written there
+  write_through             when it is first inserted
+  write_through_selective   when it is inserted again
+  write_back                when it is evicted, with all in front of it
+A prompt that continues what is there alone loads it back, all or nothing. What is on the GPU too is locked; the rest is
+evicted, leaves first. Law: tests/laws/test_host_cache.py.
+"""
+
+from typing import Literal
+
+from pdsim.core.messages import HostCopy, LoadBack, WriteBackup
+from pdsim.core.page_pool import PagePool
+from pdsim.core.radix_cache import Match, Node, RadixCache
+from pdsim.policy.protocols import EvictionPolicy
+from pdsim.policy.views import TokenSequence
+
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+
+LEAST_TOKENS = 10
+"""Fewer are computed again rather than loaded (SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
+_NEVER = 1 << 62
+_INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
+"""After so many a node is written (the same, write_through_threshold)."""
+
+
+class HostCache:
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        eviction: EvictionPolicy,
+        write: WritePolicy,
+        *,
+        least_tokens: int = LEAST_TOKENS,
+    ) -> None:
+        self.pool = pool
+        self.tree = RadixCache(pool, page_size, eviction)
+        self.writes_back = write == "write_back"
+        self._page_size = page_size
+        self._num_inserts = _INSERTS[write]
+        self._least_tokens = least_tokens
+        self._copies: list[HostCopy] = []
+
+    def take_copies(self) -> list[HostCopy]:
+        """Copies that were decided since the last call, in order."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    # Loading.
+
+    def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
+        """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
+        page_size = self._page_size
+        num_pages = min(self.tree.peek(sequence), max_tokens) // page_size - num_shared
+        return num_pages if num_pages * page_size >= self._least_tokens else 0
+
+    def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
+        """The end and the pages of these tokens, all of which are there."""
+        return self.tree.match(sequence, num_tokens)
+
+    def load(self, request_id: int, node: Node, end: Node, host_pages: list[int]) -> None:
+        """Fill a new node of the GPU's tree from the locked path that ends like it."""
+        node.host = end
+        loaded = host_pages[len(host_pages) - node.num_pages :]
+        self._copies.append(LoadBack(request_id, tuple(loaded), tuple(node.pages)))
+
+    # Writing.
+
+    def on_insert(self, node: Node, num_hits: int = 0) -> None:
+        """All KV up to the end of this node of the GPU's tree is complete and was inserted."""
+        for step in _path(node):
+            step.num_inserts += 1
+            if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
+                self._write(step)
+        if node.host is not None:
+            self.tree.touch(node.host, num_hits)
+
+    def on_evict(self, node: Node) -> None:
+        """A leaf of the GPU's tree goes."""
+        if self.writes_back:
+            for step in _path(node):
+                if step.host is None and _follows_host(step):
+                    self._write(step)
+        self.release(node)
+
+    def release(self, node: Node) -> None:
+        """A leaf of the GPU's tree goes; what it leaves in host memory may go too, but for what its parent has."""
+        end = node.host
+        if end is None:
+            return
+        parent = node.parent
+        if parent is not None and parent.parent is not None and parent.host is None:
+            self._write(parent)  # a split left it without a lock of its own
+        node.host = None
+        self.tree.unlock(end)
+
+    def flush(self) -> None:
+        """Forget what is not on the GPU."""
+        self.tree.evict(self.tree.num_evictable_pages)
+
+    def _write(self, node: Node) -> None:
+        """Have the tokens of a node in host memory, locked, if there is room for those that are not there yet."""
+        pool, stop = self.pool, node.stop
+        end, _ = self.tree.match(node.sequence, stop)
+        num_pages = (stop - end.stop) // self._page_size
+        if num_pages:
+            if num_pages > pool.num_free:
+                self.tree.evict(num_pages)
+            if num_pages > pool.num_free:
+                self.tree.unlock(end)
+                return
+            host_pages = pool.allocate(num_pages)
+            leaf, _ = self.tree.insert(node.sequence, stop, host_pages, end)
+            self.tree.lock(leaf, below=end)
+            end = leaf
+            pages = node.pages[len(node.pages) - num_pages :]
+            self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), self.writes_back))
+        node.host = end
+
+
+def _path(node: Node) -> list[Node]:
+    """The nodes down to this one, without the root."""
+    path: list[Node] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
+
+
+def _follows_host(node: Node) -> bool:
+    """Whether all in front of a node is in host memory: there are no gaps (SGLang's backup invariant)."""
+    parent = node.parent
+    return parent is not None and (parent.parent is None or parent.host is not None)
