@@ -52,28 +52,40 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
-        page_size = self._page_size
-        num_pages = min(self.tree.peek(sequence), max_tokens) // page_size - num_shared
-        return num_pages if num_pages * page_size >= self._least_tokens else 0
+        end, pages = self.tree.match(sequence, max_tokens)
+        self.tree.unlock(end)
+        num_pages = len(pages) - num_shared
+        return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
         """The end and the pages of these tokens, all of which are there."""
         return self.tree.match(sequence, num_tokens)
 
-    def load(self, request_id: int, node: Node, end: Node, host_pages: list[int]) -> None:
-        """Fill a new node of the GPU's tree from the locked path that ends like it."""
+    def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
+        """The nodes down to this one, without those that end within the first num_tokens."""
+        return [node for node in _path(end) if node.stop > num_tokens]
+
+    def keep(self, node: Node, end: Node) -> None:
+        """A node of the GPU's tree ends as this one does, which stays as long."""
+        self.tree.lock(end)
         node.host = end
-        loaded = host_pages[len(host_pages) - node.num_pages :]
-        self._copies.append(LoadBack(request_id, tuple(loaded), tuple(node.pages)))
+
+    def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
+        """Copy the last pages of a locked path, whose nodes are kept."""
+        self.tree.unlock(end)
+        self._copies.append(LoadBack(request_id, tuple(host_pages), tuple(pages)))
 
     # Writing.
 
-    def on_insert(self, node: Node, num_hits: int = 0) -> None:
-        """All KV up to the end of this node of the GPU's tree is complete and was inserted."""
-        for step in _path(node):
-            step.num_inserts += 1
-            if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
-                self._write(step)
+    def on_insert(self, tree: RadixCache, node: Node, *, is_whole: bool = True, num_hits: int = 0) -> None:
+        """KV up to the end of this node of the GPU's tree was inserted: a whole prompt or output, or a chunk of it."""
+        if node.host is None and node.parent is not None:
+            self._find(tree, node)
+        if is_whole:
+            for step in _path(node):
+                step.num_inserts += 1
+                if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
+                    self._write(step)
         if node.host is not None:
             self.tree.touch(node.host, num_hits)
 
@@ -99,6 +111,13 @@ class HostCache:
     def flush(self) -> None:
         """Forget what is not on the GPU."""
         self.tree.evict(self.tree.num_evictable_pages)
+
+    def _find(self, tree: RadixCache, node: Node) -> None:
+        """Keep what host memory has of a new node of the GPU's tree, which ends where that does, and with its nodes."""
+        end, _ = self.tree.match(node.sequence, node.stop)
+        for part in self.path_behind(end, node.start):
+            self.keep(node if part.stop == node.stop else tree.split(node, part.stop), part)
+        self.tree.unlock(end)
 
     def _write(self, node: Node) -> None:
         """Have the tokens of a node in host memory, locked, if there is room for those that are not there yet."""

@@ -99,13 +99,18 @@ class KvCache:
         assert host is not None
         assert tree is not None
         assert lease.node is not None
-        stop = (lease.num_shared + num_pages) * self.page_size
-        end, host_pages = host.lock(sequence, stop)  # before pages are evicted, which may need room there
-        pages = self.allocate(num_pages)
-        node, _ = tree.insert(sequence, stop, pages, lease.node)
+        end, host_pages = host.lock(sequence, (lease.num_shared + num_pages) * self.page_size)
+        if num_pages > self.pool.num_free:  # SGLang evicts as many as it loads
+            tree.evict(num_pages, self._on_evict)
+        pages = self.pool.allocate(num_pages)
+        node, start = lease.node, lease.num_shared
+        for part in host.path_behind(end, start * self.page_size):
+            span = slice(node.stop // self.page_size - start, part.stop // self.page_size - start)
+            node, _ = tree.insert(sequence, part.stop, pages[span], node)
+            host.keep(node, part)
+        host.load(request_id, end, host_pages[start:], pages)
         tree.lock(node, below=lease.node)
         tree.touch(node)
-        host.load(request_id, node, end, host_pages)
         lease.node, lease.num_loaded = node, num_pages
         lease.table += pages
         lease.num_shared += num_pages
@@ -142,8 +147,8 @@ class KvCache:
                 self.prefix_cache.lock(node, below=lease.node)
                 self.prefix_cache.touch(node)
                 lease.node = node
-            if self.host is not None and num_tokens == len(sequence):
-                self.host.on_insert(node)
+            if self.host is not None:
+                self.host.on_insert(self.prefix_cache, node, is_whole=num_tokens == len(sequence))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
@@ -151,7 +156,7 @@ class KvCache:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             self.prefix_cache.touch(node, num_hits=1)
             if self.host is not None:
-                self.host.on_insert(node, num_hits=1)
+                self.host.on_insert(self.prefix_cache, node, num_hits=1)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:

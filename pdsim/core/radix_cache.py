@@ -209,7 +209,7 @@ class RadixCache:
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:
-            node = child if end == child.stop else self._split(child, end)
+            node = child if end == child.stop else self.split(child, end)
             pages += node.pages
             if node is not child:
                 break
@@ -230,7 +230,7 @@ class RadixCache:
         end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
         return child, end - end % self.page_size if end < stop else stop
 
-    def _split(self, node: Node, middle: int) -> Node:
+    def split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
