@@ -1,5 +1,7 @@
 """Laws of host memory behind the prefix cache: what it keeps, what it gives back, and when."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pdsim.core.host_cache import LEAST_TOKENS, HostCache
 from pdsim.core.invariants import check_cache
 from pdsim.core.journal import from_lines, replay, to_line
-from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import WriteBackup
+from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.messages import LoadBack, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans, TokenIds
@@ -19,6 +21,7 @@ from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import HostCacheSettings, Scenario
 from pdsim.scenario.sizing import resolve
 from tests.laws.test_radix_cache import Holder, below, tokens
+from tests.markdown import ROOT
 from tests.strategies import aggregated_scenarios, fault_schedules, scenarios
 from tests.support import decisions, examples, request, run, small
 
@@ -244,6 +247,38 @@ def test_half_of_a_node_keeps_its_place_in_host_memory_when_the_other_half_goes(
     (left,) = below(cache.prefix_cache.root)
     assert left.sequence.ids()[: left.stop] == [1]
     assert left.host is not None
+
+
+@pytest.mark.parametrize("line", range(40))
+def test_it_does_what_sglangs_own_tree_did(line):
+    """Hits, loads, writes and what stays free in both memories, after each of 50 calls (experiments/host-cache)."""
+    log = json.loads((ROOT / "experiments/host-cache/sglang_tree.jsonl").read_text().splitlines()[line])
+    page = log["page"]
+    cache = tiered(log["gpu_pages"], log["host_pages"], page, log["write"], LeastRecentlyUsed())
+    requests: list[tuple[Lease, TokenIds]] = []
+    copied = {WriteBackup: 0, LoadBack: 0}
+    for what, hits, *after in log["calls"]:
+        if isinstance(what, str):
+            sequence = TokenIds(map(int, what))
+            lease = cache.open(sequence, len(what))
+            num_cached, num_loadable = lease.num_shared, cache.num_loadable_pages(lease, sequence, len(what))
+            num_pages = -(-len(what) // page)
+            assert (num_pages - num_cached > cache.num_available_pages) == (hits is None)
+            if hits is None:
+                cache.drop(lease)
+            else:
+                assert hits == [num_cached * page, num_loadable * page]
+                if num_loadable:
+                    cache.load(lease, sequence, num_loadable, 0)
+                cache.grow(lease, num_pages - len(lease.table))
+                requests.append((lease, sequence))
+        else:
+            lease, sequence = requests.pop(what)
+            cache.checkpoint(lease, sequence, len(sequence))
+            cache.close(lease, sequence, len(sequence))
+        for copy in cache.host.take_copies():
+            copied[type(copy)] += len(copy.pages) * page
+        assert after == [*copied.values(), cache.pool.num_free * page, cache.host.pool.num_free * page]
 
 
 # Whole runs.
