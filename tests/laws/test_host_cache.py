@@ -22,7 +22,7 @@ from pdsim.scenario.schema import HostCacheSettings, Scenario
 from pdsim.scenario.sizing import resolve
 from tests.laws.test_radix_cache import Holder, below, tokens
 from tests.markdown import ROOT
-from tests.strategies import aggregated_scenarios, fault_schedules, scenarios
+from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
 from tests.support import decisions, examples, request, run, small
 
 NUM_PAGES = 14
@@ -303,7 +303,7 @@ def tiers(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
     return scenario.model_copy(update=changes)
 
 
-clusters = tiers(st.one_of(scenarios(), aggregated_scenarios()))
+clusters = tiers(st.one_of(scenarios(), optimistic_scenarios(), aggregated_scenarios()))
 
 
 @given(clusters)
@@ -332,7 +332,7 @@ def test_a_journal_with_host_memory_replays(scenario: Scenario):
     assert replay(from_lines(written), state_machines(resolve(scenario))) == len(traced.journal)
 
 
-@given(tiers(fault_schedules(scenarios())))
+@given(tiers(fault_schedules(st.one_of(scenarios(), aggregated_scenarios()))))
 @examples(60)
 def test_nothing_leaks_with_host_memory_and_faults(scenario: Scenario):
     traced = run(scenario, checked=True)
