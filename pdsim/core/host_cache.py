@@ -3,11 +3,12 @@
 KV of a whole prompt or output is written there
   write_through             when it is first inserted
   write_through_selective   when it is inserted again
-  write_back                when it is evicted, with all in front of it
+  write_back                when it is evicted; what lies in front of it and is on the GPU alone is a node without pages
 A prompt that continues what is there alone loads it back, all or nothing. What is on the GPU too is locked; the rest is
 evicted, leaves first. Law: tests/laws/test_host_cache.py.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pdsim.core.messages import HostCopy, LoadBack, WriteBackup
@@ -52,13 +53,13 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
-        end, pages = self.tree.match(sequence, max_tokens)
+        end, _ = self.tree.match(sequence, max_tokens)
         self.tree.unlock(end)
-        num_pages = len(pages) - num_shared
+        num_pages = end.stop // self._page_size - num_shared
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """The end and the pages of these tokens, all of which are there."""
+        """The end of these tokens, and the pages of those that are there: all that the GPU lacks."""
         return self.tree.match(sequence, num_tokens)
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
@@ -93,8 +94,10 @@ class HostCache:
         """A leaf of the GPU's tree goes."""
         if self.writes_back:
             for step in _path(node):
-                if step.host is None and _follows_host(step):
-                    self._write(step)
+                if step.host is None:
+                    self._write(step, pages=step is node)
+            if node.host is not None and not node.host.pages:
+                self._fill(node, node.host)
         self.release(node)
 
     def release(self, node: Node) -> None:
@@ -107,6 +110,8 @@ class HostCache:
             self._write(parent)  # a split left it without a lock of its own
         node.host = None
         self.tree.unlock(end)
+        if not end.pages:
+            self.tree.remove(end)
 
     def flush(self) -> None:
         """Forget what is not on the GPU."""
@@ -119,24 +124,32 @@ class HostCache:
             self.keep(node if part.stop == node.stop else tree.split(node, part.stop), part)
         self.tree.unlock(end)
 
-    def _write(self, node: Node) -> None:
-        """Have the tokens of a node in host memory, locked, if there is room for those that are not there yet."""
-        pool, stop = self.pool, node.stop
-        end, _ = self.tree.match(node.sequence, stop)
-        num_pages = (stop - end.stop) // self._page_size
-        if num_pages:
-            if num_pages > pool.num_free:
-                self.tree.evict(num_pages)
-            if num_pages > pool.num_free:
+    def _write(self, node: Node, *, pages: bool = True) -> None:
+        """Have a node of the GPU's tree here, locked: with its pages, if there is room for them, or without."""
+        end, _ = self.tree.match(node.sequence, node.stop)
+        if end.stop < node.stop:
+            host_pages = self._copy(node.pages) if pages else []
+            if host_pages is None:
                 self.tree.unlock(end)
                 return
-            host_pages = pool.allocate(num_pages)
-            leaf, _ = self.tree.insert(node.sequence, stop, host_pages, end)
+            leaf, _ = self.tree.insert(node.sequence, node.stop, host_pages, end)
             self.tree.lock(leaf, below=end)
             end = leaf
-            pages = node.pages[len(node.pages) - num_pages :]
-            self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), self.writes_back))
         node.host = end
+
+    def _fill(self, node: Node, end: Node) -> None:
+        end.pages = self._copy(node.pages) or []
+
+    def _copy(self, pages: Sequence[int]) -> list[int] | None:
+        """Copy pages of the GPU to as many here; None if there is no room."""
+        pool, num_pages = self.pool, len(pages)
+        if num_pages > pool.num_free:
+            self.tree.evict(num_pages)
+        if num_pages > pool.num_free:
+            return None
+        host_pages = pool.allocate(num_pages)
+        self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), self.writes_back))
+        return host_pages
 
 
 def _path(node: Node) -> list[Node]:

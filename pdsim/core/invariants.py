@@ -93,7 +93,7 @@ def _check_host(host: HostCache, nodes: list[Node]) -> None:
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
     _check_pool(host.pool, [], in_host)
-    _check_tree(host.tree, in_host, [end for _, end in written])
+    _check_tree(host.tree, in_host, [end for _, end in written], has_gaps=host.writes_back)
     known = set(map(id, in_host))
     for node, end in written:
         same = end.stop == node.stop <= node.sequence.common_prefix(0, end.sequence, 0)
@@ -108,12 +108,13 @@ def _path(node: Node | None) -> list[Node]:
     return path[::-1]
 
 
-def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None]) -> None:
-    """locked: the end of each locked path."""
+def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
+    """locked: the end of each locked path; has_gaps: locked nodes may have no pages."""
     locks = Counter(id(node) for end in locked for node in _path(end))
     for node in nodes:
         _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))
-        _require(node.stop - node.start == node.num_pages * tree.page_size, "TREE-3", "tokens", node.start, node.stop)
+        whole = node.stop - node.start == node.num_pages * tree.page_size
+        _require(whole or (has_gaps and node.locks > 0 and not node.pages), "TREE-3", "tokens", node.start, node.stop)
         assert node.parent is not None
         _require(node.parent.stop == node.start, "TREE-4", "a child continues its parent", node.start, node.parent.stop)
         _require(node.parent.locks >= node.locks, "TREE-5", "locks of a parent", node.parent.locks, node.locks)

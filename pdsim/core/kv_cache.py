@@ -108,7 +108,7 @@ class KvCache:
             span = slice(node.stop // self.page_size - start, part.stop // self.page_size - start)
             node, _ = tree.insert(sequence, part.stop, pages[span], node)
             host.keep(node, part)
-        host.load(request_id, end, host_pages[start:], pages)
+        host.load(request_id, end, host_pages[len(host_pages) - num_pages :], pages)
         tree.lock(node, below=lease.node)
         tree.touch(node)
         lease.node, lease.num_loaded = node, num_pages

@@ -200,6 +200,21 @@ class RadixCache:
         self.num_evictable_pages -= freed
         return freed
 
+    def remove(self, node: Node) -> None:
+        """Free a node that nobody uses, with all below it."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        removed = [node]
+        for step in removed:
+            removed += step.children.values()
+            step.children = {}
+            step.parent, step.heap_serial = None, 0
+            self.num_evictable_pages -= len(step.pages)
+            if self._pool is not None:
+                self._pool.free(step.pages)
+        self._offer(parent)
+
     def _whole(self, num_tokens: int) -> int:
         """Tokens of whole pages."""
         return num_tokens - num_tokens % self.page_size
