@@ -30,19 +30,23 @@ class HostCache:
     def __init__(
         self,
         pool: PagePool,
-        page_size: int,
+        prefix_cache: RadixCache,
         eviction: EvictionPolicy,
         write: WritePolicy,
         *,
         least_tokens: int = LEAST_TOKENS,
     ) -> None:
+        """prefix_cache: that of the GPU."""
         self.pool = pool
-        self.tree = RadixCache(pool, page_size, eviction)
+        self.tree = RadixCache(pool, prefix_cache.page_size, eviction)
         self.writes_back = write == "write_back"
-        self._page_size = page_size
+        self._prefix_cache = prefix_cache
+        self._page_size = prefix_cache.page_size
         self._num_inserts = _INSERTS[write]
         self._least_tokens = least_tokens
         self._copies: list[HostCopy] = []
+        self._leaving: list[Node] = []
+        """Ends of leaves that the GPU is about to lose, still locked."""
 
     def take_copies(self) -> list[HostCopy]:
         """Copies that were decided since the last call, in order."""
@@ -53,6 +57,7 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
+        self.tree.num_accesses = self._prefix_cache.num_accesses - 1  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
         self.tree.unlock(end)
         num_pages = end.stop // self._page_size - num_shared
@@ -60,16 +65,17 @@ class HostCache:
 
     def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
         """The end of these tokens, and the pages of those that are there: all that the GPU lacks."""
-        return self.tree.match(sequence, num_tokens)
+        return self.tree.lock_path(sequence, num_tokens)
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
         """The nodes down to this one, without those that end within the first num_tokens."""
         return [node for node in _path(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
-        """A node of the GPU's tree ends as this one does, which stays as long."""
+        """A new node of the GPU's tree ends as this one does, which stays as long, and goes on with its history."""
         self.tree.lock(end)
         node.host = end
+        node.born, node.num_hits = end.born, end.num_hits
 
     def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
         """Copy the last pages of a locked path, whose nodes are kept."""
@@ -78,17 +84,15 @@ class HostCache:
 
     # Writing.
 
-    def on_insert(self, tree: RadixCache, node: Node, *, is_whole: bool = True, num_hits: int = 0) -> None:
+    def on_insert(self, node: Node, *, is_whole: bool = True) -> None:
         """KV up to the end of this node of the GPU's tree was inserted: a whole prompt or output, or a chunk of it."""
         if node.host is None and node.parent is not None:
-            self._find(tree, node)
+            self._find(node)
         if is_whole:
             for step in _path(node):
                 step.num_inserts += 1
                 if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
                     self._write(step)
-        if node.host is not None:
-            self.tree.touch(node.host, num_hits)
 
     def on_evict(self, node: Node) -> None:
         """A leaf of the GPU's tree goes."""
@@ -101,7 +105,7 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """A leaf of the GPU's tree goes; what it leaves in host memory may go too, but for what its parent has."""
+        """A leaf of the GPU's tree goes. What it leaves here has its history, and may go when all have gone."""
         end = node.host
         if end is None:
             return
@@ -109,24 +113,32 @@ class HostCache:
         if parent is not None and parent.parent is not None and parent.host is None:
             self._write(parent)  # a split left it without a lock of its own
         node.host = None
-        self.tree.unlock(end)
-        if not end.pages:
-            self.tree.remove(end)
+        end.born, end.num_hits, end.last_access = node.born, node.num_hits, node.last_access
+        self._leaving.append(end)
+
+    def settle(self) -> None:
+        """They have gone."""
+        for end in self._leaving:
+            self.tree.unlock(end)
+            if not end.pages:
+                self.tree.remove(end)
+        self._leaving.clear()
 
     def flush(self) -> None:
         """Forget what is not on the GPU."""
+        self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
-    def _find(self, tree: RadixCache, node: Node) -> None:
+    def _find(self, node: Node) -> None:
         """Keep what host memory has of a new node of the GPU's tree, which ends where that does, and with its nodes."""
-        end, _ = self.tree.match(node.sequence, node.stop)
+        end, _ = self.tree.lock_path(node.sequence, node.stop)
         for part in self.path_behind(end, node.start):
-            self.keep(node if part.stop == node.stop else tree.split(node, part.stop), part)
+            self.keep(node if part.stop == node.stop else self._prefix_cache.split(node, part.stop), part)
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
         """Have a node of the GPU's tree here, locked: with its pages, if there is room for them, or without."""
-        end, _ = self.tree.match(node.sequence, node.stop)
+        end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:
             host_pages = self._copy(node.pages) if pages else []
             if host_pages is None:

@@ -54,7 +54,6 @@ class KvCache:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.host = host
-        self._on_evict = None if host is None else host.on_evict
         self._keeps_replaced = keeps_replaced
 
     @property
@@ -101,7 +100,7 @@ class KvCache:
         assert lease.node is not None
         end, host_pages = host.lock(sequence, (lease.num_shared + num_pages) * self.page_size)
         if num_pages > self.pool.num_free:  # SGLang evicts as many as it loads
-            tree.evict(num_pages, self._on_evict)
+            self._evict(tree, num_pages)
         pages = self.pool.allocate(num_pages)
         node, start = lease.node, lease.num_shared
         for part in host.path_behind(end, start * self.page_size):
@@ -136,8 +135,16 @@ class KvCache:
         if num_pages > pool.num_free:
             if self.prefix_cache is None or num_pages > self.num_available_pages:
                 raise RuntimeError(f"asked for {num_pages} pages, {self.num_available_pages} are free or evictable")
-            self.prefix_cache.evict(num_pages - pool.num_free, self._on_evict)
+            self._evict(self.prefix_cache, num_pages - pool.num_free)
         return pool.allocate(num_pages)
+
+    def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
+        host = self.host
+        if host is None:
+            prefix_cache.evict(num_pages)
+        else:
+            prefix_cache.evict(num_pages, host.on_evict)
+            host.settle()
 
     def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""
@@ -148,7 +155,7 @@ class KvCache:
                 self.prefix_cache.touch(node)
                 lease.node = node
             if self.host is not None:
-                self.host.on_insert(self.prefix_cache, node, is_whole=num_tokens == len(sequence))
+                self.host.on_insert(node, is_whole=num_tokens == len(sequence))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
@@ -156,7 +163,7 @@ class KvCache:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             self.prefix_cache.touch(node, num_hits=1)
             if self.host is not None:
-                self.host.on_insert(self.prefix_cache, node, num_hits=1)
+                self.host.on_insert(node)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:

@@ -84,7 +84,7 @@ class RadixCache:
         self.root = Node(None, None, None, 0, 0, [], 0)
         self._pool = pool
         self._eviction = eviction
-        self._accesses = 0
+        self.num_accesses = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
         self._compact_above = 64
@@ -104,6 +104,12 @@ class RadixCache:
         self.touch(node)
         return node, pages
 
+    def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
+        """The same of whole pages, without an access."""
+        node, pages = self._descend(self.root, sequence, num_tokens)
+        self.lock(node)
+        return node, pages
+
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
@@ -118,10 +124,10 @@ class RadixCache:
 
     def touch(self, node: Node, num_hits: int = 0) -> None:
         """An access to the path that ends in node. Looking it up is no hit yet: that may come to nothing, and again."""
-        self._accesses += 1
+        self.num_accesses += 1
         step: Node | None = node
         while step is not None:
-            step.last_access = self._accesses
+            step.last_access = self.num_accesses
             step.num_hits += num_hits
             step = step.parent
         self._offer(node)
@@ -262,7 +268,7 @@ class RadixCache:
 
     def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
-        leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
+        leaf = Node(parent, key, sequence, start, stop, pages, self.num_accesses + 1)
         parent.children[key] = leaf
         parent.heap_serial = 0
         self.num_evictable_pages += len(pages)

@@ -191,8 +191,8 @@ def kv_cache(scenario: Scenario, role: Role, *, keeps_replaced: bool = False) ->
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
     host = None
-    if (given := settings.host_cache) is not None:
+    if tree is not None and (given := settings.host_cache) is not None:
         assert given.size is not None, "the scenario is not resolved"
         num_pages = given.size // (layout_of(scenario, role).kv_token_bytes * scenario.page_size)
-        host = HostCache(PagePool(num_pages), scenario.page_size, deepcopy(settings.eviction), given.write)
+        host = HostCache(PagePool(num_pages), tree, deepcopy(settings.eviction), given.write)
     return KvCache(pool, scenario.page_size, tree, host=host, keeps_replaced=keeps_replaced)

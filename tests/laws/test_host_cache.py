@@ -33,10 +33,10 @@ TOKEN_BYTES = 114_688
 
 def tiered(num_pages: int, num_host_pages: int | None, page: int, write: str, policy: object) -> KvCache:
     pool = PagePool(num_pages)
-    host = None
+    tree, host = RadixCache(pool, page, policy), None
     if num_host_pages is not None:
-        host = HostCache(PagePool(num_host_pages), page, policy, write, least_tokens=1)
-    return KvCache(pool, page, RadixCache(pool, page, policy), host=host)
+        host = HostCache(PagePool(num_host_pages), tree, policy, write, least_tokens=1)
+    return KvCache(pool, page, tree, host=host)
 
 
 class Tiers(RuleBasedStateMachine):
@@ -204,8 +204,8 @@ def test_a_prompt_is_written_when_it_was_inserted_so_often(write, num_writes):
 
 def test_few_tokens_are_computed_again():
     pool = PagePool(NUM_PAGES)
-    host = HostCache(PagePool(40), 1, LeastRecentlyUsed(), "write_through")
-    cache = KvCache(pool, 1, RadixCache(pool, 1, LeastRecentlyUsed()), host=host)
+    tree = RadixCache(pool, 1, LeastRecentlyUsed())
+    cache = KvCache(pool, 1, tree, host=HostCache(PagePool(40), tree, LeastRecentlyUsed(), "write_through"))
     for num_tokens in (LEAST_TOKENS - 1, LEAST_TOKENS):
         ids = list(range(num_tokens))
         serve(cache, ids)
