@@ -231,6 +231,18 @@ def test_what_is_being_loaded_does_not_make_room_for_what_is_written_back():
     assert sorted(node.sequence.ids() for node in below(cache.host.tree.root)) == [[1], [3]]
 
 
+def test_what_is_written_back_together_does_not_make_room_for_each_other():
+    cache = tiered(2, 2, 1, "write_back", LeastRecentlyUsed())
+    for ids in ([1], [2], [3], [4]):
+        serve(cache, ids)
+    for ids in ([1], [2]):  # both are looked at on the host, and are younger than 3 and 4
+        lease = cache.open(TokenIds(ids), 1)
+        assert cache.num_loadable_pages(lease, TokenIds(ids), 1) == 1
+        cache.drop(lease)
+    cache.pool.free(cache.allocate(2))
+    assert sorted(node.sequence.ids() for node in below(cache.host.tree.root)) == [[3], [4]]
+
+
 def test_half_of_a_node_keeps_its_place_in_host_memory_when_the_other_half_goes():
     cache = tiered(3, 3, 1, "write_through", LeastRecentlyUsed())
     serve(cache, [1, 2])
@@ -413,6 +425,15 @@ def test_a_forward_waits_for_what_its_load_does_not_hide():
     load = next(c for c in traced.records.host_copies if c.kind == "load")
     assert load.end_ns - load.start_ns == round(1e9 * 396 * TOKEN_BYTES / (0.74 * 64e9))
     assert step.duration_ns == 4_000_000 + (load.end_ns - load.start_ns) // 28
+
+
+def test_what_is_loaded_is_sent_behind_its_forward():
+    """A prefix that the GPU has is sent before."""
+    records = run(conversations("write_through", 1000)).records
+    again = run(small(*(request(i, Spans.of(1, 400), 2, arrival_ns=i * 2_000_000_000) for i in range(2)))).records
+    loaded, found = (next(t for t in one.transfers if t.request_id == i) for one, i in ((records, 2), (again, 1)))
+    assert loaded.queued_ns == records.requests[2].prefill_end_ns
+    assert found.queued_ns == again.requests[1].prefill_start_ns
 
 
 def test_a_loop_that_writes_back_waits_for_its_copies():
