@@ -101,7 +101,7 @@ class HostCache:
                 if step.host is None:
                     self._write(step, pages=step is node)
             if node.host is not None and not node.host.pages:
-                self._fill(node, node.host)
+                node.host.pages = self._copy(node.pages) or []
         self.release(node)
 
     def release(self, node: Node) -> None:
@@ -148,9 +148,6 @@ class HostCache:
             self.tree.lock(leaf, below=end)
             end = leaf
         node.host = end
-
-    def _fill(self, node: Node, end: Node) -> None:
-        end.pages = self._copy(node.pages) or []
 
     def _copy(self, pages: Sequence[int]) -> list[int] | None:
         """Copy pages of the GPU to as many here; None if there is no room."""

@@ -3,19 +3,15 @@
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Literal
 
 from simpy.events import EventPriority
 
-from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.messages import (
     Cancel,
     Command,
     DecodeStep,
     LayersComputed,
-    LoadBack,
-    LoadedBack,
     LoadKv,
     Message,
     PrefillStep,
@@ -23,14 +19,14 @@ from pdsim.core.messages import (
     SaveKv,
     Verified,
     Wait,
-    WriteBackup,
 )
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.copies import HostLink, HostMemory, end_behind_load
+from pdsim.cost.copies import HostMemory
 from pdsim.cost.decode_clock import DecodeClock
 from pdsim.cost.step_times import StepTimes
-from pdsim.metrics.records import HostCopyRecord, StepRecord
+from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
+from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
@@ -152,12 +148,10 @@ class Actor:
         cost: StepTimes,
         host: HostSettings,
         host_memory: HostMemory | None,
-        host_link: HostLink | None,
+        cache_copies: CacheCopies | None,
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: OnStep,
-        on_host_copy: Callable[[HostCopyRecord], None],
-        num_layers: int,
         layer_groups: int,
         on_layers: Callable[[str, LayersComputed], None],
         on_choice: Callable[[Instance], None] | None,
@@ -176,13 +170,7 @@ class Actor:
         self._order = EventPriority(CHOICES + index)
         self._host = Host(timeline, host)
         self._host_memory = host_memory
-        self._host_link = host_link
-        self._on_host_copy = on_host_copy
-        self._num_layers = num_layers
-        self._load: tuple[int, int] | None = None
-        """Start and end of loads into pages that the next forward reads."""
-        self._blocked_until_ns = 0
-        """The loop waits for copies to its host cache."""
+        self._cache_copies = cache_copies
         self._decode = DecodeRun(
             timeline,
             instance,
@@ -197,11 +185,10 @@ class Actor:
         self._loop = instance_loop(
             instance,
             drain=self._drain,
-            carry_out=hand_on if host_link is None else partial(self._copy_pages, then=hand_on),
+            carry_out=hand_on if cache_copies is None else partial(self._copy_pages, copies=cache_copies, then=hand_on),
             now_ns=partial(attrgetter("now_ns"), timeline),
             pauses=not host.is_none,
         )
-        self._tells_loaded = isinstance(getattr(instance, "inner", instance), DecodeInstance)
         self._is_dead = False
         self._waits = False
         self._timer: Alarm | None = None
@@ -251,8 +238,8 @@ class Actor:
             if self._on_choice is not None:
                 self._on_choice(self.instance)
             if isinstance(asked, DecodeStep):
-                if self._host_link is not None:
-                    self._decode.copying_ns += max(0, self._blocked_until_ns - self._timeline.now_ns)
+                if self._cache_copies is not None:
+                    self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
                 self._decode.begin(asked, single=self._single_steps or bool(self._inbox))
             elif isinstance(asked, PrefillStep):
                 self._begin_prefill(asked)
@@ -320,44 +307,23 @@ class Actor:
                 self._decode.copying_ns += self._host_memory.load_ns(command.request_id)
         self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
 
-    def _copy_pages(self, commands: list[Command], *, then: Callable[[list[Command]], None]) -> None:
-        """Copies between pages and the host cache: loads hold up what reads them, and some writes the loop."""
-        now_ns = self._timeline.now_ns
-        others: list[Command] = []
-        for command in commands:
-            if isinstance(command, WriteBackup):
-                _, end_ns = self._begin_copy("write", len(command.pages))
-                if command.blocks:
-                    self._blocked_until_ns = end_ns
-                    self._host.free_ns = max(self._host.free_ns, end_ns)
-            elif isinstance(command, LoadBack):
-                start_ns, end_ns = self._begin_copy("load", len(command.pages))
-                if self._tells_loaded:
-                    self._timeline.after(end_ns - now_ns, self.post, LoadedBack(command.request_id))
-                else:
-                    self._load = (start_ns if self._load is None else self._load[0], end_ns)
-            else:
-                others.append(command)
+    def _copy_pages(
+        self, commands: list[Command], *, copies: CacheCopies, then: Callable[[list[Command]], None]
+    ) -> None:
+        others = copies.begin(commands)
+        self._host.free_ns = max(self._host.free_ns, copies.blocked_until_ns)
         then(others)
-
-    def _begin_copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
-        link = self._host_link
-        assert link is not None
-        start_ns, end_ns = link.copy(kind, num_pages, self._timeline.now_ns)
-        row = HostCopyRecord(self.instance.instance_id, kind, start_ns, end_ns, num_pages, link.num_bytes(num_pages))
-        self._on_host_copy(row)
-        return start_ns, end_ns
 
     # Prefill.
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns + self._host.settings.start, self._gpu_free_ns)
-        if self._host_link is None:
+        if (copies := self._cache_copies) is None:
             end_ns = start_ns + self._cost.prefill_ns(step, start_ns)
         else:
-            start_ns = max(start_ns, self._blocked_until_ns)
-            end_ns = self._end_behind_load(start_ns, self._cost.prefill_ns(step, start_ns))
+            start_ns = max(start_ns, copies.blocked_until_ns)
+            end_ns = copies.forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns))
         self._gpu_free_ns = end_ns
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)
@@ -365,12 +331,6 @@ class Actor:
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
         self._timeline.after(end_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
-
-    def _end_behind_load(self, start_ns: int, duration_ns: int) -> int:
-        load, self._load = self._load, None
-        return (
-            start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)
-        )
 
     def _on_computed(self, computed: LayersComputed) -> None:
         if not self._is_dead:

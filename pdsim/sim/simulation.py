@@ -19,6 +19,7 @@ from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
+from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
@@ -115,7 +116,6 @@ class Simulation:
         """The actor of a fresh instance. Host memory is that of its process: it has nothing of an earlier life."""
         instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
-        link = cluster.host_links.get(instance_id)
         return Actor(
             self._timeline,
             self._order[instance_id],
@@ -123,16 +123,27 @@ class Simulation:
             cost=cluster.costs[instance_id],
             host=cluster.hosts.get(instance_id, HostSettings()),
             host_memory=HostMemory(copies) if copies is not None and has_copies else None,
-            host_link=None if link is None else HostLink(link),
+            cache_copies=self._cache_copies(instance),
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
-            on_host_copy=self._recorder.on_host_copy,
-            num_layers=cluster.num_layers,
             layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
             on_layers=self._on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
+        )
+
+    def _cache_copies(self, instance: Any) -> CacheCopies | None:
+        """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
+        if (link := self._cluster.host_links.get(instance.instance_id)) is None:
+            return None
+        return CacheCopies(
+            self._timeline,
+            instance.instance_id,
+            HostLink(link),
+            num_layers=self._cluster.num_layers,
+            record=self._recorder.on_host_copy,
+            tell=self._deliver if isinstance(instance, DecodeInstance) else None,
         )
 
     def _executor(self) -> Executor:
