@@ -67,7 +67,7 @@ class StepRecord(NamedTuple):
     num_resumed: int = 0
     """Requests for which the first of the steps ends another gap than itself, in RunRecords.token_gaps."""
     copying_ns: int = 0
-    """Time before it in which the KV of retracted requests went to host memory or came back."""
+    """Time before it in which KV of retracted requests went to host memory or came back, or was written back."""
 
 
 class TransferRecord(NamedTuple):

@@ -136,15 +136,16 @@ def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_
 
 
 def host_copies(scenario: Scenario) -> HostCopies | None:
-    """Copies of retracted KV over the GPU's host link; None: they take no time.
-
-    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory
-    that the process had pinned before reached 51 of 64 GB/s out and 47 back.
-    """
+    """Copies of retracted KV; None: they take no time."""
     return copies_over_host_link(scenario, "decode") if scenario.pair.decode.retraction_backup else None
 
 
 def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
+    """Copies over the host link of a role's GPUs.
+
+    Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory
+    that the process had pinned before reached 51 of 64 GB/s out and 47 back.
+    """
     layout = layout_of(scenario, role)
     attention = layout.model.attention
     planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
