@@ -167,12 +167,6 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         """Act in SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
-        step, commands = self._next_step(now_ns)
-        if self.cache.host is not None:
-            commands = [*self.cache.host.take_copies(), *commands]
-        return step, commands
-
-    def _next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         self.now_ns = now_ns
         commands: list[Command] = []
         if self._times_out:
@@ -182,6 +176,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             changed = bool(self.ready) and self._merge(commands)
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
+            if self.cache.host is not None:
+                commands += self.cache.host.take_copies()
             if self.batch.num_requests:
                 waits = changed and (self.queue.queued or self.queue.retracted)
                 return self.batch.step(1 if waits else ask_again_steps), commands

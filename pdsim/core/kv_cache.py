@@ -69,9 +69,8 @@ class KvCache:
     @property
     def num_unblocked_pages(self) -> int:
         """Available pages whose eviction holds up no loop."""
-        if self.host is not None and self.host.writes_back:
-            return self.pool.num_free
-        return self.num_available_pages
+        assert self.host is not None
+        return self.pool.num_free if self.host.writes_back else self.num_available_pages
 
     def levels(self) -> tuple[int, int, int]:
         """Pages in use, evictable and free: together all."""
