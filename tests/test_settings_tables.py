@@ -13,7 +13,7 @@ from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
 from pdsim.scenario.fields import DURATION, RATE, SIZE, Quantity
 from pdsim.scenario.profile import MeasuredSettings
-from pdsim.scenario.schema import HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import HostCacheSettings, HostSettings, Scenario, Section, StagingSettings
 from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals
@@ -30,7 +30,7 @@ BY_FIELD = {"Top level": Scenario} | {
     for hint in (field.annotation, *get_args(field.annotation))
     if isinstance(hint, type) and issubclass(hint, Section)
 }
-BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings}
+BY_FIELD |= {"network.staging": StagingSettings, "cost.host": HostSettings, "host_cache": HostCacheSettings}
 BY_FIELD |= {"cost.measured": MeasuredSettings}
 
 BY_USE = {

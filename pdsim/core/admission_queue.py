@@ -100,6 +100,7 @@ class AdmissionQueue:
             return None
         request = self.queued[0]
         lease = self._cache.open(request.prompt, request.num_prompt_tokens)
+        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_prompt_tokens)
         num_cached_tokens = lease.num_shared * self._cache.page_size
         num_new_pages = self._num_pages(request.num_prompt_tokens) - lease.num_shared
         candidate = Candidate(request, request.num_prompt_tokens, num_cached_tokens, num_new_pages)
@@ -107,7 +108,9 @@ class AdmissionQueue:
             self._cache.drop(lease)
             self.blocked_by = "pages"
             return None
-        self._cache.grow(lease, num_new_pages)
+        if num_loadable:
+            self._cache.load(lease, request.prompt, num_loadable, request.request_id)
+        self._cache.grow(lease, num_new_pages - num_loadable)
         request.lease = lease
         return self.queued.popleft()
 

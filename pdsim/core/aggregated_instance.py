@@ -209,6 +209,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._look_at_arrived()
             if isinstance(step, Wait):
                 step = self._choose(commands)
+        if self.cache.host is not None:
+            commands += self.cache.host.take_copies()
         if isinstance(step, DecodeStep) and self._builder.waiting and not self._blocked_by:
             step = step._replace(max_steps=1)
         return step, commands

@@ -35,6 +35,7 @@ from pdsim.core.messages import (
     KvArrived,
     KvGranted,
     KvLost,
+    LoadedBack,
     LoadKv,
     Message,
     NewRequest,
@@ -108,6 +109,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.ready: deque[DecodeRequest] = deque()
         self._arrived: set[int] = set()
         """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
+        self._loading: set[int] = set()
+        """Requests whose cached KV is on its way from host memory."""
         self._scattered: list[CellScattered] = []
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
@@ -137,6 +140,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return self.queue.on_new_request(message)
             case KvArrived():
                 return self._on_arrived(message)
+            case LoadedBack():
+                self._loading.discard(message.request_id)
             case PromptComputed():
                 self.queue.on_computed(message.request_id)
             case CellScattered():
@@ -171,6 +176,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             changed = bool(self.ready) and self._merge(commands)
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
+            if self.cache.host is not None:
+                commands += self.cache.host.take_copies()
             if self.batch.num_requests:
                 waits = changed and (self.queue.queued or self.queue.retracted)
                 return self.batch.step(1 if waits else ask_again_steps), commands
@@ -257,6 +264,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             pages = tuple(table[num_shared:] if num_shared else table)
             granted = KvGranted(request.request_id, num_shared * self.page_size, pages)
             commands.append(Send(request.prefill_id, granted))
+            if request.lease.num_loaded:
+                self._loading.add(request.request_id)
             if self._times_out:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
 
@@ -341,9 +350,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if self._scattered:
             commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
             self._scattered = []
-        for request_id in [i for i in self.transferring if i in self._arrived]:
+        for request_id in [i for i in self.transferring if i in self._arrived and i not in self._loading]:
             self.ready.append(self.transferring.pop(request_id))
-        self._arrived.clear()
+            self._arrived.remove(request_id)
 
     def _merge(self, commands: list[Command]) -> bool:
         """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""

@@ -184,10 +184,14 @@ class ForwardBuilder(Generic[PromptT]):
         num_new = request.num_tokens - num_cached
         most = num_new + request.num_growth_tokens + self.page_size
         fits = most <= self.num_available_pages * self.page_size - budget.reserved_tokens
-        whole_pages = -(-num_new // self.page_size) * self.page_size
+        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_tokens - 1)
+        whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (chunks and whole_pages >= budget.prefill_tokens):
             self._cache.drop(lease)
             return "" if fits else "pages"
+        if num_loadable:
+            self._cache.load(lease, request.prompt, num_loadable, request.request_id)
+            num_cached += num_loadable * self.page_size
         request.lease = lease
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_cached
         limit = budget.chunk_tokens if pick.max_tokens is None else min(budget.chunk_tokens, pick.max_tokens)

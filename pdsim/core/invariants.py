@@ -3,12 +3,15 @@
 docs/invariants.md lists them with these ids. `check` raises InvariantError with the state that breaks one.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode_instance import DecodeInstance
+from pdsim.core.host_cache import HostCache
 from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.page_pool import PagePool
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.receiver import Receiver
@@ -65,30 +68,53 @@ def held_leases(instance: AnyInstance) -> list[Lease]:
 def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     pool, tree = cache.pool, cache.prefix_cache
     nodes = [] if tree is None else list(_nodes(tree.root))
-    free = pool.free_pages()
-    _require(len(free) == pool.num_free, "PAGE-1", "free pages", len(free), pool.num_free)
     private = [page for lease in leases for page in (*lease.table[lease.num_shared :], *lease.replaced)]
-    owned = sorted([*free, *private, *(page for node in nodes for page in node.pages)])
-    _require(owned == list(range(1, pool.num_pages + 1)), "PAGE-2", "every page has one owner", owned, pool.num_pages)
-    if tree is not None:
-        _check_tree(tree, nodes, leases)
-
-
-def _check_tree(tree: RadixCache, nodes: list[Node], leases: list[Lease]) -> None:
-    locks: dict[int, int] = {}
+    _check_pool(pool, private, nodes)
+    if tree is None:
+        return
     for lease in leases:
-        node = lease.node
-        path = []
-        while node is not None:
-            locks[id(node)] = locks.get(id(node), 0) + 1
-            path.append(node)
-            node = node.parent
-        shared = [page for node in reversed(path) for page in node.pages]
+        shared = [page for node in _path(lease.node) for page in node.pages]
         table = lease.table[: lease.num_shared]
         _require(table == shared, "TREE-1", "shared pages of a lease are its node's path", table, shared)
+    _check_tree(tree, nodes, [lease.node for lease in leases])
+    if cache.host is not None:
+        _check_host(cache.host, nodes)
+
+
+def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
+    free = pool.free_pages()
+    _require(len(free) == pool.num_free, "PAGE-1", "free pages", len(free), pool.num_free)
+    owned = sorted([*free, *private, *(page for node in nodes for page in node.pages)])
+    _require(owned == list(range(1, pool.num_pages + 1)), "PAGE-2", "every page has one owner", owned, pool.num_pages)
+
+
+def _check_host(host: HostCache, nodes: list[Node]) -> None:
+    """Of what is on the GPU, the nodes that are in host memory too."""
+    written = [(node, node.host) for node in nodes if node.host is not None]
+    in_host = list(_nodes(host.tree.root))
+    _check_pool(host.pool, [], in_host)
+    _check_tree(host.tree, in_host, [end for _, end in written], has_gaps=host.writes_back)
+    known = set(map(id, in_host))
+    for node, end in written:
+        same = end.stop == node.stop <= node.sequence.common_prefix(0, end.sequence, 0)
+        _require(same and id(end) in known, "HOST-1", "its end in host memory", (end.start, end.stop), node.stop)
+
+
+def _path(node: Node | None) -> list[Node]:
+    path = []
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
+    """locked: the end of each locked path; has_gaps: locked nodes may have no pages."""
+    locks = Counter(id(node) for end in locked for node in _path(end))
     for node in nodes:
-        _require(node.locks == locks.get(id(node), 0), "TREE-2", "locks", node.locks, (node.start, node.stop))
-        _require(node.stop - node.start == node.num_pages * tree.page_size, "TREE-3", "tokens", node.start, node.stop)
+        _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))
+        whole = node.stop - node.start == node.num_pages * tree.page_size
+        _require(whole or (has_gaps and node.locks > 0 and not node.pages), "TREE-3", "tokens", node.start, node.stop)
         assert node.parent is not None
         _require(node.parent.stop == node.start, "TREE-4", "a child continues its parent", node.start, node.parent.stop)
         _require(node.parent.locks >= node.locks, "TREE-5", "locks of a parent", node.parent.locks, node.locks)

@@ -3,11 +3,13 @@
 A request holds a `Lease` from the moment it is admitted until it goes. Of its page table,
   [0, num_shared)      the prefix cache owns, locked for the request
   [num_shared, end)    it owns itself
+Of the shared ones, the last num_loaded come from host memory, if there is any behind the prefix cache.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from pdsim.core.host_cache import HostCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
@@ -24,6 +26,8 @@ class Lease:
     """Its own pages that the prefix cache turned out to have, and that somebody may still read."""
     read_node: Node | None = None
     """The end of the cached path that the decode steps of a batch read."""
+    num_loaded: int = 0
+    """Pages that were loaded from host memory for this request, when it was admitted."""
 
 
 NO_LEASE = Lease()
@@ -34,12 +38,22 @@ class KvCache:
     """Leases of one instance: open, grow, checkpoint, and close or drop."""
 
     def __init__(
-        self, pool: PagePool, page_size: int, prefix_cache: RadixCache | None, *, keeps_replaced: bool = False
+        self,
+        pool: PagePool,
+        page_size: int,
+        prefix_cache: RadixCache | None,
+        *,
+        host: HostCache | None = None,
+        keeps_replaced: bool = False,
     ) -> None:
-        """keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen."""
+        """host: memory behind the prefix cache.
+
+        keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
+        """
         self.pool = pool
         self.page_size = page_size
         self.prefix_cache = prefix_cache
+        self.host = host
         self._keeps_replaced = keeps_replaced
 
     @property
@@ -51,6 +65,12 @@ class KvCache:
         if self.prefix_cache is None:
             return self.pool.num_free
         return self.pool.num_free + self.prefix_cache.num_evictable_pages
+
+    @property
+    def num_unblocked_pages(self) -> int:
+        """Available pages whose eviction holds up no loop."""
+        assert self.host is not None
+        return self.pool.num_free if self.host.writes_back else self.num_available_pages
 
     def levels(self) -> tuple[int, int, int]:
         """Pages in use, evictable and free: together all."""
@@ -66,6 +86,32 @@ class KvCache:
             return Lease()
         node, pages = self.prefix_cache.match(sequence, max_tokens)
         return Lease(node, pages, len(pages))
+
+    def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
+        """Pages that host memory has behind those of a lease that was just opened."""
+        return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
+
+    def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
+        """Load so many pages into a lease that was just opened, for others too. The caller has seen that they fit."""
+        host, tree = self.host, self.prefix_cache
+        assert host is not None
+        assert tree is not None
+        assert lease.node is not None
+        end, host_pages = host.lock(sequence, (lease.num_shared + num_pages) * self.page_size)
+        if num_pages > self.pool.num_free:  # SGLang evicts as many as it loads
+            self._evict(tree, num_pages)
+        pages = self.pool.allocate(num_pages)
+        node, start = lease.node, lease.num_shared
+        for part in host.path_behind(end, start * self.page_size):
+            span = slice(node.stop // self.page_size - start, part.stop // self.page_size - start)
+            node, _ = tree.insert(sequence, part.stop, pages[span], node)
+            host.keep(node, part)
+        host.load(request_id, end, host_pages[len(host_pages) - num_pages :], pages)
+        tree.lock(node, below=lease.node)
+        tree.touch(node)
+        lease.node, lease.num_loaded = node, num_pages
+        lease.table += pages
+        lease.num_shared += num_pages
 
     def grow(self, lease: Lease, num_pages: int) -> None:
         """Lengthen the page table. The caller has seen num_available_pages."""
@@ -88,8 +134,16 @@ class KvCache:
         if num_pages > pool.num_free:
             if self.prefix_cache is None or num_pages > self.num_available_pages:
                 raise RuntimeError(f"asked for {num_pages} pages, {self.num_available_pages} are free or evictable")
-            self.prefix_cache.evict(num_pages - pool.num_free)
+            self._evict(self.prefix_cache, num_pages - pool.num_free)
         return pool.allocate(num_pages)
+
+    def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
+        host = self.host
+        if host is None:
+            prefix_cache.evict(num_pages)
+        else:
+            prefix_cache.evict(num_pages, host.on_evict)
+            host.settle()
 
     def checkpoint(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens, whose KV is complete; keep them locked."""
@@ -99,11 +153,16 @@ class KvCache:
                 self.prefix_cache.lock(node, below=lease.node)
                 self.prefix_cache.touch(node)
                 lease.node = node
+            if self.host is not None:
+                self.host.on_insert(node, is_whole=num_tokens == len(sequence))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int) -> None:
         """Share the whole pages of the first num_tokens and give up the lease."""
         if self.prefix_cache is not None:
-            self.prefix_cache.touch(self._share(lease, sequence, num_tokens, self.prefix_cache), num_hits=1)
+            node = self._share(lease, sequence, num_tokens, self.prefix_cache)
+            self.prefix_cache.touch(node, num_hits=1)
+            if self.host is not None:
+                self.host.on_insert(node)
         self.drop(lease)
 
     def drop(self, lease: Lease) -> None:
@@ -120,7 +179,10 @@ class KvCache:
     def flush(self) -> None:
         """Forget what is cached and no lease holds."""
         if self.prefix_cache is not None:
-            self.prefix_cache.evict(self.prefix_cache.num_evictable_pages)
+            leaving = None if self.host is None else self.host.release
+            self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)
+        if self.host is not None:
+            self.host.flush()
 
     def add_reader(self, lease: Lease) -> None:
         """The request joins a batch: from now on each decode step reads its KV."""

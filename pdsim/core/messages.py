@@ -56,6 +56,12 @@ class KvArrived(NamedTuple):
     first_token_ends: bool
 
 
+class LoadedBack(NamedTuple):
+    """Host link to decode: the cached part of this prompt that lay in host memory is in place."""
+
+    request_id: int
+
+
 class KvSent(NamedTuple):
     """Transport to prefill: no page of this request is read any more."""
 
@@ -226,6 +232,29 @@ class LoadKv(NamedTuple):
     pages: tuple[int, ...]
 
 
+class WriteBackup(NamedTuple):
+    """Copy these pages to as many pages of host memory, behind all such copies before it.
+
+    The host cache of an instance has them from now on.
+    """
+
+    pages: tuple[int, ...]
+    host_pages: tuple[int, ...]
+    blocks: bool
+    """The loop stands still until it is done: the pages go to others."""
+
+
+class LoadBack(NamedTuple):
+    """Copy these pages of host memory into pages of the GPU, for a prompt that continues them.
+
+    A prefill forward that is begun later computes a layer when its KV is there; a decode instance waits for LoadedBack.
+    """
+
+    request_id: int
+    host_pages: tuple[int, ...]
+    pages: tuple[int, ...]
+
+
 class PrefillDone(NamedTuple):
     """Prefill has seen its transfer end and holds nothing of the request any more."""
 
@@ -246,7 +275,9 @@ class Failed(NamedTuple):
 
 
 Outcome = PrefillDone | Finished | Failed
-RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | Outcome
+RequestMessage = (
+    Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | LoadedBack | KvSent | FirstToken | Outcome
+)
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
@@ -289,8 +320,20 @@ class WakeAt(NamedTuple):
     time_ns: int
 
 
+HostCopy = WriteBackup | LoadBack
 Command = (
-    Send | Tell | TransferUnit | StartTransfer | Scatter | WakeAt | FirstToken | Retracted | SaveKv | LoadKv | Outcome
+    Send
+    | Tell
+    | TransferUnit
+    | StartTransfer
+    | Scatter
+    | WakeAt
+    | FirstToken
+    | Retracted
+    | SaveKv
+    | LoadKv
+    | HostCopy
+    | Outcome
 )
 
 

@@ -143,6 +143,12 @@ class PrefillInstance:
         return []
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+        step, commands = self._next_step(now_ns)
+        if self.cache.host is not None:
+            commands = [*self.cache.host.take_copies(), *commands]
+        return step, commands
+
+    def _next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         commands = self._release_sent() if self._sent else []
         if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)

@@ -6,7 +6,7 @@ A node is
 and its pages go back to the pool when it is evicted, leaves first. Law: tests/laws/test_radix_cache.py.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -22,10 +22,12 @@ class Node:
         "born",
         "children",
         "heap_serial",
+        "host",
         "key",
         "last_access",
         "locks",
         "num_hits",
+        "num_inserts",
         "pages",
         "parent",
         "readers",
@@ -57,6 +59,10 @@ class Node:
         self.num_hits = 0
         self.born = born
         self.heap_serial = 0
+        self.host: Node | None = None
+        """The end of the same tokens in host memory, locked for this node; None: they are not known to be there."""
+        self.num_inserts = 0
+        """Whole prompts and outputs inserted through it, where there is host memory."""
 
     @property
     def num_pages(self) -> int:
@@ -78,7 +84,7 @@ class RadixCache:
         self.root = Node(None, None, None, 0, 0, [], 0)
         self._pool = pool
         self._eviction = eviction
-        self._accesses = 0
+        self.num_accesses = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
         self._compact_above = 64
@@ -98,6 +104,12 @@ class RadixCache:
         self.touch(node)
         return node, pages
 
+    def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
+        """The same of whole pages, without an access."""
+        node, pages = self._descend(self.root, sequence, num_tokens)
+        self.lock(node)
+        return node, pages
+
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
         """Cache the first num_tokens (whole pages), of which `below` already covers the beginning.
 
@@ -112,10 +124,10 @@ class RadixCache:
 
     def touch(self, node: Node, num_hits: int = 0) -> None:
         """An access to the path that ends in node. Looking it up is no hit yet: that may come to nothing, and again."""
-        self._accesses += 1
+        self.num_accesses += 1
         step: Node | None = node
         while step is not None:
-            step.last_access = self._accesses
+            step.last_access = self.num_accesses
             step.num_hits += num_hits
             step = step.parent
         self._offer(node)
@@ -171,8 +183,11 @@ class RadixCache:
                 step = step.parent
         return num_tokens
 
-    def evict(self, num_pages: int) -> int:
-        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed."""
+    def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
+        """Free leaves, whole ones, until num_pages are freed or all is locked. Returns the pages freed.
+
+        leaving: called with each leaf before it goes.
+        """
         freed = 0
         while freed < num_pages and self._heap:
             _, serial, node = heappop(self._heap)
@@ -180,6 +195,8 @@ class RadixCache:
                 continue
             parent = node.parent
             assert parent is not None
+            if leaving is not None:
+                leaving(node)
             del parent.children[node.key]
             node.parent, node.heap_serial = None, 0
             if self._pool is not None:
@@ -188,6 +205,21 @@ class RadixCache:
             self._offer(parent)
         self.num_evictable_pages -= freed
         return freed
+
+    def remove(self, node: Node) -> None:
+        """Free a node that nobody uses, with all below it."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        removed = [node]
+        for step in removed:
+            removed += step.children.values()
+            step.children = {}
+            step.parent, step.heap_serial = None, 0
+            self.num_evictable_pages -= len(step.pages)
+            if self._pool is not None:
+                self._pool.free(step.pages)
+        self._offer(parent)
 
     def _whole(self, num_tokens: int) -> int:
         """Tokens of whole pages."""
@@ -198,7 +230,7 @@ class RadixCache:
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:
-            node = child if end == child.stop else self._split(child, end)
+            node = child if end == child.stop else self.split(child, end)
             pages += node.pages
             if node is not child:
                 break
@@ -219,13 +251,14 @@ class RadixCache:
         end = min(child.stop, start + sequence.common_prefix(start, child.sequence, start))
         return child, end - end % self.page_size if end < stop else stop
 
-    def _split(self, node: Node, middle: int) -> Node:
+    def split(self, node: Node, middle: int) -> Node:
         """Put a new node above with the tokens up to middle; `node`, which requests may hold, keeps the rest."""
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None
         head = Node(parent, node.key, node.sequence, node.start, middle, node.pages[:at], node.born)
         head.locks, head.readers = node.locks, node.readers
         head.last_access, head.num_hits = node.last_access, node.num_hits
+        head.num_inserts = node.num_inserts
         parent.children[node.key] = head
         node.parent, node.start = head, middle
         node.key = node.sequence.page_key(middle, self.page_size)
@@ -235,7 +268,7 @@ class RadixCache:
 
     def _add_leaf(self, parent: Node, sequence: TokenSequence, start: int, stop: int, pages: Sequence[int]) -> Node:
         key = sequence.page_key(start, self.page_size)
-        leaf = Node(parent, key, sequence, start, stop, pages, self._accesses + 1)
+        leaf = Node(parent, key, sequence, start, stop, pages, self.num_accesses + 1)
         parent.children[key] = leaf
         parent.heap_serial = 0
         self.num_evictable_pages += len(pages)

@@ -155,7 +155,9 @@ class RunningBatch(Generic[Request]):
 
     def _max_steps(self) -> int:
         """Steps for which the free pages last: in page_size steps each request opens one."""
-        return 1 + self._page_size * (self._cache.num_available_pages // self.num_requests)
+        cache = self._cache
+        num_pages = cache.num_available_pages if cache.host is None else cache.num_unblocked_pages
+        return 1 + self._page_size * (num_pages // self.num_requests)
 
     def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
         if self.num_requests == 1:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pdsim.core.instance import PolicyError
+from pdsim.core.kv_cache import Lease
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
 from pdsim.core.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
 from pdsim.policy.protocols import TransferPolicy
@@ -30,6 +31,7 @@ class SendingRequest(Protocol):
     num_cached_tokens: int
     num_computed_tokens: int
     cursor: SendCursor
+    lease: Lease
 
     @property
     def num_sent_tokens(self) -> int: ...
@@ -74,7 +76,8 @@ class SendPlanner:
         if chunk.num_context_tokens == request.num_cached_tokens:
             commands += self.ask_staging(request)
             if chunk.num_context_tokens > request.num_sent_tokens:
-                commands += self._units(request, self._send_until(request), now_ns)
+                num_loading_tokens = request.lease.num_loaded * self._layout.page_size
+                commands += self._units(request, self._send_until(request) - num_loading_tokens, now_ns)
         if self._layer_groups:
             commands += self._layers(request, chunk, step_id, now_ns)
         return commands

@@ -1,6 +1,7 @@
 """Copies of KV beside the transfers: to host memory and back, and through staging buffers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class HostCopies:
     load_bandwidth: float
     pinning_bandwidth: float
     """Bytes per second at which host memory is pinned, once, before its first copy."""
+    num_ranks: int = 1
 
 
 class HostMemory:
@@ -47,6 +49,40 @@ class HostMemory:
 
     def _copy_ns(self, num_bytes: int, bandwidth: float) -> int:
         return max(self._costs.num_planes * self._costs.copy_ns, round(1e9 * num_bytes / bandwidth))
+
+
+class HostLink:
+    """The link between one instance's GPUs and its host cache: in each direction one copy after another.
+
+    That memory was pinned when the server started.
+    """
+
+    def __init__(self, costs: HostCopies) -> None:
+        self._page_bytes = costs.page_bytes
+        self._num_ranks = costs.num_ranks
+        self._bandwidths = {"load": costs.load_bandwidth, "write": costs.save_bandwidth}
+        self._free_ns = {"load": 0, "write": 0}
+
+    def copy(self, kind: Literal["load", "write"], num_pages: int, now_ns: int) -> tuple[int, int]:
+        """Start and end of a copy, which begins when those before it are done."""
+        start_ns = max(now_ns, self._free_ns[kind])
+        duration_ns = max(1, round(1e9 * num_pages * self._page_bytes / self._bandwidths[kind]))
+        self._free_ns[kind] = end_ns = start_ns + duration_ns
+        return start_ns, end_ns
+
+    def num_bytes(self, num_pages: int) -> int:
+        """Bytes of all ranks together."""
+        return num_pages * self._page_bytes * self._num_ranks
+
+
+def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_layers: int) -> int:
+    """End of a forward whose layers each wait for their part of a load, layer by layer.
+
+    Layers take equally long, and so do their parts: the last that waits is the first or the last.
+    """
+    first_ns, last_ns = load
+    behind_first = first_ns + (last_ns - first_ns) // num_layers + duration_ns
+    return max(start_ns + duration_ns, behind_first, last_ns + duration_ns // num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)

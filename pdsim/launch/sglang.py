@@ -19,6 +19,7 @@ from pdsim.scenario.schema import (
     ComputingSettings,
     DecodeSettings,
     DecodingSettings,
+    HostCacheSettings,
     PrefillSettings,
     Scenario,
     ServerSettings,
@@ -69,6 +70,7 @@ RULES: dict[str, Rule] = {
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "state_dtype": None,
     "*.eviction": one_of(EVICTION_POLICIES, "SGLang"),
+    "*.host_cache": None,
     "*.max_prefill_tokens": None,
     "*.policy": one_of(PREFILL_POLICIES, "SGLang"),
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
@@ -217,6 +219,9 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
             None if servers.max_running_requests is None else servers.max_running_requests * servers.dp,
         ),
         ("radix-eviction-policy", _policy(made, servers.eviction, EVICTION_POLICIES)),
+        ("enable-hierarchical-cache", servers.host_cache is not None),
+        ("hicache-size", _gigabytes(servers.host_cache)),
+        ("hicache-write-policy", servers.host_cache and servers.host_cache.write),
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
     ]
@@ -240,6 +245,10 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         )
         flags.append(("speculative-num-draft-tokens", servers.speculative_draft_tokens))
     return flags
+
+
+def _gigabytes(host: HostCacheSettings | None) -> int | None:
+    return None if host is None or host.size is None else max(1, round(host.size / 1e9))
 
 
 def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:

@@ -7,7 +7,15 @@ from pdsim.core.instance import Levels
 from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
 from pdsim.core.router import num_retries, request_of
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TokenGap, TransferRecord
+from pdsim.metrics.records import (
+    HostCopyRecord,
+    LevelRecord,
+    RequestRecord,
+    RunRecords,
+    StepRecord,
+    TokenGap,
+    TransferRecord,
+)
 
 
 def transfer_record(
@@ -112,6 +120,9 @@ class Recorder:
         if row.request_id != record.request_id:
             row = row._replace(request_id=record.request_id)
         self.records.transfers.append(row)
+
+    def on_host_copy(self, row: HostCopyRecord) -> None:
+        self.records.host_copies.append(row)
 
     def on_streamed(self, request_id: int, now_ns: int) -> None:
         self._requests[request_id].streamed_ns = now_ns

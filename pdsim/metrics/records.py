@@ -67,7 +67,7 @@ class StepRecord(NamedTuple):
     num_resumed: int = 0
     """Requests for which the first of the steps ends another gap than itself, in RunRecords.token_gaps."""
     copying_ns: int = 0
-    """Time before it in which the KV of retracted requests went to host memory or came back."""
+    """Time before it in which KV of retracted requests went to host memory or came back, or was written back."""
 
 
 class TransferRecord(NamedTuple):
@@ -111,6 +111,19 @@ class TokenGap(NamedTuple):
     """Tokens of each of them that share it."""
 
 
+class HostCopyRecord(NamedTuple):
+    """A copy between an instance's pages and its host cache."""
+
+    instance_id: str
+    kind: str
+    """load or write"""
+    start_ns: int
+    end_ns: int
+    num_pages: int
+    num_bytes: int
+    """Bytes of all ranks together."""
+
+
 class LevelRecord(NamedTuple):
     """The state of one instance from time_ns on, until its next record."""
 
@@ -127,3 +140,5 @@ class RunRecords:
     levels: list[LevelRecord] = field(default_factory=list)
     """Empty unless asked for."""
     token_gaps: list[TokenGap] = field(default_factory=list)
+    host_copies: list[HostCopyRecord] = field(default_factory=list)
+    """Empty without host caches."""

@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any, Literal
 
 from pdsim.metrics.distribution import Run, RunSamples, Samples
-from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
+from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, StepRecord
 
 _MS = 1e6
 _S = 1e9
@@ -122,6 +122,16 @@ def _own_fields(records: RunRecords, duration_s: float) -> dict[str, Any]:
         "decode_cache_hit_rate": sum(r.num_decode_cached_tokens for r in requests) / prompt_tokens,
         "transfer_bytes": sum(t.num_bytes for t in transfers),
         "transfers": len(transfers),
+    }
+
+
+def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
+    """Fields of a run with host caches."""
+    loads, writes = ([copy for copy in copies if copy.kind == kind] for kind in ("load", "write"))
+    return {
+        "host_hit_tokens": page_size * sum(load.num_pages for load in loads),
+        "host_loaded_bytes": sum(load.num_bytes for load in loads),
+        "host_written_bytes": sum(write.num_bytes for write in writes),
     }
 
 

@@ -78,6 +78,7 @@ SUMMARY_ROWS = (
     SummaryRow("pdsim.mean_running_requests", "decoding, mean", "count", 1),
     SummaryRow("pdsim.prefill_cache_hit_rate", "prefill cache hits", "share"),
     SummaryRow("pdsim.decode_cache_hit_rate", "decode cache hits", "share"),
+    SummaryRow("pdsim.host_hit_tokens", "tokens from host memory", "count"),
     SummaryRow("pdsim.transfer_bytes", "KV sent, GB", "bytes", 1, -1),
     SummaryRow("pdsim.retractions", "retractions", "count", 0, -1),
     SummaryRow("pdsim.retraction_copies_s", "KV of retracted copied, s", "count", 3, -1),
@@ -85,7 +86,13 @@ SUMMARY_ROWS = (
     SummaryRow("pdsim.failed", "requests failed", "count", 0, -1),
 )
 
-_IF_ANY = {"accept_length", "pdsim.retraction_copies_s", "pdsim.retries", "pdsim.failed"}
+_IF_ANY = {
+    "accept_length",
+    "pdsim.host_hit_tokens",
+    "pdsim.retraction_copies_s",
+    "pdsim.retries",
+    "pdsim.failed",
+}
 """Shown only where there is something to show."""
 
 

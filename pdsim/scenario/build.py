@@ -17,8 +17,9 @@ from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_instances, build_monitor, build_router
 from pdsim.scenario.room import check_requests, require_room_for_run
 from pdsim.scenario.schema import DecodingSettings, FrontEndSettings, HostSettings, Scenario
-from pdsim.scenario.sizing import attention_waves, layout_of, resolve, roles
+from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.system.catalog import load_model
 from pdsim.system.memory import Layout, Role, memory_tier
 from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
@@ -41,9 +42,12 @@ class Cluster:
     """Host times of the loops of prefill instances."""
     host_copies: HostCopies | None
     """Copies of KV that decode instances retract; None: they take no time."""
+    host_links: Mapping[str, HostCopies]
+    """Links of the instances that have host caches."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
+    num_layers: int
     message_latency_ns: int
     handover_ns: int
     requests: Sequence[RequestSpec]
@@ -79,8 +83,10 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         costs={i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids},
         hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
         host_copies=None if is_aggregated else wiring.host_copies(scenario),
+        host_links={i: wiring.copies_over_host_link(scenario, role) for role, i in host_caches(scenario)},
         front_end=scenario.front_end or FrontEndSettings(),
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
+        num_layers=load_model(scenario.model).num_layers,
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         requests=requests,

@@ -76,7 +76,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
         conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
         return AggregatedInstance(
             instance_id,
-            cache=kv_cache(scenario, aggregated),
+            cache=kv_cache(scenario, role),
             limits=AggregatedLimits(
                 max_running_requests=aggregated.resolved_max_running,
                 chunked_prefill_tokens=aggregated.rank_chunk_tokens or None,
@@ -94,7 +94,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
     if role == "prefill":
         return PrefillInstance(
             instance_id,
-            cache=kv_cache(scenario, prefill, keeps_replaced=prefill.layer_groups > 0),
+            cache=kv_cache(scenario, role, keeps_replaced=prefill.layer_groups > 0),
             limits=PrefillLimits(
                 max_running_requests=prefill.resolved_max_running,
                 chunked_prefill_tokens=prefill.rank_chunk_tokens or None,
@@ -108,7 +108,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
         )
     return DecodeInstance(
         instance_id,
-        cache=kv_cache(scenario, decode),
+        cache=kv_cache(scenario, role),
         limits=DecodeLimits(
             max_running_requests=decode.resolved_max_running,
             extra_slots=decode.extra_slots or 0,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from pdsim.core.host_cache import WritePolicy
 from pdsim.cost.kernels import has_kernels
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Kernels
@@ -33,6 +34,15 @@ from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.request_spec import Workload
 
 
+class HostCacheSettings(Section):
+    """Host memory behind the prefix cache (--enable-hierarchical-cache)."""
+
+    size: Size | None = Field(default=None, ge=0)
+    """Memory for the KV of each GPU (--hicache-size); None: twice that of its pool (--hicache-ratio 2)."""
+    write: WritePolicy = "write_through"
+    """When KV is copied there (--hicache-write-policy)."""
+
+
 class ServerSettings(Section):
     """Servers of every kind."""
 
@@ -48,7 +58,15 @@ class ServerSettings(Section):
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
     eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
+    host_cache: HostCacheSettings | None = None
+    """None: what is evicted is lost."""
     max_running_requests: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _has_something_to_keep(self) -> Self:
+        if self.host_cache is not None and not self.radix_cache:
+            raise ValueError("host_cache lies behind the prefix cache: it needs radix_cache: true")
+        return self
 
     @property
     def resolved_max_running(self) -> int:

@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from pdsim.core.host_cache import HostCache
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
@@ -26,6 +27,8 @@ from pdsim.system.model import GroupedQueryAttention, LatentAttention
 
 STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
+HOST_RATIO = 2
+"""Host memory for each byte of the GPU's pool, where its size is not given (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
 """The largest max_running_requests for which a decode instance gets two extra slots for each."""
 
@@ -152,7 +155,10 @@ def _resolved_memory(
         running = max(1, given // settings.dp)
     if states is not None:
         running = max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
-    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running}
+    host = settings.host_cache
+    if host is not None and host.size is None:
+        host = host.model_copy(update={"size": HOST_RATIO * pool * layout.kv_token_bytes})
+    return {"mem_fraction": fraction, "pool_tokens": pool, "max_running_requests": running, "host_cache": host}
 
 
 def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> int:
@@ -172,9 +178,21 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
     return attempts
 
 
-def kv_cache(scenario: Scenario, settings: ServerSettings, *, keeps_replaced: bool = False) -> KvCache:
-    """A fresh one, of resolved settings."""
+def host_caches(scenario: Scenario) -> list[tuple[Role, str]]:
+    """Instances with host memory behind their prefix cache, and their roles."""
+    caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
+    return [(role, i) for role, ids in caches.items() for i in ids]
+
+
+def kv_cache(scenario: Scenario, role: Role, *, keeps_replaced: bool = False) -> KvCache:
+    """A fresh one, of a resolved scenario."""
+    settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
-    return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
+    host = None
+    if tree is not None and (given := settings.host_cache) is not None:
+        assert given.size is not None, "the scenario is not resolved"
+        num_pages = given.size // (layout_of(scenario, role).kv_token_bytes * scenario.page_size)
+        host = HostCache(PagePool(num_pages), tree, deepcopy(settings.eviction), given.write)
+    return KvCache(pool, scenario.page_size, tree, host=host, keeps_replaced=keeps_replaced)

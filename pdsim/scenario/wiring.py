@@ -11,7 +11,7 @@ from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
 from pdsim.scenario.sizing import instance_ids, layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_transport
-from pdsim.system.memory import Layout
+from pdsim.system.memory import Layout, Role
 from pdsim.system.model import LatentAttention
 from pdsim.system.transport import Path, Topology, Transport
 
@@ -136,23 +136,27 @@ def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_
 
 
 def host_copies(scenario: Scenario) -> HostCopies | None:
-    """Copies of retracted KV over the GPU's host link; None: they take no time.
+    """Copies of retracted KV; None: they take no time."""
+    return copies_over_host_link(scenario, "decode") if scenario.pair.decode.retraction_backup else None
+
+
+def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
+    """Copies over the host link of a role's GPUs.
 
     Measured: one H200, PyTorch 2.11, Qwen3-8B's KV in bf16, 64 to 64,000 tokens in pages of 64. Copies into memory
     that the process had pinned before reached 51 of 64 GB/s out and 47 back.
     """
-    if not scenario.pair.decode.retraction_backup:
-        return None
-    decode = layout_of(scenario, "decode")
-    attention = decode.model.attention
+    layout = layout_of(scenario, role)
+    attention = layout.model.attention
     planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
     return HostCopies(
-        page_bytes=decode.kv_token_bytes * scenario.page_size,
+        page_bytes=layout.kv_token_bytes * scenario.page_size,
         num_planes=planes_per_layer * attention.num_layers,
         copy_ns=39_000,
-        save_bandwidth=0.79 * decode.gpu.host_bandwidth,
-        load_bandwidth=0.74 * decode.gpu.host_bandwidth,
+        save_bandwidth=0.79 * layout.gpu.host_bandwidth,
+        load_bandwidth=0.74 * layout.gpu.host_bandwidth,
         pinning_bandwidth=1.4e9,
+        num_ranks=layout.tp,
     )
 
 

@@ -26,6 +26,7 @@ from pdsim.cost.decode_clock import DecodeClock
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
+from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, Alarm, Timeline
 
@@ -147,6 +148,7 @@ class Actor:
         cost: StepTimes,
         host: HostSettings,
         host_memory: HostMemory | None,
+        cache_copies: CacheCopies | None,
         executor: Executor,
         carry_out: Callable[[list[Command]], None],
         on_step: OnStep,
@@ -168,6 +170,7 @@ class Actor:
         self._order = EventPriority(CHOICES + index)
         self._host = Host(timeline, host)
         self._host_memory = host_memory
+        self._cache_copies = cache_copies
         self._decode = DecodeRun(
             timeline,
             instance,
@@ -178,10 +181,11 @@ class Actor:
             on_result=self._on_result,
         )
         self._inbox: list[Message] = []
+        hand_on = self._copy if host_memory is not None else carry_out if host.is_none else self._hand_on
         self._loop = instance_loop(
             instance,
             drain=self._drain,
-            carry_out=self._copy if host_memory is not None else carry_out if host.is_none else self._hand_on,
+            carry_out=hand_on if cache_copies is None else partial(self._copy_pages, copies=cache_copies, then=hand_on),
             now_ns=partial(attrgetter("now_ns"), timeline),
             pauses=not host.is_none,
         )
@@ -234,6 +238,8 @@ class Actor:
             if self._on_choice is not None:
                 self._on_choice(self.instance)
             if isinstance(asked, DecodeStep):
+                if self._cache_copies is not None:
+                    self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
                 self._decode.begin(asked, single=self._single_steps or bool(self._inbox))
             elif isinstance(asked, PrefillStep):
                 self._begin_prefill(asked)
@@ -301,12 +307,24 @@ class Actor:
                 self._decode.copying_ns += self._host_memory.load_ns(command.request_id)
         self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
 
+    def _copy_pages(
+        self, commands: list[Command], *, copies: CacheCopies, then: Callable[[list[Command]], None]
+    ) -> None:
+        others = copies.begin(commands)
+        self._host.free_ns = max(self._host.free_ns, copies.blocked_until_ns)
+        then(others)
+
     # Prefill.
 
     def _begin_prefill(self, step: PrefillStep) -> None:
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns + self._host.settings.start, self._gpu_free_ns)
-        self._gpu_free_ns = end_ns = start_ns + self._cost.prefill_ns(step, start_ns)
+        if (copies := self._cache_copies) is None:
+            end_ns = start_ns + self._cost.prefill_ns(step, start_ns)
+        else:
+            start_ns = max(start_ns, copies.blocked_until_ns)
+            end_ns = copies.forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns))
+        self._gpu_free_ns = end_ns
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)
         for group in range(1, self._layer_groups + 1):  # layers take equally long

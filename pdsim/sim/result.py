@@ -5,8 +5,9 @@ from typing import Any
 
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables
-from pdsim.metrics.summary import summarize
+from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import host_caches
 
 
 @dataclass
@@ -25,6 +26,8 @@ class RunResult(RunTables):
         extra["device"] = self.scenario.device
         if warnings := self.warnings():
             extra["warnings"] = warnings
+        if host_caches(self.scenario):
+            extra |= host_cache_fields(self.records.host_copies, self.scenario.page_size)
         speculative = self.scenario.acceptance is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),

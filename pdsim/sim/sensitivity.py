@@ -37,6 +37,9 @@ RELIEF = {
     "descriptor cost": "page_size; network.staging where tensor-parallel sizes differ",
     "transfer set-up": "network.transport",
     "staging ring": "network.staging.ring",
+    "prefill host memory": "prefill.host_cache.size",
+    "decode host memory": "decode.host_cache.size",
+    "host link": "GPUs with a faster host_bandwidth",
 }
 """Resources, and the fields of a scenario that give more of each."""
 
@@ -46,6 +49,8 @@ AGGREGATED_RELIEF = {
     "messages": RELIEF["messages"],
     "aggregated KV": "aggregated.mem_fraction, aggregated.tp, aggregated.instances",
     "aggregated slots": "aggregated.max_running_requests",
+    "aggregated host memory": "aggregated.host_cache.size",
+    "host link": RELIEF["host link"],
 }
 """The same where instances have no roles."""
 
@@ -152,6 +157,10 @@ def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Clust
         more_slots = round(server.max_running_requests * factor + 0.5)
         variants[f"{role} KV"] = of_field(role, pool_tokens=more_tokens)
         variants[f"{role} slots"] = of_field(role, max_running_requests=more_slots)
+        if (host := server.host_cache) is not None:
+            more = host.model_copy(update={"size": round(host.size * factor)})
+            variants[f"{role} host memory"] = of_field(role, host_cache=more)
+            variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
     if scenario.aggregated is None:
         variants["link"] = of_cluster(lambda cluster: _linked(cluster, factor))
         variants["descriptor cost"] = of_cluster(lambda cluster: _transport(cluster, descriptor=factor))
@@ -172,6 +181,14 @@ def _linked(cluster: Cluster, factor: float) -> Cluster:
     topology = cluster.interconnect.topology
     faster = replace(topology, capacity={link: rate * factor for link, rate in topology.capacity.items()})
     return replace(cluster, interconnect=replace(cluster.interconnect, topology=faster))
+
+
+def _host_linked(cluster: Cluster, factor: float) -> Cluster:
+    links = {
+        name: replace(link, save_bandwidth=link.save_bandwidth * factor, load_bandwidth=link.load_bandwidth * factor)
+        for name, link in cluster.host_links.items()
+    }
+    return replace(cluster, host_links=links)
 
 
 def _transport(cluster: Cluster, *, batch: float = 1.0, descriptor: float = 1.0) -> Cluster:

@@ -11,7 +11,7 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.cost.copies import HostMemory
+from pdsim.cost.copies import HostLink, HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
@@ -19,6 +19,7 @@ from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
+from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
@@ -122,6 +123,7 @@ class Simulation:
             cost=cluster.costs[instance_id],
             host=cluster.hosts.get(instance_id, HostSettings()),
             host_memory=HostMemory(copies) if copies is not None and has_copies else None,
+            cache_copies=self._cache_copies(instance),
             executor=self._executor(),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
@@ -129,6 +131,19 @@ class Simulation:
             on_layers=self._on_layers,
             on_choice=self._on_levels,
             single_steps=self._single_steps,
+        )
+
+    def _cache_copies(self, instance: Any) -> CacheCopies | None:
+        """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
+        if (link := self._cluster.host_links.get(instance.instance_id)) is None:
+            return None
+        return CacheCopies(
+            self._timeline,
+            instance.instance_id,
+            HostLink(link),
+            num_layers=self._cluster.num_layers,
+            record=self._recorder.on_host_copy,
+            tell=self._deliver if isinstance(instance, DecodeInstance) else None,
         )
 
     def _executor(self) -> Executor:

@@ -10,6 +10,7 @@ from pdsim.cli import main
 from pdsim.scenario.schema import (
     AggregatedSettings,
     DecodeSettings,
+    HostCacheSettings,
     NetworkSettings,
     PrefillSettings,
     StagingSettings,
@@ -133,6 +134,7 @@ SECTIONS = {
     "aggregated": AggregatedSettings,
     "network": NetworkSettings,
     "staging": StagingSettings,
+    "host_cache": HostCacheSettings,
 }
 
 

@@ -46,6 +46,7 @@ SERVERS = {
     "eviction": ["lfu", "fifo"],
     "max_running_requests": ["77"],
 }
+HOST_CACHE = {"host_cache.size": ["200 GiB"], "host_cache.write": ["write_back"]}
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],
@@ -63,12 +64,13 @@ OTHER = {
     "state_dtype": ["bf16"],
     "context_tokens": ["16384"],
     "page_size": ["64", "48"],
-    **{f"prefill.{name}": values for name, values in {**SERVERS, **COMPUTING}.items()},
+    **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
     "prefill.layer_groups": ["4"],
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
     "prefill.optimistic_attempts": ["2"],
     **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
+    **{f"decode.{name}": [] for name in HOST_CACHE},
     "decode.radix_cache": ["true"],
     "decode.extra_slots": ["5"],
     "decode.polling_interval": ["3"],
@@ -203,6 +205,7 @@ AGGREGATED = {
     **SERVERS,
     **COMPUTING,
     **DECODING,
+    "host_cache": ["{size: 200 GiB}"],
     "radix_cache": ["false"],
     "schedule_conservativeness": ["0.5"],
     "speculative_draft_tokens": [],
@@ -232,6 +235,14 @@ def test_times_are_left_aside(engine, section):
     without = [(one, None) for one in WITHOUT[engine]]
     _, notes = text(engine, scenario(*without, changes[section]))
     assert any(section in note and "of its own" in note for note in notes)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_host_memory_behind_decode(engine):
+    without = [(one, None) for one in WITHOUT[engine]]
+    said, notes = text(engine, scenario(*without, ("decode.radix_cache", "true")))
+    changes = [("decode.radix_cache", "true"), ("decode.host_cache", "{write: write_back}")]
+    check_difference(engine, "decode.host_cache", "", scenario(*without, *changes), said, notes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

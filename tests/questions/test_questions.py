@@ -156,6 +156,19 @@ def test_a_decode_cache_pays_where_prefixes_fill_decode(ask):
     assert ask("decode-cache").winner == "off"
 
 
+def test_host_memory_pays_where_prefixes_outgrow_the_pool(ask):
+    """Four prefixes of 800 tokens, and of 1,200 a pool: 0.128 GiB, twice of which hold two more."""
+    pool = "num_prefixes: 4, prefix_tokens: 800, input_tokens: 50, output_tokens: 4"
+    load = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "client.concurrency=1")
+    prefill = ("prefill.radix_cache=true", "prefill.instances=1")
+    made = ask("host-cache", *load, *prefill, "prefill.pool_tokens=1200")
+    assert made.winner == "0.513 GiB"
+    assert value(made, "0.128 GiB", "prefill_hits") < value(made, "0.256 GiB", "prefill_hits")
+    assert value(made, "0.256 GiB", "prefill_hits") < value(made, made.winner, "prefill_hits")
+    assert value(made, made.winner, "ttft") < value(made, "off", "ttft") / 2
+    assert ask("host-cache", *load, *prefill).winner == "off"
+
+
 def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     def load(count):
         pool = f"num_prefixes: {count}, prefix_tokens: 600, input_tokens: 60, output_tokens: 4"

@@ -2,8 +2,9 @@
 
 import pytest
 
+from pdsim.core.sequence import Spans
 from pdsim.sim.sensitivity import Sensitivity, limits, num_runs, sensitivities
-from tests.support import small, small_aggregated
+from tests.support import request, small, small_aggregated
 
 LOAD = {"use": "random_lengths", "num_requests": 60, "input_tokens": 200, "output_tokens": 2}
 BUSY = {"use": "closed_loop", "concurrency": 12}
@@ -42,6 +43,19 @@ def test_a_slow_link_gives_its_gain_to_ttft():
     found = effects(small(workload=LOAD, client=alone, network__bandwidth="10 MB/s"))
     assert next(iter(found)) == "link"
     assert -0.1 < found["link"]["mean_ttft_ms"] < -0.08
+
+
+def test_host_memory_and_its_link_are_resources_where_there_are_any():
+    """Four prompts take turns: a tenth more memory holds all of them, and a tenth more bandwidth loads them sooner."""
+    specs = [request(i, Spans.of(i % 4, 400), 2, arrival_ns=i * 2_000_000_000) for i in range(40)]
+    host = {"size": f"{1500 * 114_688} B"}
+    found = effects(
+        small(*specs, prefill__pool_tokens=600, prefill__chunked_prefill_tokens=0, prefill__host_cache=host)
+    )
+    assert next(iter(found)) == "prefill host memory"
+    assert found["prefill host memory"]["mean_ttft_ms"] < -0.5
+    assert "decode host memory" not in found
+    assert found["host link"]["mean_ttft_ms"] <= 0
 
 
 def test_each_resource_is_one_run_and_the_base_another():

@@ -56,6 +56,7 @@ COLUMNS = {
     "tokens": Column("output tokens/s", "output_throughput", is_latency=False),
     "ttft": Column("TTFT, mean, ms", "mean_ttft_ms"),
     "median_ttft": Column("TTFT, median, ms", "median_ttft_ms"),
+    "p99_ttft": Column("TTFT, p99, ms", "p99_ttft_ms"),
     "tail_ttft": Column("TTFT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "ttft")),
     "tpot": Column("TPOT, mean, ms", "mean_tpot_ms"),
     "tail_tpot": Column("TPOT, {p}, ms", read=lambda study, arm: study.tail_ms(arm, "tpot")),

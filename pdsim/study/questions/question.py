@@ -67,6 +67,7 @@ NAMES = (
     "staging-ring",
     "transport",
     "decode-cache",
+    "host-cache",
     "routing",
     "admission",
     "overlap",

@@ -1,0 +1,177 @@
+"""Host memory behind the prefix cache of one instance (SGLang's HiCache, L2): a second prefix cache over its own pages.
+
+KV of a whole prompt or output is written there
+  write_through             when it is first inserted
+  write_through_selective   when it is inserted again
+  write_back                when it is evicted; what lies in front of it and is on the GPU alone is a node without pages
+A prompt that continues what is there alone loads it back, all or nothing. What is on the GPU too is locked; the rest is
+evicted, leaves first. Law: tests/laws/test_host_cache.py.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pdsim.core.messages import HostCopy, LoadBack, WriteBackup
+from pdsim.core.page_pool import PagePool
+from pdsim.core.radix_cache import Match, Node, RadixCache
+from pdsim.policy.protocols import EvictionPolicy
+from pdsim.policy.views import TokenSequence
+
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+
+LEAST_TOKENS = 10
+"""Fewer are computed again rather than loaded (SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
+_NEVER = 1 << 62
+_INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
+"""After so many a node is written (the same, write_through_threshold)."""
+
+
+class HostCache:
+    def __init__(
+        self,
+        pool: PagePool,
+        prefix_cache: RadixCache,
+        eviction: EvictionPolicy,
+        write: WritePolicy,
+        *,
+        least_tokens: int = LEAST_TOKENS,
+    ) -> None:
+        """prefix_cache: that of the GPU."""
+        self.pool = pool
+        self.tree = RadixCache(pool, prefix_cache.page_size, eviction)
+        self.writes_back = write == "write_back"
+        self._prefix_cache = prefix_cache
+        self._page_size = prefix_cache.page_size
+        self._num_inserts = _INSERTS[write]
+        self._least_tokens = least_tokens
+        self._copies: list[HostCopy] = []
+        self._leaving: list[Node] = []
+        """Ends of leaves that the GPU is about to lose, still locked."""
+
+    def take_copies(self) -> list[HostCopy]:
+        """Copies that were decided since the last call, in order."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    # Loading.
+
+    def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
+        """Pages of the longest prefix of at most max_tokens behind the first num_shared; 0 if they are too few."""
+        self.tree.num_accesses = self._prefix_cache.num_accesses - 1  # one access, of what is here and what is there
+        end, _ = self.tree.match(sequence, max_tokens)
+        self.tree.unlock(end)
+        num_pages = end.stop // self._page_size - num_shared
+        return num_pages if num_pages * self._page_size >= self._least_tokens else 0
+
+    def lock(self, sequence: TokenSequence, num_tokens: int) -> Match:
+        """The end of these tokens, and the pages of those that are there: all that the GPU lacks."""
+        return self.tree.lock_path(sequence, num_tokens)
+
+    def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
+        """The nodes down to this one, without those that end within the first num_tokens."""
+        return [node for node in _path(end) if node.stop > num_tokens]
+
+    def keep(self, node: Node, end: Node) -> None:
+        """A new node of the GPU's tree ends as this one does, which stays as long, and goes on with its history."""
+        self.tree.lock(end)
+        node.host = end
+        node.born, node.num_hits = end.born, end.num_hits
+
+    def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
+        """Copy the last pages of a locked path, whose nodes are kept."""
+        self.tree.unlock(end)
+        self._copies.append(LoadBack(request_id, tuple(host_pages), tuple(pages)))
+
+    # Writing.
+
+    def on_insert(self, node: Node, *, is_whole: bool = True) -> None:
+        """KV up to the end of this node of the GPU's tree was inserted: a whole prompt or output, or a chunk of it."""
+        if node.host is None and node.parent is not None:
+            self._find(node)
+        if is_whole:
+            for step in _path(node):
+                step.num_inserts += 1
+                if step.host is None and step.num_inserts >= self._num_inserts and _follows_host(step):
+                    self._write(step)
+
+    def on_evict(self, node: Node) -> None:
+        """A leaf of the GPU's tree goes."""
+        if self.writes_back:
+            for step in _path(node):
+                if step.host is None:
+                    self._write(step, pages=step is node)
+            if node.host is not None and not node.host.pages:
+                node.host.pages = self._copy(node.pages) or []
+        self.release(node)
+
+    def release(self, node: Node) -> None:
+        """A leaf of the GPU's tree goes. What it leaves here has its history, and may go when all have gone."""
+        end = node.host
+        if end is None:
+            return
+        parent = node.parent
+        if parent is not None and parent.parent is not None and parent.host is None:
+            self._write(parent)  # a split left it without a lock of its own
+        node.host = None
+        end.born, end.num_hits, end.last_access = node.born, node.num_hits, node.last_access
+        self._leaving.append(end)
+
+    def settle(self) -> None:
+        """They have gone."""
+        for end in self._leaving:
+            self.tree.unlock(end)
+            if not end.pages:
+                self.tree.remove(end)
+        self._leaving.clear()
+
+    def flush(self) -> None:
+        """Forget what is not on the GPU."""
+        self.settle()
+        self.tree.evict(self.tree.num_evictable_pages)
+
+    def _find(self, node: Node) -> None:
+        """Keep what host memory has of a new node of the GPU's tree, which ends where that does, and with its nodes."""
+        end, _ = self.tree.lock_path(node.sequence, node.stop)
+        for part in self.path_behind(end, node.start):
+            self.keep(node if part.stop == node.stop else self._prefix_cache.split(node, part.stop), part)
+        self.tree.unlock(end)
+
+    def _write(self, node: Node, *, pages: bool = True) -> None:
+        """Have a node of the GPU's tree here, locked: with its pages, if there is room for them, or without."""
+        end, _ = self.tree.lock_path(node.sequence, node.stop)
+        if end.stop < node.stop:
+            host_pages = self._copy(node.pages) if pages else []
+            if host_pages is None:
+                self.tree.unlock(end)
+                return
+            leaf, _ = self.tree.insert(node.sequence, node.stop, host_pages, end)
+            self.tree.lock(leaf, below=end)
+            end = leaf
+        node.host = end
+
+    def _copy(self, pages: Sequence[int]) -> list[int] | None:
+        """Copy pages of the GPU to as many here; None if there is no room."""
+        pool, num_pages = self.pool, len(pages)
+        if num_pages > pool.num_free:
+            self.tree.evict(num_pages)
+        if num_pages > pool.num_free:
+            return None
+        host_pages = pool.allocate(num_pages)
+        self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), self.writes_back))
+        return host_pages
+
+
+def _path(node: Node) -> list[Node]:
+    """The nodes down to this one, without the root."""
+    path: list[Node] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
+
+
+def _follows_host(node: Node) -> bool:
+    """Whether all in front of a node is in host memory: there are no gaps (SGLang's backup invariant)."""
+    parent = node.parent
+    return parent is not None and (parent.parent is None or parent.host is not None)
