@@ -51,11 +51,10 @@ def serve(
     with TemporaryDirectory(prefix="pdsim-serve-") as name:
         folder = Path(name)
         base = base_of(scenario, AskOptions(trace=trace), set_ or (), folder=folder, starter=_STARTER)
-        base = with_fewer(base, num_requests)
-        wanted.require_classes(base.scenario)
+        wanted.require_classes(with_fewer(base, num_requests).scenario)
         store = Store(folder)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
-            board = Board(base, wanted, prices, store, Work(store, engine, None))
+            board = Board(with_fewer(base, num_requests), wanted, prices, store, Work(store, engine, None))
             try:
                 run_server(board, port, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
             except OSError as taken:
