@@ -18,7 +18,9 @@ def plan(
     *,
     trace: Annotated[Path | None, Parameter(help="A trace that replaces the workload.")] = None,
     check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
-    slo: Annotated[str, Parameter(help="Limits of ttft, tpot and e2e, and for how many requests.")] = DEFAULT_SLO,
+    slo: Annotated[
+        str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
+    ] = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None,
         Parameter(negative="", help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),

@@ -20,7 +20,9 @@ def serve(
     /,
     *,
     trace: Annotated[Path | None, Parameter(help="A trace that replaces the workload.")] = None,
-    slo: Annotated[str, Parameter(help="Limits of ttft, tpot and e2e, and for how many requests.")] = DEFAULT_SLO,
+    slo: Annotated[
+        str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
+    ] = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None, Parameter(negative="", help="A GPU's price an hour: h100=2.5; others have none.")
     ] = None,
@@ -50,6 +52,7 @@ def serve(
     with TemporaryDirectory(prefix="pdsim-serve-") as name:
         folder = Path(name)
         base = base_of(scenario, AskOptions(trace=trace), set_ or (), folder=folder, starter=_STARTER)
+        wanted.require_classes(with_fewer(base, num_requests).scenario)
         store = Store(folder)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
             board = Board(Trials(with_fewer(base, num_requests), wanted, 1, store, Work(store, engine, None)), prices)

@@ -22,7 +22,7 @@ from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
 from pdsim.workload.client_driver import OpenLoop
-from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.request_spec import RequestSpec, classes_of
 
 _HEAD = {
     "key": pa.string(),
@@ -37,8 +37,11 @@ _TAIL = {
     "e2e_ns": pa.list_(pa.int64()),
     "output_tokens": pa.list_(pa.int64()),
     "identity": pa.string(),
+    "classes": pa.list_(pa.string()),
 }
-"""Of each request that finished, so that other SLOs need no new run; and what the key is a digest of."""
+"""Of each request that finished, so that other SLOs need no new run; what the key is a digest of; and, where there
+are any, the classes of all requests: those that finished come first.
+"""
 
 
 @cache
@@ -86,7 +89,7 @@ def compute(task: Task) -> Done:
     gc.collect()  # the cycles of the run before
     try:
         with garbage_collection_paused():
-            row = _row(_run(task))
+            row = _run(task)
     except MissedError as missed:
         row = {**_failure("missed", str(missed)), "completed": missed.num_ended}
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
@@ -95,14 +98,14 @@ def compute(task: Task) -> Done:
     return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
 
 
-def _run(task: Task) -> RunResult:
+def _run(task: Task) -> dict[str, Any]:
     scenario, workload = parse_scenario(task.data, base=task.base), workload_of(task.identity)
     if workload not in _requests:
         _requests.clear()
         _requests[workload] = requests_of(scenario)
     cluster = build(scenario, _requests[workload])
     tally = None if task.slo is None else Tally(task.slo, cluster.requests)
-    return Simulation(cluster, Observation(ended=tally)).run()
+    return _row(Simulation(cluster, Observation(ended=tally)).run(), cluster.requests)
 
 
 def crashed(task: Task, how: str) -> Done:
@@ -119,11 +122,13 @@ def _failure(status: str, message: str) -> dict[str, Any]:
     return {"status": status, "message": message}
 
 
-def _row(result: RunResult) -> dict[str, Any]:
+def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
     if result.stall:
         return _failure("failed", "stalled; " + "; ".join(result.stall[:3]))
     summary, requests = result.summary(), result.records.requests
     done = [r for r in requests if r.outcome == "finished"]
+    classes = classes_of(specs)
+    in_order = [*done, *(r for r in requests if r.outcome != "finished")]
     return {
         **summary,
         **summary["pdsim"],
@@ -135,4 +140,5 @@ def _row(result: RunResult) -> dict[str, Any]:
         "ttft_ns": [r.first_token_ns - r.arrival_ns for r in done if r.first_token_ns is not None],
         "e2e_ns": [r.end_ns - r.arrival_ns for r in done if r.end_ns is not None],
         "output_tokens": [r.num_output_tokens for r in done],
+        "classes": [classes.get(r.request_id, "") for r in in_order] if classes else None,
     }

@@ -230,6 +230,7 @@ def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
     table = parquet.read_table(path)
     (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
     scenario = scenario_of(row.pop("identity"))
+    row.pop("classes", None)
     if row["status"] != "ok":
         return Replication(row, {})
     arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]

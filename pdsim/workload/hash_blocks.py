@@ -46,7 +46,8 @@ class HashBlocks:
         except TypeError:
             raise line.error("hash_ids", ids, "whole numbers") from None
         output = Spans.of(next(self._streams), num_outputs)
-        return RequestSpec(number, prompt, output, num_outputs, arrival_ns=round(arrival_ns))
+        arrival_ns = round(arrival_ns)
+        return RequestSpec(number, prompt, output, num_outputs, arrival_ns, request_class=line.request_class)
 
     def _prompt(self, ids: list[int], num_tokens: int) -> Spans:
         size = self._size

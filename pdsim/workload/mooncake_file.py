@@ -68,6 +68,7 @@ class _Ids:
             "input_length": len(spec.prompt),
             "output_length": len(spec.output),
             "hash_ids": self._of(spec.prompt),
+            **({"class": spec.request_class} if spec.request_class else {}),
         }
 
     def _of(self, prompt: Spans) -> list[int]:

@@ -1,6 +1,6 @@
 """One request as the workload knows it, with the truth that no policy sees."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from random import Random
 from typing import NamedTuple, Protocol
@@ -21,6 +21,13 @@ class RequestSpec(NamedTuple):
     """Those whose ends it follows, all of them: most often the turn before."""
     think_ns: int = 0
     """How long after the last of these ends."""
+    request_class: str = ""
+    """In a trace: an SLO may have limits for it. No policy sees it."""
+
+
+def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
+    """The class of each request that has one, by id."""
+    return {spec.request_id: spec.request_class for spec in requests if spec.request_class}
 
 
 class Workload(Protocol):

@@ -33,6 +33,12 @@ class Line:
     def get(self, name: str) -> Any:
         return self._fields.get(name)
 
+    @property
+    def request_class(self) -> str:
+        """Empty: the line has none."""
+        found = self._fields.get("class")
+        return "" if found is None else str(found).strip()
+
     def value(self, name: str) -> Any:
         if self._fields.get(name) in (None, ""):
             raise TraceError(f"{self._where}: no field {name!r}; the line has {', '.join(map(str, self._fields))}")

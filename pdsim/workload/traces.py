@@ -127,7 +127,8 @@ class BurstGptTrace(TimedTrace):
 class RequestTable(TimedTrace):
     """CSV or JSONL, plain or gzip: arrival_s, in_tokens, out_tokens and, for shared prefixes, prefix_id, prefix_tokens.
 
-    The first prefix_tokens of prompts with one prefix_id are the same. Further columns are ignored.
+    The first prefix_tokens of prompts with one prefix_id are the same. A column class names classes of requests.
+    Further columns are ignored.
     """
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
@@ -151,7 +152,8 @@ class RequestTable(TimedTrace):
                 spans.append((prefixes[str(prefix_id)], 0, shared))
             spans.append((next(streams), 0, num_tokens - shared))
             output = Spans.of(next(streams), num_outputs)
-            specs.append(RequestSpec(len(specs), Spans(spans), output, num_outputs, arrival_ns=round(arrival_ns)))
+            spec = RequestSpec(len(specs), Spans(spans), output, num_outputs, round(arrival_ns))
+            specs.append(spec._replace(request_class=line.request_class))
         return in_order(specs, self.path)
 
 

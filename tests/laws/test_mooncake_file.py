@@ -27,7 +27,8 @@ def loads(draw):
         think_ns = draw(st.integers(0, 10**12)) if after else 0
         num_outputs = draw(st.integers(1, 5))
         output = Spans.of(100 + i, num_outputs)
-        specs.append(RequestSpec(i, Spans(draw(SPANS)), output, num_outputs, after=after, think_ns=think_ns))
+        spec = RequestSpec(i, Spans(draw(SPANS)), output, num_outputs, after=after, think_ns=think_ns)
+        specs.append(spec._replace(request_class=draw(st.sampled_from(("", "chat", "batch")))))
         sent_ns[i] = draw(st.integers(0, 10**15)) + max((sent_ns[one] for one in after), default=0)
     return specs, sent_ns
 
@@ -49,6 +50,7 @@ def test_what_is_read_is_what_was_written(load):
         assert one.arrival_ns == sent_ns[was.request_id]
         assert (len(one.prompt), len(one.output)) == (len(was.prompt), len(was.output))
         assert (one.after, one.think_ns) == (tuple(place[one] for one in was.after), was.think_ns)
+        assert one.request_class == was.request_class
         for other, other_was in zip(read, order, strict=True):
             if one is not other:
                 assert common(one, other) == common(was, other_was) // BLOCK * BLOCK

@@ -119,6 +119,8 @@ WRONG = [
     (["--slo", "ttft p99 < 2"], "bare number 2: write a duration with its unit"),
     (["--slo", "ttft p101 < 2 s"], "p101 is no percentile"),
     (["--slo", "ttft p9 < 2 s, ttft p9 < 1 s"], "TTFT p9 stands there twice"),
+    (["--slo", "a: ttft p9 < 2 s; a: ttft p9 < 1 s"], "a TTFT p9 stands there twice"),
+    (["--slo", ": ttft p9 < 2 s"], "has no class before its colon"),
     (["--gpu", "h10"], "no gpu 'h10' in the catalog"),
     (["--gpu", "h100", "--gpu", "h200=3"], "--gpu h100: several GPUs need a price each"),
     (["--gpu", "h100=cheap"], "--gpu h100=cheap: expected NAME=PRICE"),
@@ -169,9 +171,42 @@ def test_what_is_faster_is_dearer(scenario):
     assert strains == sorted(set(strains), reverse=True)
 
 
-@pytest.mark.parametrize("text", ["TTFT p99 < 2 s, tpot p99.9 <= 50 ms", "e2e <= 9 s and TTFT < 2 s for 95%"])
+def test_classes_have_limits_of_their_own(scenario, tmp_path):
+    """What a class misses makes the plan larger; the limits of one that no request has are an error."""
+    rows = [f"{0.05 * i},{1500 if i % 2 else 400},40,{'batch' if i % 2 else 'chat'}" for i in range(40)]
+    trace = tmp_path / "classes.csv"
+    trace.write_text("\n".join(["arrival_s,in_tokens,out_tokens,class", *rows]))
+
+    def planned(slo):
+        made = plan(scenario, trace=trace, slo=slo, max_gpus=4, engine="here")
+        assert made.chosen is not None
+        return made
+
+    loose, strict = planned("chat: ttft p90 < 200 ms; batch: ttft p90 < 30 s"), planned("ttft p90 < 40 ms")
+    assert loose.titles[3:5] == ["chat TTFT p90, ms", "batch TTFT p90, ms"]
+    assert loose.chosen.candidate.price_per_h < strict.chosen.candidate.price_per_h
+    assert planned("ttft p90 < 40 ms; chat: ttft p90 < 9 s").chosen.candidate == strict.chosen.candidate
+    with pytest.raises(
+        ConfigError, match="no request of class 'chats' \\(did you mean 'chat'\\?\\); there are chat, batch"
+    ):
+        planned("chats: ttft p90 < 1 s")
+    with pytest.raises(ConfigError, match="no request of class 'chat'; they have no classes"):
+        plan(scenario, slo="chat: ttft p90 < 1 s")
+
+
+SLOS = [
+    "TTFT p99 < 2 s, tpot p99.9 <= 50 ms",
+    "e2e <= 9 s and TTFT < 2 s for 95%",
+    "chat: ttft p99 < 1 s, tpot p99 < 40 ms; e2e p99 < 9 s; batch: e2e p95 < 60 s",
+    "a b: ttft p9 < 1 s; c: ttft < 2 s and tpot < 50 ms for 99 %; a b: ttft p99 < 2 s",
+]
+
+
+@pytest.mark.parametrize("text", SLOS)
 def test_an_slo_is_read_as_it_is_printed(text):
-    assert str(Slo.parse(str(Slo.parse(text)))) == str(Slo.parse(text))
+    slo = Slo.parse(text)
+    assert Slo.parse(str(slo)) == slo
+    assert slo.classes == [name for name in ("chat", "batch", "a b", "c") if f"{name}:" in text]
 
 
 def test_an_slo_is_printed_as_it_is_read():

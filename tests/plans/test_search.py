@@ -1,5 +1,6 @@
 """The search finds what trying every cluster finds, and a run that ends early is judged as the whole one."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -24,10 +25,15 @@ LOADS = [
     {"use": "random_lengths", "input_tokens": 300, "output_tokens": LENGTHS},
     {"use": "prefix_pool", "num_prefixes": 4, "prefix_tokens": 1500, "input_tokens": 300, "output_tokens": 40},
 ]
+CLASSES = ("chat", "batch", "")
+"""Of the requests of the last load, a trace; an SLO has limits for two of them."""
+LOADS.append({"use": "request_table", "path": "classes.csv"})
 LOOSE = Slo.parse("ttft p50 < 1e6 s")
 
 
 def base_for(folder: Path, load: int) -> Base:
+    rows = [f"0,{Random(i).randint(300, 3000)},{1 + i % 60},{CLASSES[i % 3]}" for i in range(40)]
+    (folder / "classes.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens,class", *rows]))
     scenario = {
         "model": "llama-3.1-70b",
         "prefill": {"gpu": "h100"},
@@ -55,8 +61,11 @@ def every_run(load: int) -> tuple[Base, dict[Candidate, list[Path]]]:
     return base, dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
 
 
-def slo_of(seed: int) -> Slo:
+def slo_of(seed: int, *, has_classes: bool) -> Slo:
     random = Random(seed)
+    if has_classes:
+        limits = [f"{name}: {slo_of(100 * seed + i, has_classes=False)}" for i, name in enumerate(CLASSES[:2])]
+        return Slo.parse("; ".join([*limits, "e2e p100 < 60 s"]))
     ttft, tpot = ("ttft", random.uniform(100, 2500)), ("tpot", random.uniform(15, 60))
     if random.random() < 0.3:
         return Slo((Term((ttft, tpot), random.choice((50, 90, 99))),))
@@ -65,8 +74,9 @@ def slo_of(seed: int) -> Slo:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_search_finds_the_price_that_trying_all_finds(seed):
-    slo = slo_of(seed)
-    _, runs = every_run(seed % len(LOADS))
+    load = seed % len(LOADS)
+    slo = slo_of(seed, has_classes=load == len(LOADS) - 1)
+    _, runs = every_run(load)
     outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
     asked: list[Candidate] = []
 
@@ -84,13 +94,37 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
 @pytest.mark.parametrize("load", range(len(LOADS)))
 def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
     base, runs = every_run(load)
-    slo = slo_of(load)
+    slo = slo_of(load, has_classes=load == len(LOADS) - 1)
     some = list(runs)[:: max(1, len(runs) // 12)]
     early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
     whole = [read_outcome(runs[one], slo, is_record=base.is_sample) for one in some]
     assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
     assert [outcome.strains for outcome in early if outcome.meets] == [o.strains for o in whole if o.meets]
     assert any(not outcome.meets for outcome in early)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_class_is_judged_as_if_its_requests_were_all(seed):
+    """Those that did not finish, too, stand behind those that did."""
+    random = Random(seed)
+    slo = slo_of(seed, has_classes=False)
+    done, lost = ([random.choice(CLASSES) for _ in range(count)] for count in (60, random.randint(0, 3)))
+    times_ns = [(random.randint(10**7, 3 * 10**9), random.randint(0, 10**9), random.randint(1, 30)) for _ in done]
+
+    def row(name: str | None) -> dict[str, object]:
+        chosen = [times for times, one in zip(times_ns, done, strict=True) if name in (None, one)]
+        return {
+            "ttft_ns": [ttft_ns for ttft_ns, _, _ in chosen],
+            "e2e_ns": [ttft_ns + more_ns for ttft_ns, more_ns, _ in chosen],
+            "output_tokens": [tokens for _, _, tokens in chosen],
+            "failed": len(lost) if name is None else lost.count(name),
+            "unfinished": 0,
+        }
+
+    for name in CLASSES[:2]:
+        of_class = [replace(term, request_class=name) for term in slo.terms]
+        found = [term.strain_of_row({**row(None), "classes": done + lost}) for term in of_class]
+        assert found == [term.strain_of_row(row(name)) for term in slo.terms]
 
 
 def test_a_search_without_any_that_meets_it_ends():

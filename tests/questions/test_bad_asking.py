@@ -20,7 +20,14 @@ WRONG = [
     (["routing", "x.yaml"], "x.yaml does not exist"),
     (["routing", "--set", "decode.radix=1"], "--set: unknown field 'decode.radix' (did you mean 'radix_cache'?)"),
     (["routing", "--seeds", "0"], "--seeds 0: at least 1"),
-    (["capacity", "--trace", "trace.jsonl"], "capacity varies the rate, and this trace has its own times"),
+    (
+        ["capacity", "--set", "workload={use: sharegpt, path: s.json}", "--set", "client=open_loop"],
+        "capacity varies the rate, and this trace has no times",
+    ),
+    (["capacity", "--speedup", "1,2"], "--speedup: only of a trace with its own times, and only capacity varies it"),
+    (["routing", "--trace", "trace.jsonl", "--speedup", "2"], "and only capacity varies it"),
+    (["capacity", "--trace", "trace.jsonl", "--speedup", "1;2"], "--speedup 1;2: expected numbers, such as 0.5,1,2,4"),
+    (["capacity", "--trace", "trace.jsonl", "--speedup", "0"], "--speedup 0: numbers above 0"),
     (
         ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",
@@ -28,7 +35,7 @@ WRONG = [
     (["pd-ratio", "--notebook", "ratio.txt"], "--notebook ratio.txt: expected a name that ends in .ipynb or .py"),
     (["--notebook", "ratio.py"], "--notebook ratio.py: name its question; there are pd-ratio, pd-or-not"),
     (["pd-ratio", "x.yaml", "--notebook", "ratio.py"], "x.yaml does not exist"),
-    (["capacity", "--notebook", "a.py", "--trace", "trace.jsonl"], "this trace has its own times"),
+    (["capacity", "--notebook", "a.py", "--speedup", "2"], "only of a trace with its own times"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]
 

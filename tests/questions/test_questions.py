@@ -203,6 +203,30 @@ def test_capacity_lies_below_what_a_server_can_do(ask):
     assert any("GPUs, 3 times these" in note or "GPUs, 4 times these" in note for note in made.notes)
 
 
+def even_trace(path, interval_s):
+    rows = [f"{interval_s * i:.3f},200,2" for i in range(150)]
+    path.write_text("\n".join(["arrival_s,in_tokens,out_tokens", *rows]))
+    return path
+
+
+@pytest.mark.parametrize("interval_s", [0.05, 0.004])
+def test_a_trace_keeps_its_times_and_is_sped_up(ask, tmp_path, interval_s):
+    """Two prefill servers of 20 ms a prompt take prompts that come evenly, 10 ms apart."""
+    trace = even_trace(tmp_path / "even.csv", interval_s)
+    made = ask("capacity", trace=trace, ttft_ms=60)
+    highest = float(made.winner.removeprefix("speed-up "))
+    assert 0.7 < highest * 0.01 / interval_s <= 1.01
+    assert f"the trace at {highest:g} times its speed, " in made.text
+    assert made.axis == "speed-up of the trace"
+    above = [row for row in made.rows if row.arm.startswith("speed-up ") and float(row.arm.split()[1]) > highest]
+    assert above[0].remark
+    slower = even_trace(tmp_path / "slower.csv", interval_s * 2)
+    same = ask("capacity", trace=slower, speedup="2", ttft_ms=60)
+    assert [row.arm for row in same.rows] == ["all at once", "speed-up 2"]
+    if "speed-up 1" in [row.arm for row in made.rows]:
+        assert value(same, "speed-up 2", "rate") == value(made, "speed-up 1", "rate")
+
+
 def test_what_no_instance_can_help_is_said_apart_from_queueing(ask):
     alone = ask("pd-ratio", "client.concurrency=1", ttft_ms=10)
     queued = ask("pd-ratio", "client.concurrency=32", ttft_ms=30)

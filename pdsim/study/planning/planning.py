@@ -79,9 +79,12 @@ def plan(
     given = None if scenario is None else Path(scenario)
     with _folder(out) as folder:
         base = base_of(given, _options(trace), changes, folder=folder, starter={})
+        wanted.require_classes(base.scenario)
         servers = base.scenario.pair
         space = Space(prices or dict.fromkeys((server.gpu for server in servers), 1.0), max_gpus, tried or {})
         other = None if check is None else _other(given, check, changes, folder)
+        if other is not None:
+            wanted.require_classes(other.scenario)
         with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
             store = Store(folder)
             work = Work(store, opened, progress)

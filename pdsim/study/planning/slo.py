@@ -1,9 +1,13 @@
-"""An SLO, as "ttft p99 < 2 s, tpot p99 < 50 ms", and the end of a run that can no longer meet it."""
+"""An SLO, as "ttft p99 < 2 s, tpot p99 < 50 ms", and the end of a run that can no longer meet it.
+
+Classes of requests have limits of their own: "chat: ttft p99 < 1 s; batch: e2e p95 < 60 s".
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import ceil, inf
 from typing import Any
 
@@ -12,13 +16,16 @@ import numpy as np
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.fields import DURATION
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.request_spec import RequestSpec, classes_of
 
 DEFAULT_SLO = "ttft p99 < 2 s, tpot p99 < 50 ms"
 
 _METRICS: Mapping[str, Callable[[RequestRecord], float]] = {"ttft": ttft_ms, "tpot": tpot_ms, "e2e": e2e_ms}
+_OF_CLASS = re.compile(r"(?:(?P<name>[^:]*):)?(?P<terms>.*)", re.DOTALL)
 _ONE = re.compile(r"(?P<metric>\w+)\s+p(?P<percentile>[\d.]+)\s*<=?\s*(?P<limit>.+)")
 _SHARE = re.compile(r"(?P<limits>.+?)\s+for\s+(?P<percentile>[\d.]+)\s*%")
 _LIMIT = re.compile(r"(?P<metric>\w+)\s*<=?\s*(?P<limit>.+)")
@@ -35,14 +42,20 @@ class Term:
     limits_ms: tuple[tuple[str, float], ...]
     """By metric: ttft, tpot or e2e."""
     percentile: float
+    request_class: str = ""
+    """The class of the requests; empty: all requests."""
 
     def __str__(self) -> str:
-        return f"{' and '.join(metric.upper() for metric, _ in self.limits_ms)} p{self.percentile:g}"
+        return f"{self._prefix}{self._percentiles}"
 
     @property
     def goal(self) -> str:
+        return f"{self._prefix}{self.goal_in_class}"
+
+    @property
+    def goal_in_class(self) -> str:
         if not self.is_joint:
-            return f"{self} < {self._limit_ms:g} ms"
+            return f"{self._percentiles} < {self._limit_ms:g} ms"
         return f"{self._limits} for {self.percentile:g} %"
 
     @property
@@ -50,7 +63,16 @@ class Term:
         """Said of requests that miss it."""
         if not self.is_joint:
             return f"{self} is above {self._limit_ms:g} ms"
-        return f"fewer than {self.percentile:g} % have {self._limits}"
+        requests = f" of {self.request_class}" if self.request_class else ""
+        return f"fewer than {self.percentile:g} %{requests} have {self._limits}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.request_class} " if self.request_class else ""
+
+    @property
+    def _percentiles(self) -> str:
+        return f"{' and '.join(metric.upper() for metric, _ in self.limits_ms)} p{self.percentile:g}"
 
     @cached_property
     def is_joint(self) -> bool:
@@ -79,6 +101,9 @@ class Term:
         """In its unit."""
         return f"{strain * self.limit:,.0f}"
 
+    def covers(self, request_class: str) -> bool:
+        return self.request_class in ("", request_class)
+
     def is_missed(self, request: RequestRecord) -> bool:
         """Of a request that has ended."""
         if request.outcome != "finished":
@@ -92,14 +117,16 @@ class Term:
         return num_requests - ceil(round(self.percentile / 100 * num_requests, 6))
 
     def num_about(self, requests: Sequence[RequestSpec]) -> int:
-        return sum(len(spec.output) > 1 for spec in requests) if self._is_of_tpot else len(requests)
+        return sum(
+            self.covers(spec.request_class) and (len(spec.output) > 1 or not self._is_of_tpot) for spec in requests
+        )
 
     @cached_property
     def _is_of_tpot(self) -> bool:
         return not self.is_joint and self.limits_ms[0][0] == "tpot"
 
     def strain(self, requests: Sequence[RequestRecord]) -> float:
-        """The percentile of those that finished, over its limit."""
+        """The percentile of those that finished, over its limit. requests: all that it covers."""
         return Samples(
             [
                 max(_time_ms(metric, request) / limit_ms for metric, limit_ms in self.limits_ms)
@@ -112,9 +139,14 @@ class Term:
         """In a shard: the smallest value that so many requests are within; infinite: failures."""
         times_ns = _times_ns(row)
         values = np.max([times_ns[metric] / (limit_ms * 1e6) for metric, limit_ms in self.limits_ms], axis=0)
+        num_missed = int(row["failed"] + row["unfinished"])
+        is_about = np.full(len(values), fill_value=True)
+        if self.request_class:
+            covered = np.asarray(row["classes"], str) == self.request_class
+            is_about, num_missed = covered[: len(values)], int(sum(covered[len(values) :]))
         if self._is_of_tpot:
-            values = values[np.asarray(row["output_tokens"]) > 1]
-        values = np.append(values, np.full(int(row["failed"] + row["unfinished"]), inf))
+            is_about &= np.asarray(row["output_tokens"]) > 1
+        values = np.append(values[is_about], np.full(num_missed, inf))
         if not len(values):
             return 0.0
         return float(np.sort(values)[len(values) - 1 - self.num_allowed(len(values))])
@@ -143,12 +175,14 @@ class Tally:
 
     def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
         self._left = {term: term.num_allowed(term.num_about(requests)) for term in slo.terms}
+        self._classes = classes_of(requests)
         self._num_ended = 0
 
     def __call__(self, request: RequestRecord) -> None:
         self._num_ended += 1
+        request_class = self._classes.get(request.request_id, "")
         for term in self._left:
-            if term.is_missed(request):
+            if term.covers(request_class) and term.is_missed(request):
                 self._left[term] -= 1
                 if self._left[term] < 0:
                     raise MissedError(term, self._num_ended)
@@ -159,16 +193,41 @@ class Slo:
     terms: tuple[Term, ...]
 
     def __str__(self) -> str:
-        return ", ".join(term.goal for term in self.terms)
+        return "; ".join(
+            (f"{name}: " if name else "") + ", ".join(term.goal_in_class for term in terms)
+            for name, terms in groupby(self.terms, key=lambda term: term.request_class)
+        )
+
+    @property
+    def classes(self) -> list[str]:
+        return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
+
+    def require_classes(self, scenario: Scenario) -> None:
+        """Raises ConfigError if no request has one of its classes."""
+        known = dict.fromkeys(classes_of(requests_of(scenario)).values()) if self.classes else {}
+        for name in self.classes:
+            if name not in known:
+                found = f"there are {', '.join(known)}" if known else "they have no classes"
+                raise ConfigError(f"--slo: no request of class {name!r}{did_you_mean(name, known)}; {found}")
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
         """Raises ConfigError."""
-        terms = tuple(_term(part.strip(), text) for part in text.split(","))
+        terms = tuple(term for group in text.split(";") for term in _terms(group, text))
         names = [f"{term}" for term in terms]
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise ConfigError(f"--slo {text!r}: {twice} stands there twice")
         return cls(terms)
+
+
+def _terms(group: str, text: str) -> list[Term]:
+    """From "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or without a class."""
+    found = _OF_CLASS.fullmatch(group)
+    assert found is not None
+    name = (found["name"] or "").strip()
+    if found["name"] is not None and not name:
+        raise ConfigError(f"--slo {text!r}: {group.strip()!r} has no class before its colon")
+    return [replace(_term(part.strip(), text), request_class=name) for part in found["terms"].split(",")]
 
 
 def _term(part: str, text: str) -> Term:

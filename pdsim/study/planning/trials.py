@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pdsim.scenario.build import requests_of
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.study.design import Changes
@@ -14,6 +15,7 @@ from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
 from pdsim.study.running import Work
 from pdsim.study.store import Store
+from pdsim.workload.request_spec import classes_of
 
 
 class Trials:
@@ -41,11 +43,14 @@ class Trials:
 
     def limit(self, changes: Changes, term: Term) -> Limit:
         """What limits a cluster in a term of the SLO."""
+        scenario = self.base.changed(changes)
+        classes = classes_of(requests_of(scenario)) if term.request_class else {}
 
         def measure(result: RunResult) -> Mapping[str, float]:
-            return {str(term): term.strain(result.records.requests)}
+            requests = result.records.requests
+            return {str(term): term.strain([r for r in requests if term.covers(classes.get(r.request_id, ""))])}
 
-        (found,) = limits(sensitivities(self.base.changed(changes), measure=measure))
+        (found,) = limits(sensitivities(scenario, measure=measure))
         return found
 
     def grown(self, factor: float) -> Changes | None:

@@ -38,6 +38,7 @@ def ask(
     ttft_ms: float = AskOptions.ttft_ms,
     tpot_ms: float = AskOptions.tpot_ms,
     attainment: float = AskOptions.attainment,
+    speedup: str = AskOptions.speedup,
     seeds: int = NUM_SEEDS,
     jobs: int | None = None,
     out: Path | str | None = None,
@@ -53,6 +54,7 @@ def ask(
         ttft_ms: SLO: time to the first token.
         tpot_ms: SLO: time per output token after the first.
         attainment: SLO: share of the requests that must meet both.
+        speedup: Speed-ups of a trace that capacity tries, as "0.5,1,2,4"; empty: as many as it needs.
         seeds: Runs of each arm; one of a trace with its own times.
         jobs: Processes; None: one for each CPU; 1: this one.
         out: A folder for answer.md, answer.json and answer.png, and for the sweep behind them; None: nothing is kept.
@@ -62,7 +64,11 @@ def ask(
 
     """
     options = AskOptions(
-        trace=None if trace is None else Path(trace), ttft_ms=ttft_ms, tpot_ms=tpot_ms, attainment=attainment
+        trace=None if trace is None else Path(trace),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        attainment=attainment,
+        speedup=speedup,
     )
     with _folder(out) as folder:
         path = None if scenario is None else Path(scenario)
@@ -102,6 +108,8 @@ def begin(
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: at least 1")
     base = base_of(scenario, options, changes, folder=folder, starter=found.starter)
+    if options.speedup and not (name == "capacity" and base.own_speedup):
+        raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
     return found, Study(base, options, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
 
 
@@ -192,7 +200,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
         limit=None if result.stall else _limit(study, verdict.winner, scenario, progress),
         run=result,
         percentile=_percentile(study),
-        axis=question.axis,
+        axis=next((arm.axis for arm in study.arms if arm.axis), question.axis),
         columns=question.columns,
         rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
     )

@@ -40,6 +40,8 @@ class AskOptions:
     """SLO: time per output token after the first."""
     attainment: float = 0.9
     """SLO: share of the requests that must meet both."""
+    speedup: str = ""
+    """Speed-ups of a trace that capacity tries, as 0.5,1,2,4 [as many as it needs]."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms"):
@@ -47,6 +49,16 @@ class AskOptions:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name):g}: a number above 0")
         if not 0 < self.attainment <= 1:
             raise ConfigError(f"--attainment {self.attainment:g}: a share, above 0 and at most 1")
+        if any(not 0 < factor < inf for factor in self.speedups):
+            raise ConfigError(f"--speedup {self.speedup}: numbers above 0")
+
+    @property
+    def speedups(self) -> list[float]:
+        """Each once, the least first. Raises ConfigError."""
+        try:
+            return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
+        except ValueError:
+            raise ConfigError(f"--speedup {self.speedup}: expected numbers, such as 0.5,1,2,4") from None
 
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
@@ -66,6 +78,11 @@ class Base:
     def has_lengths(self) -> bool:
         """Lengths are settings of the workload."""
         return isinstance(self.scenario.workload, RandomLengths | PrefixPool)
+
+    @property
+    def own_speedup(self) -> float | None:
+        """Speed-up of its own times; None: it has no times."""
+        return getattr(self.scenario.workload, "speedup", None) if self.is_sample else None
 
     @property
     def ends(self) -> dict[str, Changes]:

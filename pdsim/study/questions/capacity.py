@@ -1,5 +1,6 @@
 """How much load does the cluster take within the SLO, and how many GPUs does a given load need?"""
 
+from collections.abc import Sequence
 from math import ceil
 
 from pdsim.scenario.yaml_file import ConfigError
@@ -16,18 +17,25 @@ _FINER = (1 / 3, 2 / 3)
 """Of the way from the highest rate that meets the SLO to the next."""
 _UNBOUNDED = 1_000_000
 _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
+_SPEEDUPS = (0.5, 1.0, 2.0, 4.0)
+_SLOWEST, _FASTEST = 1 / 8, 32.0
+_NEAR = 1.4
+"""Times the highest speed-up that meets the SLO: a lower one that does not is near enough."""
+_SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 
 def arms(base: Base) -> list[Arm]:
-    if base.is_sample:
+    if base.is_sample and base.own_speedup is None:
         rate = "client={use: open_loop, arrivals: {use: poisson, rate: 8/s}}"
-        raise ConfigError(f"capacity varies the rate, and this trace has its own times: --set '{rate}'")
+        raise ConfigError(f"capacity varies the rate, and this trace has no times: --set '{rate}'")
     return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
 
 
 def rates(study: Study) -> list[Arm]:
     """Coarse first, then between the last rate that meets the SLO and the first that does not."""
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
+    if study.base.own_speedup is not None:
+        return [_sped_up(study.base, factor) for factor in _speedups(study, tried)]
     if not tried:
         most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
         return [_arm(study.base, most * share) for share in _SHARES]
@@ -36,6 +44,26 @@ def rates(study: Study) -> list[Arm]:
     low = _highest(study)
     high = min((rate for rate in tried if rate > low), default=None)
     return [] if high is None else [_arm(study.base, low + (high - low) * share) for share in _FINER]
+
+
+def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
+    """Coarse ones, then beyond them until one meets the SLO and one does not, then between these."""
+    if not tried or study.options.speedups:
+        return [] if tried else study.options.speedups or _SPEEDUPS
+    low = _highest(study)
+    high = min((factor for factor in tried if factor > low), default=None)
+    if high is None:
+        return [2 * low] if low < _FASTEST else []
+    if not low:
+        return [high / 2] if high > _SLOWEST else []
+    return [low + (high - low) * share for share in _FINER] if high > _NEAR * low else []
+
+
+def _sped_up(base: Base, factor: float) -> Arm:
+    factor = float(f"{factor:.3g}")
+    assert base.own_speedup is not None
+    changes = {"workload.speedup": base.own_speedup * factor}
+    return Arm(f"speed-up {factor:g}", changes, factor, _SPEEDUP, _SPEEDUP_AXIS)
 
 
 def _arm(base: Base, rate: float) -> Arm:
@@ -65,10 +93,12 @@ def verdict(study: Study) -> Verdict:
         return Verdict(lowest, "Send less", "it is the lowest rate that was tried.")
     most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
     label = next(arm.label for arm in study.arms if arm.x == highest)
-    text = (
-        f"These {num_gpus} GPUs take {number(highest)} requests/s within the SLO, {number(highest / num_gpus)} per GPU"
-    )
-    why = f"{percent(highest / most)} of what they serve when latency does not matter."
+    rate, speed = highest, ""
+    if study.base.own_speedup is not None:
+        rate, speed = study.metric(label, "request_throughput").mean, f"the trace at {highest:g} times its speed, "
+    per_gpu = number(rate / num_gpus)
+    text = f"These {num_gpus} GPUs take {speed}{number(rate)} requests/s within the SLO, {per_gpu} per GPU"
+    why = f"{percent(rate / most)} of what they serve when latency does not matter."
     return Verdict(label, text, why, _needed(study, highest))
 
 
@@ -85,7 +115,8 @@ QUESTION = Question(
     asks="How much load does the cluster take within the SLO?",
     varies=(
         "All requests at once, then Poisson arrivals, or the scenario's own bursts, at half up to 95 % of what was "
-        "served then; two more rates between the last that meets the SLO and the first that does not."
+        "served then; two more rates between the last that meets the SLO and the first that does not. "
+        "A trace keeps its own times and is sped up instead."
     ),
     columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
     arms=arms,

@@ -22,6 +22,8 @@ class Arm(NamedTuple):
     """Where it stands on the figure's axis; None: it is no number."""
     series: str = ""
     """Of arms that are compared among themselves."""
+    axis: str = ""
+    """What x is, where it is not what the question says."""
 
 
 def place_of(arm: Arm) -> float:
