@@ -37,6 +37,8 @@ class Transfer:
     """The least time for its bytes, for descriptors are posted meanwhile."""
     line_ns: int = 0
     posting_ns: int = 0
+    unposted_ns: int = 0
+    """Time that the rest of its descriptors takes."""
     is_stuck: bool = False
     """Its target has died: no byte moves, and its engine waits."""
     is_over: bool = False
@@ -142,7 +144,8 @@ class Network:
             self._timeline.after(setup_ns, self._stand_in_line, transfer)
         else:
             transfer.since_ns += setup_ns
-            self._timeline.after(setup_ns + self._posting_ns(transfer), self._move, transfer)
+            transfer.posting_ns = self._posting_ns(transfer)
+            self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
         """A staged request's last unit has no cell, and no pages either."""
@@ -154,14 +157,28 @@ class Network:
         transfer.since_ns = self._timeline.now_ns
         if transfer.is_over:
             return
+        transfer.unposted_ns = self._posting_ns(transfer)
         line = self._lines.setdefault(transfer.unit.source, deque())
         line.append(transfer)
         if len(line) == 1:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        transfer.line_ns = transfer.took(self._timeline.now_ns)
-        self._timeline.after(self._posting_ns(transfer), self._move, transfer)
+        """Post for one turn."""
+        turn_ns = transfer.unposted_ns
+        if self._transport.turn_ns is not None:
+            turn_ns = min(turn_ns, self._transport.turn_ns)
+        transfer.unposted_ns -= turn_ns
+        transfer.posting_ns += turn_ns
+        self._timeline.after(turn_ns, self._end_turn, transfer)
+
+    def _end_turn(self, transfer: Transfer) -> None:
+        line = self._lines.get(transfer.unit.source)
+        if transfer.unposted_ns and line and line[0] is transfer:
+            line.rotate(-1)
+            self._post(line[0])
+        else:
+            self._move(transfer)
 
     def _posting_ns(self, transfer: Transfer) -> int:
         return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
@@ -169,7 +186,7 @@ class Network:
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:
             return
-        transfer.posting_ns = transfer.took(self._timeline.now_ns)
+        transfer.line_ns = transfer.took(self._timeline.now_ns) - transfer.posting_ns
         if not transfer.num_bytes:
             self._finish(transfer)
             return

@@ -58,6 +58,8 @@ class Transport:
     """Whether all transfers to one decode instance go through one worker, or each request through any."""
     serial: bool = False
     """The workers of a rank post descriptors and move bytes one at a time."""
+    turn_ns: int | None = None
+    """Serial: after posting for so long a worker lets the next one post; None: it posts all that it has."""
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
     sources: dict[str, str]

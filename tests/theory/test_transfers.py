@@ -50,6 +50,24 @@ def test_units_for_one_decode_instance_are_sent_one_after_another():
     assert [r.transfer_end_ns - r.prefill_end_ns for r in records] == [one_ns * k for k in range(1, 6)]
 
 
+def test_workers_of_a_serial_engine_post_in_turns():
+    """Head slices of four prompts of one forward: all post two turns of 5 ms, then each posts its rest and sends."""
+    scenario = small(
+        *(request(i, 64, 2) for i in range(4)),
+        prefill__tp=2,
+        prefill__chunked_prefill_tokens=0,
+        network={"transport": "nixl-cuda-ipc-sglang", "transfer_latency": "0 ns"},
+    )
+    rows = run(scenario).records.transfers
+    turn_ns, alone_ns = 5 * MILLISECOND, 64 * 56 * 2900
+    taken_ns = [row.end_ns - row.start_ns for row in rows]
+    moving_ns = taken_ns[0] - rows[0].line_ns - rows[0].posting_ns
+    assert 0 < moving_ns < MILLISECOND / 10
+    assert taken_ns == [4 * 2 * turn_ns + (alone_ns - 2 * turn_ns + moving_ns) * k for k in range(1, 5)]
+    assert [row.posting_ns for row in rows] == [alone_ns] * 4
+    assert [row.line_ns for row in rows] == [taken - alone_ns - moving_ns for taken in taken_ns]
+
+
 def staged(**changes):
     """Ten prompts of one cell each, computed at once, into a ring that holds one cell, or as many as are given."""
     cells = changes.pop("cells", 1)
