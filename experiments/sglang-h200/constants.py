@@ -49,6 +49,11 @@ BANDWIDTH_GB_PER_S = 240.0
 """The same rows, by size."""
 DESCRIPTOR_US = 2.9
 """tp2to1_slice_c1 against tp2to2_c1: 36 layers, K and V, 1,024 tokens, 73,728 descriptors a rank."""
+TURN_MS = 5.0
+"""CPython's switch interval: a thread that wants to go on waits so long for one that does not wait for anything."""
+LOOP_TURN_MS = 0.7
+"""tp2to1_slice_c16 against tp2to1_slice_c1: beside four workers that post, each descriptor takes less than with one,
+for each turn of theirs is followed by a quarter of the loop's instead of all of it."""
 
 SLICES = 36 * 2 * 1024
 SINGLES = ("s128", "s512", "s1024", "s2048", "s4096", "s8192")
@@ -94,7 +99,13 @@ def scenario_fields() -> dict[str, float]:
 
 def transport_fields() -> dict[str, float]:
     """What the catalog must say of its transport."""
-    return {"batch_ns": BATCH_MS * 1e6, "descriptor_ns": DESCRIPTOR_US * 1e3, "max_bandwidth": BANDWIDTH_GB_PER_S * 1e9}
+    return {
+        "batch_ns": BATCH_MS * 1e6,
+        "descriptor_ns": DESCRIPTOR_US * 1e3,
+        "max_bandwidth": BANDWIDTH_GB_PER_S * 1e9,
+        "turn_ns": TURN_MS * 1e6,
+        "loop_turn_ns": LOOP_TURN_MS * 1e6,
+    }
 
 
 # What the rows say.
@@ -172,6 +183,18 @@ def descriptor_us() -> float:
     return 1e3 * (beyond_gpu("tp2to1_slice_c1") - beyond_gpu("tp2to2_c1")) / SLICES
 
 
+def loop_turn_ms() -> float:
+    """From x = (turn + loop turn / 4) / (turn + loop turn), a descriptor's time with four workers over that with one.
+
+    Decode gets all prompts of the run one after another, nearly always with four workers at work.
+    """
+    table, num_workers = stages("tp2to1_slice_c16", "d0"), 4
+    waits_ms = sum(table[key] for key in ("bootstrap_ms", "alloc_wait_ms", "transfer_ms"))
+    ready_ms = 1e3 * table["entry_unix_s"] + waits_ms
+    x = 1e3 * float(np.ptp(ready_ms)) / (len(ready_ms) - 1) / SLICES / descriptor_us()
+    return TURN_MS * (1 - x) / (x - 1 / num_workers)
+
+
 def report() -> None:
     """What is used beside what the rows say; an error if the scenario says something else."""
     singles, everyone = together(SINGLES), together((*SINGLES, "s16384"))
@@ -197,6 +220,7 @@ def report() -> None:
         ("transfer without its bytes, ms", BATCH_MS + 72e-3 * DESCRIPTOR_US, [batch]),
         ("bandwidth, GB/s", BANDWIDTH_GB_PER_S, [1e3 / per_gb]),
         ("descriptor, us", DESCRIPTOR_US, [descriptor_us()]),
+        ("the loop's turn, ms", LOOP_TURN_MS, [loop_turn_ms()]),
     ]
     print("\nconstants: used, measured")
     for name, used, found in rows:

@@ -1,8 +1,11 @@
 """Drives one instance in simulated time: answers its loop."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from operator import attrgetter
+from typing import Any, NamedTuple
 
 from simpy.events import EventPriority
 
@@ -28,22 +31,85 @@ from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.executor import Executor
-from pdsim.sim.timeline import CHOICES, Alarm, Timeline
+from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
 
 OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
 
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """Something that goes on when the host has come so far."""
+
+    due_ns: int
+    callback: Callback
+    payload: Any
+    order: EventPriority
+    alarm: Alarm | None = None
+
+
 class Host:
-    """The CPU of one instance's loop."""
+    """The CPU of one instance's loop, by a clock of its own that slows while other threads need the CPU."""
 
     def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
         self.settings = settings
         self.free_ns = 0
         """When it is done with launching, sending and taking in results."""
         self._timeline = timeline
+        self._pace = 1.0
+        self._since_ns = self._lost_ns = 0
+        self._waiting: list[Waiting] = []
+
+    @property
+    def lost_ns(self) -> int:
+        """What it has lost to other threads."""
+        elapsed_ns = self._timeline.now_ns - self._since_ns
+        return self._lost_ns + (0 if self._pace == 1 else elapsed_ns - int(elapsed_ns * self._pace))
+
+    @property
+    def now_ns(self) -> int:
+        return self._timeline.now_ns - self.lost_ns
+
+    @property
+    def is_busy(self) -> bool:
+        return self.free_ns > self.now_ns
 
     def work(self, duration_ns: int) -> None:
-        self.free_ns = max(self.free_ns, self._timeline.now_ns) + duration_ns
+        self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
+
+    def when_free(self, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> None:
+        self.at(self.free_ns, callback, payload, order)
+
+    def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
+        """Call back when it has come so far."""
+        waiting = Waiting(due_ns, callback, payload, order)
+        self._waiting.append(waiting)
+        self._set_alarm(waiting)
+
+    def go_at(self, pace: float) -> None:
+        self._lost_ns, self._since_ns, self._pace = self.lost_ns, self._timeline.now_ns, pace
+        for waiting in self._waiting:
+            assert waiting.alarm is not None
+            waiting.alarm.cancel()
+            self._set_alarm(waiting)
+
+    def _set_alarm(self, waiting: Waiting) -> None:
+        delay_ns = ceil(max(0, waiting.due_ns - self.now_ns) / self._pace)
+        waiting.alarm = self._timeline.after(delay_ns, self._on_time, waiting, waiting.order)
+
+    def _on_time(self, waiting: Waiting) -> None:
+        self._waiting.remove(waiting)
+        waiting.callback(waiting.payload)
+
+
+class BegunForward(NamedTuple):
+    """A prefill forward that is being computed; held up, it lasts until its launch is done."""
+
+    step: PrefillStep
+    start_ns: int
+    launched_ns: int
+    """When the host has launched it, by the host's clock."""
+    lost_ns: int
+    """What the host had lost before."""
 
 
 class DecodeRun:
@@ -253,14 +319,18 @@ class Actor:
             self._num_in_flight += 1
             if self._num_in_flight == self._max_in_flight:
                 return
-            if self._host.free_ns > self._timeline.now_ns:
+            if self._host.is_busy:
                 self._advance_later()
                 return
             answer = None
 
     def _advance_later(self) -> None:
         """Go on when the host has time."""
-        self._timeline.after(max(0, self._host.free_ns - self._timeline.now_ns), self._advance, order=self._order)
+        self._host.when_free(self._advance, None, self._order)
+
+    def go_at(self, pace: float) -> None:
+        """Let its loop go on at this share of its own pace."""
+        self._host.go_at(pace)
 
     def _on_result(self, result: Result) -> None:
         self._num_in_flight -= 1
@@ -286,12 +356,11 @@ class Actor:
 
     def _hand_on(self, commands: list[Command]) -> None:
         """Units leave the host one after another; all else at once."""
-        now_ns = self._timeline.now_ns
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
         for unit in units:
             self._host.work(self._host.settings.send)
-            self._timeline.after(self._host.free_ns - now_ns, self._send_unit, unit)
+            self._host.when_free(self._send_unit, unit)
 
     def _send_unit(self, unit: TransferUnit) -> None:
         if not self._is_dead:
@@ -330,16 +399,20 @@ class Actor:
         for group in range(1, self._layer_groups + 1):  # layers take equally long
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
-        self._timeline.after(end_ns - now_ns, self._end_prefill, (step, start_ns), self._order)
+        begun = BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns)
+        self._timeline.after(end_ns - now_ns, self._end_prefill, begun, self._order)
 
     def _on_computed(self, computed: LayersComputed) -> None:
         if not self._is_dead:
             self._on_layers(self.instance.instance_id, computed)
 
-    def _end_prefill(self, begun: tuple[PrefillStep, int]) -> None:
+    def _end_prefill(self, begun: BegunForward) -> None:
         if self._is_dead:
             return
-        step, start_ns = begun
+        step, start_ns = begun.step, begun.start_ns
+        if self._host.lost_ns > begun.lost_ns and self._host.now_ns < begun.launched_ns:
+            self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
+            return
         num_tokens = num_context_tokens = 0
         for chunk in step.chunks:
             num_tokens += chunk.num_tokens
@@ -351,8 +424,7 @@ class Actor:
 
     def _see_result(self, result: Result) -> None:
         """The loop sees it as soon as the host is not launching the next forward."""
-        now_ns = self._timeline.now_ns
-        if self._host.free_ns > now_ns:
-            self._timeline.after(self._host.free_ns - now_ns, self._see_result, result, self._order)
+        if self._host.is_busy:
+            self._host.when_free(self._see_result, result, self._order)
         else:
             self._on_result(result)

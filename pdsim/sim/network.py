@@ -37,6 +37,10 @@ class Transfer:
     """The least time for its bytes, for descriptors are posted meanwhile."""
     line_ns: int = 0
     posting_ns: int = 0
+    unposted_ns: int = 0
+    """Time that the rest of its descriptors takes a worker alone."""
+    takes_turns: bool = False
+    """Its descriptors take longer than a turn."""
     is_stuck: bool = False
     """Its target has died: no byte moves, and its engine waits."""
     is_over: bool = False
@@ -104,6 +108,7 @@ class Network:
         staging: StagingCost | None = None,
         on_done: Callable[[Transfer], None],
         on_failed: Callable[[Transfer], None] | None = None,
+        on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
         """timeout_ns: after it an engine gives a transfer up."""
@@ -114,6 +119,7 @@ class Network:
         self._staging = staging
         self._on_done = on_done
         self._on_failed = on_failed
+        self._on_posting = on_posting
         self._timeout_ns = timeout_ns
         self._capacity = dict(topology.capacity)
         self._factors: dict[str, list[float]] = {}
@@ -142,7 +148,8 @@ class Network:
             self._timeline.after(setup_ns, self._stand_in_line, transfer)
         else:
             transfer.since_ns += setup_ns
-            self._timeline.after(setup_ns + self._posting_ns(transfer), self._move, transfer)
+            transfer.posting_ns = self._posting_ns(transfer)
+            self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
         """A staged request's last unit has no cell, and no pages either."""
@@ -154,14 +161,40 @@ class Network:
         transfer.since_ns = self._timeline.now_ns
         if transfer.is_over:
             return
-        line = self._lines.setdefault(transfer.unit.source, deque())
+        source, transfer.unposted_ns = transfer.unit.source, self._posting_ns(transfer)
+        transfer.takes_turns = 0 < self._transport.turn_ns < transfer.unposted_ns
+        line = self._lines.setdefault(source, deque())
         line.append(transfer)
+        if transfer.takes_turns:
+            self._tell_loop(source)
         if len(line) == 1:
             self._post(transfer)
 
     def _post(self, transfer: Transfer) -> None:
-        transfer.line_ns = transfer.took(self._timeline.now_ns)
-        self._timeline.after(self._posting_ns(transfer), self._move, transfer)
+        """Post for one turn, or all that fits into one."""
+        duration_ns = part_ns = transfer.unposted_ns
+        if transfer.takes_turns:
+            whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
+            part_ns = min(part_ns, whole_ns)
+            duration_ns = round(part_ns * self._transport.turn_beside_ns(num_posting) / whole_ns)
+        transfer.unposted_ns -= part_ns
+        transfer.posting_ns += duration_ns
+        self._timeline.after(duration_ns, self._end_turn, transfer)
+
+    def _end_turn(self, transfer: Transfer) -> None:
+        line = self._lines.get(transfer.unit.source)
+        if transfer.unposted_ns and line and line[0] is transfer:
+            line.rotate(-1)
+            self._post(line[0])
+        else:
+            self._move(transfer)
+
+    def _num_in_turns(self, source: str) -> int:
+        return sum(transfer.takes_turns for transfer in self._lines.get(source, ()))
+
+    def _tell_loop(self, source: str) -> None:
+        if self._on_posting is not None:
+            self._on_posting(source, self._transport.loop_pace(self._num_in_turns(source)))
 
     def _posting_ns(self, transfer: Transfer) -> int:
         return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
@@ -169,7 +202,7 @@ class Network:
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:
             return
-        transfer.posting_ns = transfer.took(self._timeline.now_ns)
+        transfer.line_ns = transfer.took(self._timeline.now_ns) - transfer.posting_ns
         if not transfer.num_bytes:
             self._finish(transfer)
             return
@@ -208,6 +241,8 @@ class Network:
             return
         was_first = line[0] is transfer
         line.remove(transfer)
+        if transfer.takes_turns:
+            self._tell_loop(transfer.unit.source)
         if was_first and line:
             self._post(line[0])
 
@@ -298,7 +333,9 @@ class Transfers:
         *,
         recorder: Recorder,
         tell: Callable[[str, m.Message], None],
+        on_posting: Callable[[str, float], None],
     ) -> None:
+        """on_posting: the pace of an instance's loop, whenever it changes, beside the threads that post for it."""
         health = cluster.scenario.health
         self._timeline = timeline
         self._interconnect = interconnect
@@ -315,6 +352,7 @@ class Transfers:
             staging=interconnect.staging,
             on_done=self._on_done,
             on_failed=self._on_failed,
+            on_posting=on_posting if interconnect.transport.loop_turn_ns else None,
             timeout_ns=None if health is None else health.transfer_timeout,
         )
 

@@ -92,7 +92,12 @@ class Simulation:
         self._transfers: Transfers | None = None
         if cluster.interconnect is not None:
             self._transfers = transfers = Transfers(
-                self._timeline, cluster, cluster.interconnect, recorder=self._recorder, tell=self._tell_agent
+                self._timeline,
+                cluster,
+                cluster.interconnect,
+                recorder=self._recorder,
+                tell=self._tell_agent,
+                on_posting=lambda instance_id, pace: self._actors[instance_id].go_at(pace),
             )
             self._commands |= {
                 TransferUnit: self._queue_unit,

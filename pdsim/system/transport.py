@@ -58,6 +58,13 @@ class Transport:
     """Whether all transfers to one decode instance go through one worker, or each request through any."""
     serial: bool = False
     """The workers of a rank post descriptors and move bytes one at a time."""
+    turn_ns: int = 0
+    """Serial: after posting for so long a worker lets the next one post; 0: it posts all that it has."""
+    loop_turn_ns: int = 0
+    """With turn_ns: what the loop of the instance gets for itself after each round of turns; 0: it needs no turn.
+
+    descriptor_ns is that of a worker alone, which waits for the loop after each turn.
+    """
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
     sources: dict[str, str]
@@ -65,6 +72,19 @@ class Transport:
     def posting_ns(self, num_descriptors: int) -> int:
         """Of descriptors, before the first byte moves."""
         return round((1 - self.overlap) * self.descriptor_ns * num_descriptors)
+
+    def loop_pace(self, num_posting: int) -> float:
+        """The share of its own pace at which the loop of an instance goes on beside so many workers that post."""
+        return self.loop_turn_ns / (num_posting * self.turn_ns + self.loop_turn_ns) if self.loop_turn_ns else 1
+
+    @property
+    def turn_alone_ns(self) -> int:
+        """A turn of a worker alone, and the loop's behind it."""
+        return self.turn_ns + self.loop_turn_ns
+
+    def turn_beside_ns(self, num_posting: int) -> float:
+        """One of the turns of so many workers, which share the loop's."""
+        return self.turn_ns + self.loop_turn_ns / num_posting
 
     def least_moving_ns(self, num_descriptors: int) -> float:
         """Bytes cannot take less than the descriptors that are posted meanwhile."""

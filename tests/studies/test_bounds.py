@@ -28,8 +28,6 @@ MISSED = {
         ("gb200-fp4-1024-1p2d-c32", "mean_ttft_ms"): "the same",
     },
     "sglang-h200": {
-        ("tp2to1_slice_c16", "request_throughput"): "descriptors take less time where several threads post them",
-        ("tp2to1_slice_c16", "mean_tpot_ms"): "prefill looks at its transfers late, so first chunks have many tokens",
         ("tp1to2_staging1g_c16", "request_throughput"): "decode stands still when requests come from staging",
         ("tp1to2_staging1g_c16", "mean_tpot_ms"): "the same",
     },

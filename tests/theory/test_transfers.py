@@ -50,6 +50,40 @@ def test_units_for_one_decode_instance_are_sent_one_after_another():
     assert [r.transfer_end_ns - r.prefill_end_ns for r in records] == [one_ns * k for k in range(1, 6)]
 
 
+def slices(*requests, **changes):
+    """Four workers post head slices, 2.9 us each for a worker alone."""
+    network = {"transport": "nixl-cuda-ipc-sglang", "transfer_latency": "0 ns"}
+    return small(*requests, prefill__tp=2, prefill__chunked_prefill_tokens=0, network=network, **changes)
+
+
+def test_workers_of_a_serial_engine_post_in_turns():
+    """All four prompts of a forward post one turn of 5 ms, then each posts its rest and sends.
+
+    In a round of k workers the loop has one turn of 0.7 ms, so they post what k workers alone post in k (5 + 0.7) ms.
+    """
+    rows = run(slices(*(request(i, 64, 2) for i in range(4)))).records.transfers
+    round_ns = [0] + [k * 5 * MILLISECOND + MILLISECOND * 7 // 10 for k in range(1, 5)]
+    rest = 64 * 56 * 2900 / round_ns[1] - 1
+    moving_ns = rows[0].end_ns - rows[0].start_ns - rows[0].line_ns - rows[0].posting_ns
+    end_ns = round_ns[1] + 3 / 4 * round_ns[4]  # the first one begins alone
+    for row, num_posting in zip(rows, (4, 3, 2, 1), strict=True):
+        end_ns += rest * round_ns[num_posting] / num_posting + moving_ns
+        assert row.end_ns - row.start_ns == pytest.approx(end_ns, abs=5)
+    assert 0 < moving_ns < MILLISECOND / 10
+
+
+@pytest.mark.parametrize(("posts", "duration_ms"), [(False, 1), (True, 10 * (1 + 5 / 0.7))])
+def test_a_forward_beside_a_worker_that_posts_waits_for_its_launch(posts, duration_ms):
+    """The loop has one turn of 0.7 ms behind each of 5 ms; 800 tokens are posted for 130 ms."""
+    first = request(0, 800 if posts else 8, 2)
+    second = request(1, 1, 2, arrival_ns=830 * MILLISECOND)
+    times = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    cost = {"prefill": times, "decode": times, "host": {"launch": "10 ms"}}
+    steps = run(slices(first, second, cost=cost)).records.steps
+    last = [step for step in steps if step.kind == "prefill"][-1]
+    assert last.duration_ns == pytest.approx(duration_ms * MILLISECOND, rel=1e-6)
+
+
 def staged(**changes):
     """Ten prompts of one cell each, computed at once, into a ring that holds one cell, or as many as are given."""
     cells = changes.pop("cells", 1)

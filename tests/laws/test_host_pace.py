@@ -1,0 +1,32 @@
+"""Work of a host takes as long as its pace says, however often that changes meanwhile."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.scenario.schema import HostSettings
+from pdsim.sim.actor import Host
+from pdsim.sim.timeline import Timeline
+
+changes = st.lists(st.tuples(st.integers(0, 10_000), st.floats(0.03, 1)), max_size=8)
+
+
+@given(works=st.lists(st.integers(1, 5000), min_size=1, max_size=5), changes=changes)
+def test_works_end_when_the_integral_of_the_pace_reaches_them(works, changes):
+    timeline = Timeline()
+    host, ends = Host(timeline, HostSettings()), []
+    for at_ns, pace in changes:
+        timeline.after(at_ns, host.go_at, pace)
+    for work_ns in works:
+        host.work(work_ns)
+        host.when_free(lambda _: ends.append(timeline.now_ns))
+    timeline.run_all()
+    paces = [(0, 1.0), *sorted(changes, key=lambda change: change[0]), (max(ends) + 1, 1.0)]
+    for k, end_ns in enumerate(ends, 1):
+        stretches = [
+            (max(0, min(until_ns, end_ns) - since_ns), pace) for (since_ns, pace), (until_ns, _) in pairwise(paces)
+        ]
+        slack = 1 + len(changes)  # less than one ns is lost at each change
+        assert sum(ns * pace for ns, pace in stretches) == pytest.approx(sum(works[:k]), abs=slack)
