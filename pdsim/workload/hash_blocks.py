@@ -46,8 +46,7 @@ class HashBlocks:
         except TypeError:
             raise line.error("hash_ids", ids, "whole numbers") from None
         output = Spans.of(next(self._streams), num_outputs)
-        arrival_ns = round(arrival_ns)
-        return RequestSpec(number, prompt, output, num_outputs, arrival_ns, request_class=line.request_class)
+        return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 
     def _prompt(self, ids: list[int], num_tokens: int) -> Spans:
         size = self._size
