@@ -38,7 +38,7 @@ OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Something that goes on when the host has come so far."""
+    """A callback that is due at a time of the host's clock."""
 
     due_ns: int
     callback: Callback
@@ -61,7 +61,7 @@ class Host:
 
     @property
     def lost_ns(self) -> int:
-        """What it has lost to other threads."""
+        """Time that other threads have taken from it."""
         elapsed_ns = self._timeline.now_ns - self._since_ns
         return self._lost_ns + (0 if self._pace == 1 else elapsed_ns - int(elapsed_ns * self._pace))
 
@@ -76,11 +76,15 @@ class Host:
     def work(self, duration_ns: int) -> None:
         self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
 
+    def wait_until(self, time_ns: int) -> None:
+        """Be busy until this time of the timeline."""
+        self.free_ns = max(self.free_ns, time_ns - self.lost_ns)
+
     def when_free(self, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> None:
         self.at(self.free_ns, callback, payload, order)
 
     def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
-        """Call back when it has come so far."""
+        """Call back at this time of its clock."""
         waiting = Waiting(due_ns, callback, payload, order)
         self._waiting.append(waiting)
         self._set_alarm(waiting)
@@ -380,7 +384,7 @@ class Actor:
         self, commands: list[Command], *, copies: CacheCopies, then: Callable[[list[Command]], None]
     ) -> None:
         others = copies.begin(commands)
-        self._host.free_ns = max(self._host.free_ns, copies.blocked_until_ns)
+        self._host.wait_until(copies.blocked_until_ns)
         then(others)
 
     # Prefill.
