@@ -36,7 +36,7 @@ test: .venv/dev ## run all tests, WORKERS=2 at a time
 	$(SAY) pytest tests
 	@$(BIN)/pytest -q --numprocesses $(WORKERS) --dist worksteal
 
-GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_transports.py
+GPU_TESTS := tests/kernels tests/real/test_decode_graphs.py tests/real/test_experts.py tests/real/test_transports.py
 
 test-gpu: ## compile the kernels and run their tests and real mode's on GPUs, with the torch of $(PYTHON), on a machine with a GPU
 	$(SAY) pytest '$(GPU_TESTS)'

@@ -87,7 +87,7 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
     dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
     if expert_dtype:
         experts["weight_dtype"] = expert_dtype
-    llama = _llama(config) if not experts and not of_types and "num_window_layers" not in attention else {}
+    llama = _llama(config, experts) if not of_types and "num_window_layers" not in attention else {}
     notes = [of_types, *_left_out(config, attention)]
     return {
         "num_params": params,
@@ -209,12 +209,18 @@ def _quantized(quantized: Mapping[str, Any]) -> tuple[str, str]:
     return _TYPES[named], ""
 
 
-def _llama(config: _Config) -> dict[str, Any]:
+_RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True}
+"""Families that real mode runs, and whether they normalise query and key heads."""
+
+
+def _llama(config: _Config, experts: Mapping[str, Any]) -> dict[str, Any]:
     """The section that real mode needs, if it can run the model."""
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     has_bias = config.get("attention_bias") or config.get("mlp_bias")
-    if config.family not in ("llama", "qwen3") or has_bias or kind not in ("default", "llama3"):
+    if config.family not in _RUNNABLE or has_bias or kind not in ("default", "llama3"):
+        return {}
+    if experts and (experts["num_layers"] != config.count("num_hidden_layers") or not config.get("norm_topk_prob")):
         return {}
     theta = rope.get("rope_theta", config.get("rope_theta"))
     scaling = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -223,7 +229,7 @@ def _llama(config: _Config) -> dict[str, Any]:
         "rms_norm_eps": config.get("rms_norm_eps"),
         "rope_theta": theta,
         **({"rope_scaling": {name: rope.get(name) for name in scaling}} if kind == "llama3" else {}),
-        **({"qk_norm": True} if config.family == "qwen3" else {}),
+        **({"qk_norm": True} if _RUNNABLE[config.family] else {}),
     }
 
 

@@ -152,20 +152,21 @@ def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int
     Each token must be the greedy choice behind the prompt and the tokens before it, on one process without a cache.
     """
     specs = {spec.request_id: spec for spec in scenario.workload.requests(Streams(scenario.seed))}
-    prompts = Tokens(_model().config.vocab_size)
+    model = _model(scenario.model)
+    prompts = Tokens(model.config.vocab_size)
     return [
         i
         for i, tokens in outputs.items()
-        if len(tokens) != len(specs[i].output) or not is_greedy(prompts.ids(specs[i].prompt).ids(), tokens)
+        if len(tokens) != len(specs[i].output) or not is_greedy(prompts.ids(specs[i].prompt).ids(), tokens, model)
     ]
 
 
-def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
+def is_greedy(prompt: Sequence[int], output: list[int], model: Any = None) -> bool:
     import torch
 
     from tests.real.models import WholeSequence
 
-    model = _model()
+    model = model or _model(DEFAULT["model"])
     sequence = torch.tensor([*prompt, *output[:-1]])
     rows = torch.arange(len(prompt) - 1, len(sequence))
     with torch.inference_mode():
@@ -174,13 +175,11 @@ def is_greedy(prompt: Sequence[int], output: list[int]) -> bool:
 
 
 @cache
-def _model() -> Any:
+def _model(name: str) -> Any:
     import torch
     from pdreal.model.config import from_catalog
     from pdreal.model.transformer import Transformer
     from pdreal.model.weights import weight_source
 
     device = torch.device("cpu")
-    return Transformer.load(
-        from_catalog("tiny-qwen3"), weight_source("seed:0", device), dtype=torch.float32, device=device
-    )
+    return Transformer.load(from_catalog(name), weight_source("seed:0", device), dtype=torch.float32, device=device)

@@ -16,6 +16,8 @@ from tests.real.models import CPU, LLAMA, WholeSequence, generate, load, tokens
 
 TINY = from_catalog("tiny-qwen3")
 QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)
+MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, hidden_size=64, max_context_tokens=512)
+FAMILIES = pytest.mark.parametrize("config", [QWEN, MOE, LLAMA], ids=["qwen3", "qwen3-moe", "llama"])
 
 
 def logits_of(model, prompt):
@@ -39,9 +41,17 @@ def save(config, folder, weights=None, **changes):
 
 def published(config):
     scaling = config.llama.rope_scaling
+    family = "Llama" if not config.llama.qk_norm else "Qwen3" if config.experts is None else "Qwen3Moe"
+    experts = config.experts and {
+        "num_experts": config.experts.num_experts,
+        "num_experts_per_tok": config.experts.num_active,
+        "moe_intermediate_size": config.experts.intermediate_size,
+        "norm_topk_prob": True,
+    }
     return {
-        "architectures": ["Qwen3ForCausalLM" if config.llama.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if config.llama.qk_norm else "llama",
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe"}[family],
+        **(experts or {}),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.llama.intermediate_size,
@@ -58,7 +68,7 @@ def published(config):
     }
 
 
-@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3", "llama"])
+@FAMILIES
 def test_logits_are_those_of_transformers(config, tmp_path):
     transformers = pytest.importorskip("transformers", reason="the oracle of the model is transformers")
     save(config, tmp_path)
@@ -74,7 +84,7 @@ def test_logits_are_those_of_transformers(config, tmp_path):
     assert (found - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("config", [QWEN, LLAMA], ids=["qwen3", "llama"])
+@FAMILIES
 def test_a_checkpoint_of_random_weights_is_the_same_model(config, tmp_path):
     pytest.importorskip("safetensors", reason="checkpoints are safetensors files")
     save(config, tmp_path, RandomWeights(5, CPU))
@@ -97,9 +107,11 @@ def test_the_catalog_counts_the_parameters_that_are_there(name):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none of LlamaForCausalLM, Qwen3ForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is none of LlamaForCausalLM, Qwen3ForCausalLM, "),
         ({"attention_bias": True}, "attention_bias is True, and only False can be run"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False, and only True can be run"),
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\], and only \[\] can be run"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is none of default, llama3"),
         ({"quantization_config": {"bits": 4}}, "quantised weights cannot be run"),
         ({"max_position_embeddings": "many"}, "a field has a wrong value: invalid literal"),
@@ -172,7 +184,7 @@ def test_weights_that_are_none(text, complaint):
         weight_source(text, CPU)
 
 
-def test_a_model_of_experts_cannot_be_run():
+def test_a_model_of_latent_attention_cannot_be_run():
     with pytest.raises(ModelError, match="no section `llama`"):
         from_catalog("deepseek-v3")
 

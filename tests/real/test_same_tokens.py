@@ -32,6 +32,7 @@ PATHS = {
     "TP1 to TP2, slices": {"decode__tp": 2},
     "TP2 to TP1, staged": {"prefill__tp": 2, "network__staging": STAGING},
     "TP1 to TP2, staged": {"decode__tp": 2, "network__staging": STAGING},
+    "experts, TP2 to TP1, slices": {"model": "tiny-qwen3-moe", "prefill__tp": 2},
     "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
 }
 TRANSPORTS = ["mooncake-tcp", "nixl-cma"]

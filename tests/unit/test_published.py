@@ -38,7 +38,8 @@ QWEN3_MOE = """{
     "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536,
     "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
     "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16"
+    "vocab_size": 151936, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "norm_topk_prob": true,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0
 }"""
 DEEPSEEK = f"""{{
     "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,

@@ -9,14 +9,24 @@ from typing import Any
 
 from pdreal.options import Options
 from pdsim.system.catalog import load_model
-from pdsim.system.model import GroupedQueryAttention, LlamaArchitecture, RopeScaling
+from pdsim.system.model import Experts, GroupedQueryAttention, LlamaArchitecture, RopeScaling
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
 """Those that can be run, by config.json's name, and whether they normalise query and key heads."""
+
+_ONLY = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Fields of config.json that can have one value here."""
 
 _SHAPE = (
     *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
-    *("llama.intermediate_size", "llama.qk_norm"),
+    *("llama.intermediate_size", "llama.qk_norm", "experts"),
 )
 
 
@@ -36,13 +46,15 @@ class ModelConfig:
     max_context_tokens: int
     tied_embeddings: bool
     llama: LlamaArchitecture
+    experts: Experts | None = None
+    """In place of every layer's MLP."""
     end_tokens: tuple[int, ...] = ()
     """A sequence ends with any of these, unless a request ignores them."""
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes as a checkpoint has them, matrices as [outputs, inputs]."""
-        hidden, inner = self.hidden_size, self.llama.intermediate_size
+        hidden = self.hidden_size
         query, kv = self.num_query_heads * self.head_dim, self.num_kv_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
             "input_layernorm": (hidden,),
@@ -51,9 +63,7 @@ class ModelConfig:
             "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, query),
             "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            **self._mlp,
         }
         if self.llama.qk_norm:
             layer |= {"self_attn.q_norm": (self.head_dim,), "self_attn.k_norm": (self.head_dim,)}
@@ -66,6 +76,24 @@ class ModelConfig:
         return shapes
 
     @property
+    def inner_size(self) -> int:
+        """Of the MLP, or of each expert."""
+        return self.llama.intermediate_size if self.experts is None else self.experts.intermediate_size
+
+    @property
+    def _mlp(self) -> dict[str, tuple[int, ...]]:
+        if self.experts is None:
+            return self._gated("mlp")
+        shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (self.experts.num_experts, self.hidden_size)}
+        for index in range(self.experts.num_experts):
+            shapes |= self._gated(f"mlp.experts.{index}")
+        return shapes
+
+    def _gated(self, at: str) -> dict[str, tuple[int, ...]]:
+        into, out = (self.inner_size, self.hidden_size), (self.hidden_size, self.inner_size)
+        return {f"{at}.gate_proj": into, f"{at}.up_proj": into, f"{at}.down_proj": out}
+
+    @property
     def num_params(self) -> int:
         return sum(map(prod, self.parameters.values()))
 
@@ -75,6 +103,8 @@ def from_catalog(name: str) -> ModelConfig:
     spec = load_model(name)
     if spec.llama is None or not isinstance(spec.attention, GroupedQueryAttention):
         raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")
+    if spec.experts is not None and spec.experts.num_layers != spec.num_layers:
+        raise ModelError(f"model {name!r} cannot be run for real: some of its layers have no experts")
     return ModelConfig(
         name=name,
         vocab_size=spec.vocab_size,
@@ -86,6 +116,7 @@ def from_catalog(name: str) -> ModelConfig:
         max_context_tokens=spec.max_context_tokens,
         tied_embeddings=spec.tied_embeddings,
         llama=spec.llama,
+        experts=spec.experts,
     )
 
 
@@ -106,7 +137,7 @@ def from_checkpoint(folder: Path) -> ModelConfig:
     architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:
         raise ModelError(f"{folder}/config.json: architecture {architecture} is none of {', '.join(ARCHITECTURES)}")
-    for field, only in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
+    for field, only in _ONLY.items():
         if (found := data.get(field, only)) != only:
             raise ModelError(f"{folder}/config.json: {field} is {found!r}, and only {only!r} can be run")
     if data.get("use_sliding_window") or data.get("quantization_config"):
@@ -142,7 +173,19 @@ def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> 
             rope_scaling=_rope_scaling(_rope(data), folder),
             qk_norm=qk_norm,
         ),
+        experts=_experts(data),
         end_tokens=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
+    )
+
+
+def _experts(data: dict[str, Any]) -> Experts | None:
+    if "num_experts" not in data:
+        return None
+    return Experts(
+        num_layers=data["num_hidden_layers"],
+        num_experts=data["num_experts"],
+        num_active=data["num_experts_per_tok"],
+        intermediate_size=data["moe_intermediate_size"],
     )
 
 

@@ -39,7 +39,7 @@ class TensorParallel:
         """Raises ModelError unless the model divides into so many ranks."""
         sizes = {
             "query heads": config.num_query_heads,
-            "intermediate size": config.llama.intermediate_size,
+            "intermediate size": config.inner_size,
             "vocabulary": config.vocab_size,
         }
         for name, size in sizes.items():

@@ -1,6 +1,8 @@
 """The decoder of the Llama family: how a token passes through one rank. Where its keys and values lie is not seen here.
 
 embedding -> layers: [norm, QKV, rotate, attend, output] + [norm, gate and up, SiLU, down] -> norm -> logits -> token
+
+In a model of experts a router picks, token by token, which of them take the place of the layer's second half.
 """
 
 from typing import Protocol
@@ -11,8 +13,9 @@ from torch.nn.functional import embedding, linear, rms_norm
 
 from pdreal.model import operations
 from pdreal.model.config import ModelConfig
+from pdreal.model.experts import run_experts
 from pdreal.model.parallel import TensorParallel
-from pdreal.model.weights import LayerWeights, ModelWeights, WeightSource, load_weights
+from pdreal.model.weights import ExpertWeights, LayerWeights, MlpWeights, ModelWeights, WeightSource, load_weights
 
 
 class Attend(Protocol):
@@ -62,7 +65,7 @@ class Transformer:
             x, residual = operations.add_rms_norm_(x, residual, layer.input_norm, self._eps)
             x = self._attention(index, layer, x, positions, attend)
             x, residual = operations.add_rms_norm_(x, residual, layer.mlp_norm, self._eps)
-            x = self._mlp(layer, x)
+            x = self._mlp(layer.mlp, x)
         hidden = x + residual if rows is None else x[rows] + residual[rows]
         norm = self._weights.norm
         return operations.logits(rms_norm(hidden, norm.shape, norm, self._eps), self._weights.head)
@@ -81,5 +84,7 @@ class Transformer:
         attended = attend(index, query, key, value)
         return self.tp.sum_(linear(attended.flatten(1), layer.output))
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        return self.tp.sum_(linear(operations.silu_and_multiply(linear(x, layer.gate_up)), layer.down))
+    def _mlp(self, mlp: MlpWeights | ExpertWeights, x: Tensor) -> Tensor:
+        if isinstance(mlp, ExpertWeights):
+            return self.tp.sum_(run_experts(x, mlp))
+        return self.tp.sum_(linear(operations.silu_and_multiply(linear(x, mlp.gate_up)), mlp.down))

@@ -77,6 +77,25 @@ def weight_source(text: str, device: torch.device) -> WeightSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MlpWeights:
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertWeights:
+    """Of all experts of a layer: each rank holds its part of every one."""
+
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: Tensor
+    """[experts, gate | up, hidden]"""
+    down: Tensor
+    """[experts, hidden, inner]"""
+    num_active: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerWeights:
     """Matrices are [outputs, inputs]; those with the same input are one."""
 
@@ -86,8 +105,7 @@ class LayerWeights:
     """Norms of query and key heads."""
     output: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: MlpWeights | ExpertWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +125,10 @@ def load_weights(
 ) -> ModelWeights:
     """Raises ModelError if the model does not divide into so many ranks, or the checkpoint is another's."""
     tp.check(config)
+    if config.experts is not None and device.type == "cuda" and dtype != torch.bfloat16:
+        raise ModelError(
+            f"{config.name}: experts run in bfloat16 on GPUs: --dtype bfloat16"
+        )  # torch's grouped products
     shapes = config.parameters
 
     def load(name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
@@ -127,8 +149,7 @@ def load_weights(
 def _load_layer(config: ModelConfig, tp: TensorParallel, load: Callable[..., Tensor], at: str) -> LayerWeights:
     query = _rows(tp.part(config.num_query_heads), config.head_dim)
     kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
-    inner = tp.part(config.llama.intermediate_size)
-    attention, mlp = f"{at}.self_attn", f"{at}.mlp"
+    attention = f"{at}.self_attn"
     return LayerWeights(
         input_norm=load(f"{at}.input_layernorm"),
         qkv=torch.cat(
@@ -137,8 +158,26 @@ def _load_layer(config: ModelConfig, tp: TensorParallel, load: Callable[..., Ten
         head_norms=(load(f"{attention}.q_norm"), load(f"{attention}.k_norm")) if config.llama.qk_norm else None,
         output=load(f"{attention}.o_proj", columns=query),
         mlp_norm=load(f"{at}.post_attention_layernorm"),
-        gate_up=torch.cat([load(f"{mlp}.gate_proj", inner), load(f"{mlp}.up_proj", inner)]),
-        down=load(f"{mlp}.down_proj", columns=inner),
+        mlp=_load_mlp(config, tp, load, f"{at}.mlp"),
+    )
+
+
+def _load_mlp(
+    config: ModelConfig, tp: TensorParallel, load: Callable[..., Tensor], at: str
+) -> MlpWeights | ExpertWeights:
+    inner = tp.part(config.inner_size)
+
+    def gate_up(at: str) -> Tensor:
+        return torch.cat([load(f"{at}.gate_proj", inner), load(f"{at}.up_proj", inner)])
+
+    if config.experts is None:
+        return MlpWeights(gate_up=gate_up(at), down=load(f"{at}.down_proj", columns=inner))
+    experts = [f"{at}.experts.{i}" for i in range(config.experts.num_experts)]
+    return ExpertWeights(
+        router=load(f"{at}.gate"),
+        gate_up=torch.stack([gate_up(expert) for expert in experts]),
+        down=torch.stack([load(f"{expert}.down_proj", columns=inner) for expert in experts]),
+        num_active=config.experts.num_active,
     )
 
 

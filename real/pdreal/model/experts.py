@@ -1,0 +1,35 @@
+"""A layer's experts: each token is computed by those that the router picks for it, and their outputs are mixed.
+
+Rows of tokens are sorted by expert, so that all experts are two grouped products: no shape depends on what the router
+picks, and a CUDA graph can hold it.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdreal.model.operations import silu_and_multiply
+from pdreal.model.weights import ExpertWeights
+
+_grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001
+"""The function by its name since torch 2.10, or before."""
+
+
+def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """The experts' mix for each token, [tokens, hidden]: this rank's share of the sum over ranks."""
+    num_experts, num_active = len(weights.router), weights.num_active
+    shares, experts = route(x, weights)
+    by_expert, order = experts.flatten().sort(stable=True)
+    ends = torch.searchsorted(by_expert, torch.arange(num_experts, device=x.device), right=True, out_int32=True)
+    gate_up = _grouped_mm(x[order // num_active], weights.gate_up.transpose(1, 2), offs=ends)
+    computed = _grouped_mm(silu_and_multiply(gate_up), weights.down.transpose(1, 2), offs=ends)
+    by_token = torch.empty_like(computed)
+    by_token[order] = computed
+    return (shares[:, None] @ by_token.view(len(x), num_active, -1))[:, 0]
+
+
+def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
+    """Of each token's experts their shares, which sum to one, and their numbers: both [tokens, active]."""
+    scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)
+    shares, experts = scores.topk(weights.num_active, dim=-1)
+    return (shares / shares.sum(dim=-1, keepdim=True)).to(x.dtype), experts

@@ -1,0 +1,82 @@
+"""A layer's experts against a loop over tokens, and against their parts on several ranks."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real mode needs torch")
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pdreal.model.config import ModelError, from_catalog
+from pdreal.model.experts import route, run_experts
+from pdreal.model.parallel import TensorParallel
+from pdreal.model.weights import ExpertWeights, RandomWeights, load_weights
+from torch.nn.functional import linear, silu
+
+from tests.real.models import CPU, GPU_OR_CPU
+
+CONFIG = replace(from_catalog("tiny-qwen3-moe"), num_layers=1)
+DTYPES = [torch.bfloat16] if GPU_OR_CPU.type == "cuda" else [torch.bfloat16, torch.float32]
+TOLERANCES = {torch.bfloat16: 0.02, torch.float32: 1e-5}
+
+
+def experts(tp=None, dtype=torch.float32, device=CPU) -> ExpertWeights:
+    weights = load_weights(CONFIG, RandomWeights(0, CPU), tp or TensorParallel(), dtype, device).layers[0].mlp
+    assert isinstance(weights, ExpertWeights)
+    return weights
+
+
+def hidden(num_tokens, dtype=torch.float32):
+    return torch.randn(num_tokens, CONFIG.hidden_size, generator=torch.Generator().manual_seed(num_tokens)).to(dtype)
+
+
+def one_by_one(x, weights):
+    """Token by token, expert by expert, in fp32."""
+    rows = []
+    for row, shares, chosen in zip(x.float(), *route(x, weights), strict=True):
+        parts = []
+        for share, expert in zip(shares.float(), chosen, strict=True):
+            gate, up = linear(row, weights.gate_up[expert].float()).chunk(2)
+            parts.append(share * linear(silu(gate) * up, weights.down[expert].float()))
+        rows.append(torch.stack(parts).sum(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+def test_the_mix_is_that_of_each_token_alone(num_tokens, dtype):
+    weights, x = experts(dtype=dtype, device=GPU_OR_CPU), hidden(num_tokens, dtype).to(GPU_OR_CPU)
+    expected = one_by_one(x, weights)
+    assert expected.std() > 0.1
+    assert (run_experts(x, weights).float() - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
+
+
+@given(st.integers(1, 64))
+def test_each_token_has_as_many_experts_as_the_model_says(num_tokens):
+    shares, chosen = route(hidden(num_tokens), experts())
+    assert all(len(set(row)) == CONFIG.experts.num_active for row in chosen.tolist())
+    torch.testing.assert_close(shares.sum(-1), torch.ones(num_tokens))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_parts_of_ranks_add_up(size):
+    x = hidden(9)
+    parts = [run_experts(x, experts(TensorParallel(rank, size))) for rank in range(size)]
+    torch.testing.assert_close(sum(parts), run_experts(x, experts()))
+
+
+def test_ranks_that_do_not_divide_an_expert():
+    with pytest.raises(ModelError, match="tp 8 does not divide its intermediate size of 60"):
+        load_weights(
+            replace(CONFIG, experts=replace(CONFIG.experts, intermediate_size=60)),
+            RandomWeights(0, CPU),
+            TensorParallel(0, 8),
+            torch.float32,
+            CPU,
+        )
+
+
+def test_experts_of_another_type_on_a_gpu():
+    with pytest.raises(ModelError, match="experts run in bfloat16 on GPUs"):
+        load_weights(CONFIG, RandomWeights(0, CPU), TensorParallel(), torch.float32, torch.device("cuda"))
