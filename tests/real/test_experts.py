@@ -17,7 +17,6 @@ from torch.nn.functional import linear, silu
 from tests.real.models import CPU, GPU_OR_CPU
 
 CONFIG = replace(from_catalog("tiny-qwen3-moe"), num_layers=1)
-DTYPES = [torch.bfloat16] if GPU_OR_CPU.type == "cuda" else [torch.bfloat16, torch.float32]
 TOLERANCES = {torch.bfloat16: 0.02, torch.float32: 1e-5}
 
 
@@ -43,13 +42,21 @@ def one_by_one(x, weights):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_tokens", [1, 3, 40])
-def test_the_mix_is_that_of_each_token_alone(num_tokens, dtype):
-    weights, x = experts(dtype=dtype, device=GPU_OR_CPU), hidden(num_tokens, dtype).to(GPU_OR_CPU)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("num_tokens", [1, 3, 40, 150])
+def test_the_mix_is_that_of_each_token_alone(num_tokens, dtype, fused):
+    """fused: the kernels of GPUs, without one in Triton's interpreter."""
+    device, run = CPU, run_experts
+    if fused:
+        pytest.importorskip("triton", reason="the experts of GPUs are written in Triton")
+        from pdreal.model import fused_experts
+
+        device, run = GPU_OR_CPU, fused_experts.run_experts
+    weights, x = experts(dtype=dtype, device=device), hidden(num_tokens, dtype).to(device)
     expected = one_by_one(x, weights)
     assert expected.std() > 0.1
-    assert (run_experts(x, weights).float() - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
+    assert (run(x, weights).float() - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
 
 
 @given(st.integers(1, 64))
@@ -75,8 +82,3 @@ def test_ranks_that_do_not_divide_an_expert():
             torch.float32,
             CPU,
         )
-
-
-def test_experts_of_another_type_on_a_gpu():
-    with pytest.raises(ModelError, match="experts run in bfloat16 on GPUs"):
-        load_weights(CONFIG, RandomWeights(0, CPU), TensorParallel(), torch.float32, torch.device("cuda"))

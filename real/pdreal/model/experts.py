@@ -1,7 +1,7 @@
 """A layer's experts: each token is computed by those that the router picks for it, and their outputs are mixed.
 
-Rows of tokens are sorted by expert, so that all experts are two grouped products: no shape depends on what the router
-picks, and a CUDA graph can hold it.
+On a CPU rows of tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do it
+(fused_experts.py).
 """
 
 import torch
@@ -17,6 +17,10 @@ _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # no
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
     """The experts' mix for each token, [tokens, hidden]: this rank's share of the sum over ranks."""
+    if x.is_cuda:
+        from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
+
+        return fused_experts.run_experts(x, weights)
     num_experts, num_active = len(weights.router), weights.num_active
     shares, experts = route(x, weights)
     by_expert, order = experts.flatten().sort(stable=True)

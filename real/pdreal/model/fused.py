@@ -17,7 +17,7 @@ _HEADS = 8
 """Heads of a token that one program rotates."""
 _COLUMNS = 1024
 """Columns of a token's gate that one program multiplies."""
-_TYPES: dict[torch.dtype, Any] = {
+TYPES: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
     torch.int32: tl.int32,
@@ -110,7 +110,7 @@ def silu_and_multiply_kernel(
 
 @cache
 def _add_rms_norm(dtype: torch.dtype, eps: float, size: int) -> Launcher:
-    constants = {"TYPE": _TYPES[dtype], "EPS": eps, "SIZE": size, "PADDED": triton.next_power_of_2(size)}
+    constants = {"TYPE": TYPES[dtype], "EPS": eps, "SIZE": size, "PADDED": triton.next_power_of_2(size)}
     return Launcher(add_rms_norm_kernel, constants, warps=8)
 
 
@@ -126,8 +126,8 @@ def _norm_rotate(
     normed: bool,
 ) -> Launcher:
     constants = {
-        "TYPE": _TYPES[dtype],
-        "POSITION": _TYPES[position_dtype],
+        "TYPE": TYPES[dtype],
+        "POSITION": TYPES[position_dtype],
         "EPS": eps,
         "ROW": row,
         "QUERY_HEADS": num_query_heads,
@@ -141,7 +141,7 @@ def _norm_rotate(
 
 @cache
 def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
-    constants = {"TYPE": _TYPES[dtype], "SIZE": size, "COLUMNS": _COLUMNS}
+    constants = {"TYPE": TYPES[dtype], "SIZE": size, "COLUMNS": _COLUMNS}
     return Launcher(silu_and_multiply_kernel, constants, warps=4)
 
 

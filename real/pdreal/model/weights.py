@@ -125,10 +125,6 @@ def load_weights(
 ) -> ModelWeights:
     """Raises ModelError if the model does not divide into so many ranks, or the checkpoint is another's."""
     tp.check(config)
-    if config.experts is not None and device.type == "cuda" and dtype != torch.bfloat16:
-        raise ModelError(
-            f"{config.name}: experts run in bfloat16 on GPUs: --dtype bfloat16"
-        )  # torch's grouped products
     shapes = config.parameters
 
     def load(name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:

@@ -1,0 +1,182 @@
+"""A layer's experts on a GPU: three Triton kernels for what experts.py does with sorted rows and grouped products.
+
+choose: one program a token picks its experts and enters the token in their lists
+gate and up, down: one program a tile of an expert's outputs, over all rows of the expert's list: so it reads its weights
+    from memory once
+
+A row is a token's visit to one of its experts, token * active + its place among them. Lists are in no certain order, but
+a row's values depend on no other row. No shape depends on what the router picks, so that a CUDA graph can hold it.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from pdkernels.launch import Launcher
+from torch import Tensor
+from torch.nn.functional import linear
+
+from pdreal.model.fused import TYPES, aligned
+from pdreal.model.weights import ExpertWeights
+
+_FEWEST_ROWS, _MOST_ROWS = 16, 128
+"""Of a block: what a tensor core takes at least, and what registers hold."""
+_MOST_COLUMNS = 64
+"""Of a tile, and of a step through the inputs."""
+
+
+@triton.jit(do_not_specialize=("scores", "shares", "lists", "lengths", "tokens"))
+def choose_kernel(
+    scores: tl.int64,
+    shares: tl.int64,
+    lists: tl.int64,
+    lengths: tl.int64,
+    tokens: tl.int64,
+    TYPE: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    """One token: its best experts, and their shares among themselves."""
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, PADDED)
+    live = expert < EXPERTS
+    score = tl.load(scores.to(tl.pointer_type(TYPE)) + token * EXPERTS + expert, mask=live, other=0.0).to(tl.float32)
+    left = tl.where(live, tl.exp(score - tl.max(tl.where(live, score, float("-inf")), 0)), -1.0)
+    place = tl.arange(0, PLACES)
+    share = tl.zeros((PLACES,), tl.float32)
+    chosen = tl.zeros((PLACES,), tl.int32)
+    for i in tl.static_range(ACTIVE):
+        best = tl.argmax(left, 0)
+        share = tl.where(place == i, tl.max(left, 0), share)
+        chosen = tl.where(place == i, best, chosen)
+        left = tl.where(expert == best, -1.0, left)
+    row, active = token * ACTIVE + place, place < ACTIVE
+    tl.store(aligned(shares, tl.float32) + row, share / tl.sum(share, 0), mask=active)
+    entry = tl.atomic_add(aligned(lengths, tl.int32) + chosen, 1, mask=active, sem="relaxed")
+    tl.store(aligned(lists, tl.int32) + chosen * tokens + entry, row.to(tl.int32), mask=active)
+
+
+@triton.jit(do_not_specialize=("x", "weights", "lists", "lengths", "out", "tokens"))
+def gate_up_kernel(
+    x: tl.int64,
+    weights: tl.int64,
+    lists: tl.int64,
+    lengths: tl.int64,
+    out: tl.int64,
+    tokens: tl.int64,
+    TYPE: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """silu(gate) * up of some columns, for each row of an expert: [rows, inner]."""
+    expert = tl.program_id(1).to(tl.int64)
+    column, step = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    gates = aligned(weights, TYPE) + (expert * (2 * INNER) + column)[None, :] * HIDDEN + step[:, None]
+    length = tl.load(aligned(lengths, tl.int32) + expert)
+    for begin in range(0, length, ROWS):
+        entry = begin + tl.arange(0, ROWS)
+        live = (entry < length)[:, None]
+        row = tl.load(aligned(lists, tl.int32) + expert * tokens + entry, mask=entry < length, other=0).to(tl.int64)
+        inputs = aligned(x, TYPE) + (row // ACTIVE)[:, None] * HIDDEN + step[None, :]
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for at in range(0, HIDDEN, STEP):
+            part = tl.load(inputs + at, mask=live, other=0.0)
+            gate = tl.dot(part, tl.load(gates + at), gate, input_precision="ieee")
+            up = tl.dot(part, tl.load(gates + INNER * HIDDEN + at), up, input_precision="ieee")
+        value = gate * tl.sigmoid(gate) * up
+        tl.store(aligned(out, TYPE) + row[:, None] * INNER + column[None, :], value.to(TYPE), mask=live)
+
+
+@triton.jit(do_not_specialize=("x", "weights", "shares", "lists", "lengths", "out", "tokens"))
+def down_kernel(
+    x: tl.int64,
+    weights: tl.int64,
+    shares: tl.int64,
+    lists: tl.int64,
+    lengths: tl.int64,
+    out: tl.int64,
+    tokens: tl.int64,
+    TYPE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Some columns of each row of an expert, times the row's share: [rows, hidden]."""
+    expert = tl.program_id(1).to(tl.int64)
+    column, step = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    downs = aligned(weights, TYPE) + (expert * HIDDEN + column)[None, :] * INNER + step[:, None]
+    length = tl.load(aligned(lengths, tl.int32) + expert)
+    for begin in range(0, length, ROWS):
+        entry = begin + tl.arange(0, ROWS)
+        live = (entry < length)[:, None]
+        row = tl.load(aligned(lists, tl.int32) + expert * tokens + entry, mask=entry < length, other=0).to(tl.int64)
+        inputs = aligned(x, TYPE) + row[:, None] * INNER + step[None, :]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for at in range(0, INNER, STEP):
+            part = tl.load(inputs + at, mask=live, other=0.0)
+            total = tl.dot(part, tl.load(downs + at), total, input_precision="ieee")
+        total *= tl.load(aligned(shares, tl.float32) + row, mask=entry < length, other=0.0)[:, None]
+        tl.store(aligned(out, TYPE) + row[:, None] * HIDDEN + column[None, :], total.to(TYPE), mask=live)
+
+
+@cache
+def _choose(dtype: torch.dtype, num_experts: int, num_active: int) -> Launcher:
+    constants = {
+        "TYPE": TYPES[dtype],
+        "EXPERTS": num_experts,
+        "PADDED": triton.next_power_of_2(num_experts),
+        "ACTIVE": num_active,
+        "PLACES": triton.next_power_of_2(num_active),
+    }
+    return Launcher(choose_kernel, constants, warps=1)
+
+
+@cache
+def _products(
+    dtype: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
+) -> tuple[Launcher, Launcher, int, int]:
+    """Of gate and up and of down, and how many columns a program of each makes."""
+    sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
+    of_hidden, of_inner = _tile(hidden), _tile(inner)
+    warps = 4 if rows <= _MOST_ROWS // 2 else 8
+    gate_up = {"TYPE": TYPES[dtype], "ACTIVE": num_active, **sizes, "COLUMNS": of_inner, "STEP": of_hidden}
+    down = {"TYPE": TYPES[dtype], **sizes, "COLUMNS": of_hidden, "STEP": of_inner}
+    return Launcher(gate_up_kernel, gate_up, warps), Launcher(down_kernel, down, warps), of_inner, of_hidden
+
+
+def _tile(size: int) -> int:
+    """The largest power of two, up to _MOST_COLUMNS, that divides the size."""
+    return min(_MOST_COLUMNS, size & -size)
+
+
+def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
+    """As experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
+    (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), weights.down.shape[2]
+    num_rows = num_tokens * weights.num_active
+    scores = linear(x, weights.router)
+    shares = x.new_empty(num_rows, dtype=torch.float32)
+    lists = x.new_empty(num_experts, num_tokens, dtype=torch.int32)
+    lengths = x.new_zeros(num_experts, dtype=torch.int32)
+    choose = _choose(x.dtype, num_experts, weights.num_active)
+    of_lists = lists.data_ptr(), lengths.data_ptr()
+    choose(x.device, (num_tokens, 1, 1), scores.data_ptr(), shares.data_ptr(), *of_lists, num_tokens)
+
+    usual_rows = triton.next_power_of_2(triton.cdiv(num_rows, num_experts))
+    block = max(_FEWEST_ROWS, min(_MOST_ROWS, usual_rows))
+    gate_up, down, inner_tile, hidden_tile = _products(x.dtype, weights.num_active, hidden, inner, block)
+    gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
+    of_layer = x.data_ptr(), weights.gate_up.data_ptr()
+    gate_up(x.device, (inner // inner_tile, num_experts, 1), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
+    of_down = gated.data_ptr(), weights.down.data_ptr(), shares.data_ptr()
+    down(x.device, (hidden // hidden_tile, num_experts, 1), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
+    return mixed.view(num_tokens, weights.num_active, hidden).sum(1)
