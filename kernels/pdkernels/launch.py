@@ -20,13 +20,14 @@ class Launcher:
         kernel: its run-time parameters come first, all integers marked do_not_specialize; then its constants.
         constants: values of the kernel's constexpr parameters, in the order of its signature.
         warps: of 32 threads, per program.
+        stages: loads that a loop has under way while it computes.
 
     """
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int) -> None:
+    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3) -> None:
         self._kernel = kernel
         self._constants = constants
-        self._warps = warps
+        self._options = {"num_warps": warps, "num_stages": stages}
         self._launches: dict[int, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
@@ -51,7 +52,7 @@ class Launcher:
     def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
         """Compile for a device, or load from Triton's cache, a kernel with that many run-time parameters."""
         with torch.cuda.device(device):
-            compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), num_warps=self._warps, **self._constants)
+            compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), **self._options, **self._constants)
             run = compiled.run  # loads the binary
         constants = tuple(self._constants.values())
         index, function, metadata = device.index, compiled.function, compiled.packed_metadata
