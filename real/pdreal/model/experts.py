@@ -1,7 +1,7 @@
 """A layer's experts: each token is computed by those that the router picks for it, and their outputs are mixed.
 
-On a CPU rows of tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do it
-(fused_experts.py).
+On a CPU rows of tokens are sorted by expert, so that all experts are two grouped products; on a GPU Triton kernels do
+it (fused_experts.py).
 """
 
 import torch
