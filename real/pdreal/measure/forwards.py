@@ -1,11 +1,14 @@
-"""Times of forwards, prefill and decode. Weights and cached KV are random, and pages lie scattered."""
+"""Times of forwards, prefill and decode. Weights and cached KV are random, and pages lie scattered.
+
+Every prompt and every step has tokens of its own: experts that tokens choose alike would be read once.
+"""
 
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import count
 from random import Random
 from time import sleep
 from typing import Any, NamedTuple
@@ -86,6 +89,8 @@ class ForwardBench:
         """seconds: for each row, but no less than three repeats."""
         self._runner = runner
         self._seconds = seconds
+        self._num_tokens = 0
+        """That were given to prompts and steps so far."""
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()
@@ -128,16 +133,21 @@ class ForwardBench:
 
     def _prefilling(self, case: PrefillCase, num_more: int = 0) -> Callable[[], Sequence[int]]:
         num_prompts, num_tokens, num_context_tokens = case
-        tokens = self._tokens(max(1, num_tokens + num_more))
         inputs = [
-            PrefillInput(i, tokens, num_context_tokens, self._page_table(i, case.num_kv_tokens))
+            PrefillInput(
+                i,
+                self._tokens(max(1, num_tokens + num_more)),
+                num_context_tokens,
+                self._page_table(i, case.num_kv_tokens),
+            )
             for i in range(num_prompts)
         ]
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
 
     def decode(self, case: DecodeCase) -> Row:
         graph = graph_of(case.batch_size, self._runner.model.device)
-        return row_of("decode", self._times_us(repeat(self._decoding(case))), graph=graph, **_sizes(case))
+        steps = (self._decoding(case) for _ in count())
+        return row_of("decode", self._times_us(steps), graph=graph, **_sizes(case))
 
     def _decoding(self, case: DecodeCase) -> Callable[[], Sequence[int]]:
         batch_size, num_context_tokens = case
@@ -150,7 +160,9 @@ class ForwardBench:
 
     def _tokens(self, num_tokens: int) -> Sequence[int]:
         vocab_size = self._runner.model.config.vocab_size
-        return array("i", (i * 7919 % vocab_size for i in range(num_tokens)))
+        first = self._num_tokens
+        self._num_tokens += num_tokens
+        return array("i", (i * 7919 % vocab_size for i in range(first, first + num_tokens)))
 
     def _page_table(self, index: int, num_tokens: int) -> Sequence[int]:
         num_pages = -(-num_tokens // self._runner.kv.page_size)
