@@ -61,10 +61,9 @@ class Page:
 
 
 def render(page: Page) -> str:
-    assets = {name: _asset(name) for name in ("report.css", "report.js")}
-    html: str = _template().render(
-        page=page, version=__version__, style=assets["report.css"], script=assets["report.js"]
-    )
+    assets = {name: _asset(name) for name in ("colours.css", "report.css", "report.js")}
+    style = assets["colours.css"] + assets["report.css"]
+    html: str = _template().render(page=page, version=__version__, style=style, script=assets["report.js"])
     return html
 
 
