@@ -33,7 +33,7 @@ for path in (
 
 
 @app.command(show=False)
-def sglang(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+def sglang(*_: Annotated[str, Parameter(allow_leading_hyphen=True, help="Ignored.")]) -> None:
     raise ConfigError("sglang: the command is now pdsim launch SCENARIO --engine sglang")
 
 
