@@ -19,8 +19,8 @@ The text of `--help`; `python docs/commands.py` writes this page. [Metrics](metr
 that commands print, [scenario files](scenario.md#errors) the exit codes.
 
 """
-SHARED_BY = 4
-"""Flags with the same text in this many commands are listed once."""
+SHARED_BY = 3
+"""Flags with the same text in this many commands or more are listed once."""
 
 
 def page() -> str:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pdsim.calibration.validate.case import load_case
 from pdsim.calibration.validate.suite import is_suite
 from pdsim.cli import main as pdsim
-from pdsim.show import table as show
+from pdsim.show import page as show
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md")))

@@ -44,7 +44,7 @@ def plan(
 ) -> None:
     """Find the cheapest cluster that meets an SLO: GPUs, roles, tensor parallelism, instances and router."""
     from pdsim.cli.finished import progress_over
-    from pdsim.show.plan_table import print_plan
+    from pdsim.show.study_tables import print_plan
     from pdsim.study.planning.arguments import fields_of, prices_of
     from pdsim.study.planning.planning import plan as find
 

@@ -1,10 +1,10 @@
-"""pdsim init: a first scenario file."""
+"""A first scenario file, and the schema of such files."""
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -101,3 +101,18 @@ def _file(answer: str) -> Path:
     if not path.is_file():
         raise ValueError(f"{answer}: no such file")
     return path
+
+
+def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
+    """Print the JSON schema of scenario files, or of sweep files.
+
+    Parameters
+    ----------
+    of
+        Which of the two.
+
+    """
+    from pdsim.scenario.loading import scenario_schema
+    from pdsim.study.sweep_file import sweep_schema
+
+    print_json(sweep_schema() if of == "sweep" else scenario_schema())

@@ -1,16 +1,19 @@
-"""Shell commands by what they start, and the GPUs and ports of servers."""
+"""Shell commands by what they start, the GPUs and ports of servers, and the load that AIPerf replays."""
 
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.schema import Scenario, ServerSettings
 from pdsim.scenario.sizing import roles
 from pdsim.system.catalog import load_gpu
+from pdsim.workload.client_driver import ClosedLoop
 
 HOST = "127.0.0.1"
 GATEWAY_PORT = 8000
+TRACE = "load.jsonl"
 FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 Flags = list[tuple[str, Any]]
@@ -33,16 +36,16 @@ class Place(NamedTuple):
         return f"http://{self.host}:{self.port}"
 
 
-def places(scenario: Scenario, *, on_one_host: bool = False) -> dict[str, list[Place]]:
+def places(scenario: Scenario) -> dict[str, list[Place]]:
     """Places by role. Hosts are filled in order; one that has another GPU, or too few left, is not used."""
     host = free = index = 0
     gpu: str | None = None
     found: dict[str, list[tuple[int, int, int]]] = {}
     for role in roles(scenario):
         servers: ServerSettings = getattr(scenario, role)
-        most = scenario.num_gpus if on_one_host else load_gpu(servers.gpu).gpus_per_server
+        most = load_gpu(servers.gpu).gpus_per_server
         for _ in range(servers.instances):
-            if gpu is not None and not on_one_host and (gpu != servers.gpu or free + servers.tp > most):
+            if gpu is not None and (gpu != servers.gpu or free + servers.tp > most):
                 host, free = host + 1, 0
             gpu = servers.gpu
             found.setdefault(role, []).append((host, free, index))
@@ -75,3 +78,26 @@ def _quoted(word: str) -> str:
     if "$" not in word:
         return shlex.quote(word)
     return word if shlex.quote(word.replace("$", "")) == word.replace("$", "") else f'"{word}"'
+
+
+def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> None:
+    """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
+    made.add("trace", f"pdsim export {source}", [("to", "mooncake"), ("out", TRACE)])
+    client = scenario.client
+    if isinstance(client, ClosedLoop):
+        pace: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
+    else:
+        pace = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
+    flags = [
+        ("model", model),
+        ("url", f"http://{HOST}:{GATEWAY_PORT}"),
+        ("endpoint-type", "completions"),
+        ("streaming", True),
+        ("input-file", TRACE),
+        ("custom-dataset-type", "mooncake_trace"),
+        *pace,
+        ("extra-inputs", "ignore_eos:true"),
+        ("random-seed", scenario.seed),
+        ("output-artifact-dir", scenario.name),
+    ]
+    made.add("load", "aiperf profile", flags)

@@ -7,7 +7,7 @@ from pdsim.launch.commands import Launch
 from pdsim.scenario.schema import Scenario
 
 ENGINES: dict[str, Callable[[Scenario, str, str], Launch]] = {
-    "sglang": sglang.launch_strictly,
+    "sglang": sglang.launch,
     "vllm": vllm.launch,
     "dynamo": dynamo.launch_sglang,
     "dynamo-vllm": dynamo.launch_vllm,

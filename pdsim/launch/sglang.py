@@ -7,8 +7,7 @@ optimistic attempts. The gateway's are those of its router_args.py at 05e589a.
 from collections.abc import Mapping
 from typing import Any
 
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
-from pdsim.launch.load import add_replay
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, add_replay, places
 from pdsim.launch.settings import Aside, Rule, one_of, quantization, told, weights
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
@@ -108,24 +107,14 @@ RULES: dict[str, Rule] = {
 }
 
 
-def launch_strictly(scenario: Scenario, source: str, model: str) -> Launch:
-    """Commands on as many hosts as it takes. Raises ConfigError for what SGLang cannot be told."""
-    notes = told(scenario, "sglang", RULES)
-    made = launch(scenario, model, on_one_host=False, replayed_from=source)
-    return Launch(made.commands, [*notes, *made.notes])
-
-
-def launch(scenario: Scenario, model: str = "$MODEL", *, on_one_host: bool = True, replayed_from: str = "") -> Launch:
-    """Commands, each server on GPUs of its own. Raises ConfigError for what no cluster can be.
-
-    replayed_from: the scenario's file, whose requests become a trace where bench_serving cannot send them.
-    """
-    at = places(scenario, on_one_host=on_one_host)
+def launch(scenario: Scenario, source: str, model: str) -> Launch:
+    """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
+    made = Launch(notes=told(scenario, "sglang", RULES))
+    at = places(scenario)
     resolved = resolve(scenario)
     if scenario.health is None:
         resolved = resolved.model_copy(update={"health": None})
     scenario = resolved
-    made = Launch()
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
         made.notes.append(
             "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
@@ -135,11 +124,13 @@ def launch(scenario: Scenario, model: str = "$MODEL", *, on_one_host: bool = Tru
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
     load = Launch()
     add_bench_serving(load, scenario)
-    if load.notes and replayed_from:
-        add_replay(made, scenario, replayed_from, model)
+    if load.notes:
+        add_replay(made, scenario, source, model)
     else:
         made.commands |= load.commands
-        made.notes += load.notes
+        made.notes.append(
+            f"results: {scenario.name}.jsonl; beside the simulation: pdsim compare {source} {scenario.name}.jsonl"
+        )
     return made
 
 
@@ -167,11 +158,11 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     return flags
 
 
-def _routing_policy(made: Launch, policy: Any) -> str | None:
+def _routing_policy(made: Launch, policy: Any) -> str:
     if isinstance(policy, LeastLoaded):
         made.notes.append("router: least_loaded: cache_aware whose matches are never enough; ties are drawn")
         return "cache_aware"
-    return _policy(made, policy, ROUTING_POLICIES)
+    return component_name(policy)
 
 
 def _thresholds(policy: Any) -> dict[str, float] | None:
@@ -218,7 +209,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
             "max-running-requests",
             None if servers.max_running_requests is None else servers.max_running_requests * servers.dp,
         ),
-        ("radix-eviction-policy", _policy(made, servers.eviction, EVICTION_POLICIES)),
+        ("radix-eviction-policy", component_name(servers.eviction)),
         ("enable-hierarchical-cache", servers.host_cache is not None),
         ("hicache-size", _gigabytes(servers.host_cache)),
         ("hicache-write-policy", servers.host_cache and servers.host_cache.write),
@@ -231,14 +222,14 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
-            ("schedule-policy", _policy(made, servers.policy, PREFILL_POLICIES)),
+            ("schedule-policy", component_name(servers.policy)),
             ("disable-radix-cache", not servers.radix_cache),
             ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
         ]
     if isinstance(servers, AggregatedSettings):
         flags.append(("schedule-conservativeness", servers.schedule_conservativeness))
     else:
-        flags += _disaggregation_flags(made, scenario, servers)
+        flags += _disaggregation_flags(scenario, servers)
     if isinstance(servers, DecodingSettings) and servers.acceptance is not None:
         made.notes.append(
             "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
@@ -251,11 +242,8 @@ def _gigabytes(host: HostCacheSettings | None) -> int | None:
     return None if host is None or host.size is None else max(1, round(host.size / 1e9))
 
 
-def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
-    backend = scenario.network.transport.partition("-")[0]
-    if backend not in BACKENDS:
-        made.notes.append(f"network.transport {scenario.network.transport} is no backend of SGLang")
-    flags: Flags = [("disaggregation-transfer-backend", backend if backend in BACKENDS else None)]
+def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
+    flags: Flags = [("disaggregation-transfer-backend", scenario.network.transport.partition("-")[0])]
     if isinstance(servers, PrefillSettings):
         return [
             ("disaggregation-mode", "prefill"),
@@ -263,9 +251,7 @@ def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSetti
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]
     assert isinstance(servers, DecodeSettings)
-    reserved = servers.admission.reserved_tokens if isinstance(servers.admission, ReserveDecodeTokens) else None
-    if reserved is None:
-        made.notes.append(f"decode.admission {component_name(servers.admission)} has no flag")
+    assert isinstance(servers.admission, ReserveDecodeTokens)
     return [
         ("disaggregation-mode", "decode"),
         *flags,
@@ -273,7 +259,7 @@ def _disaggregation_flags(made: Launch, scenario: Scenario, servers: ServerSetti
         ("disaggregation-decode-polling-interval", servers.polling_interval),
         ("disaggregation-decode-extra-slots", servers.extra_slots),
         ("disaggregation-decode-allocation-policy", servers.allocation),
-        ("num-reserved-decode-tokens", reserved),
+        ("num-reserved-decode-tokens", servers.admission.reserved_tokens),
     ]
 
 
@@ -299,14 +285,6 @@ def environment(scenario: Scenario, role: str) -> dict[str, object]:
     if role == "decode" and most not in (None, ReserveDecodeTokens().max_estimated_output_tokens):
         found["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = most
     return found
-
-
-def _policy(made: Launch, policy: Any, known: tuple[str, ...]) -> str | None:
-    name = component_name(policy)
-    if name in known:
-        return name
-    made.notes.append(f"policy {name} is not SGLang's, which has {', '.join(known)}")
-    return None
 
 
 # The load.

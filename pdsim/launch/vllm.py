@@ -7,8 +7,7 @@ py_src/vllm_router/router_args.py at 1700eef.
 import json
 from typing import Any
 
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
-from pdsim.launch.load import add_replay
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, add_replay, places
 from pdsim.launch.settings import Rule, one_of, quantization, told, weights
 from pdsim.policy.decode import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware

@@ -11,10 +11,38 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from pdsim import __version__
-from pdsim.metrics.summary_rows import counted
+from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.style import to_svg
-from pdsim.show.table import Cell, Table
 from pdsim.study.plan import shown
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell; `order` is what its column is sorted by, None: the text."""
+
+    text: str
+    order: float | None = None
+    tone: str = ""
+    """good, bad, or nothing."""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """Columns and rows, without title and caption."""
+        texts = [list(self.columns), *([cell.text for cell in row] for row in self.rows)]
+        head, *lines = ["|" + "|".join(f" {text} " if text else " " for text in row) + "|" for row in texts]
+        return "\n".join([head, "|---" * len(self.columns) + "|", *lines])
+
+
+def cell(value: float | None, shown: str = "") -> Cell:
+    """A number, sorted by its value; empty, and sorted below all others, if there is none."""
+    return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
 @dataclass(frozen=True)
@@ -61,10 +89,9 @@ class Page:
 
 
 def render(page: Page) -> str:
-    assets = {name: _asset(name) for name in ("report.css", "report.js")}
-    html: str = _template().render(
-        page=page, version=__version__, style=assets["report.css"], script=assets["report.js"]
-    )
+    assets = {name: _asset(name) for name in ("colours.css", "report.css", "report.js")}
+    style = assets["colours.css"] + assets["report.css"]
+    html: str = _template().render(page=page, version=__version__, style=style, script=assets["report.js"])
     return html
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.show.page import Card, FigureBlock, Page
+from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell
 from pdsim.show.style import FULL, INK, MUTED, new_figure, percent_axis, tidy
-from pdsim.show.table import Cell, Table, cell
 
 FILE = "plan.json"
 _REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}

@@ -11,7 +11,7 @@ from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
 from pdsim.metrics.usage import instance_usage
 from pdsim.scenario.schema import Scenario
-from pdsim.show.page import Card, FigureBlock, Page, differences, setup_sentence
+from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, differences, setup_sentence
 from pdsim.show.run_figures import (
     critical_path,
     finished,
@@ -24,7 +24,6 @@ from pdsim.show.run_figures import (
     ttft_over_time,
 )
 from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
-from pdsim.show.table import Cell, Table, cell
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200

@@ -1,4 +1,4 @@
-"""Answers and sweeps on the terminal: the best points, why, and what failed."""
+"""Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits
 from pdsim.study.plan import shown
+from pdsim.study.planning.plan import Plan
 from pdsim.study.questions.answer import Answer
 from pdsim.study.result import Estimate, PointResult, SweepResult
 from pdsim.study.sweep_file import SloSettings
@@ -71,6 +72,22 @@ _MOST = 10
 """Points of one table; the folder has all."""
 _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 """Columns that are left out where there is no room, the last one first."""
+
+
+def print_plan(plan: Plan) -> None:
+    console = new_console()
+    console.print(f"SLO: {plan.slo}; {plan.num_tried} of {plan.num_candidates} clusters simulated", style="dim")
+    console.print()
+    console.print(plan.text, style="bold", highlight=False, markup=False)
+    console.print()
+    for note in plan.notes:
+        console.print(f"- {note}", highlight=False, markup=False)
+    table = new_table("")
+    for title in plan.titles:
+        table.add_column(title, justify="right" if title in plan.titles[1:-1] else "left")
+    for row in plan.rows:
+        table.add_row(*plan.cells(row))
+    console.print(table)
 
 
 def print_sweep(result: SweepResult) -> None:

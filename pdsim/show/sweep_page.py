@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from pdsim.metrics.summary_rows import counted, significant
-from pdsim.show.page import Card, FigureBlock, Page, setup_sentence
+from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
-from pdsim.show.table import Cell, Table, cell
 from pdsim.study.plan import described, shown
 from pdsim.study.result import Estimate, PointResult, SweepResult
 

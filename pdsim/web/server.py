@@ -12,6 +12,8 @@ from pdsim.web.board import Board
 
 HOST = "127.0.0.1"
 _KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+_COLOURS = files("pdsim.show") / "assets" / "colours.css"
+"""Shared with reports."""
 
 
 class Server:
@@ -45,6 +47,8 @@ class Server:
 
 def _asset(name: str) -> Any:
     content = (files("pdsim.web") / "assets" / name).read_text(encoding="utf-8")
+    if name == "page.css":
+        content = _COLOURS.read_text(encoding="utf-8") + content
 
     async def found(_request: web.Request) -> web.Response:
         return web.Response(text=content, content_type=_KINDS[name])

@@ -197,7 +197,7 @@ Path("imported").touch()
         ["explain", "s.yaml"],
         ["report", "s.yaml"],
         ["export", "s.yaml", "--to", "sglang", "-o", "x.jsonl"],
-        ["sglang", "s.yaml"],
+        ["launch", "s.yaml"],
         ["sweep", "sweep.yaml", "--engine", "here"],
         ["ask", "routing", "s.yaml"],
         ["replay", "sent"],

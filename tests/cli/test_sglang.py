@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from tests.cli.test_commands import output, output_json
+from tests.cli.test_commands import exit_code, output, output_json
 
 SCENARIO = """\
 name: pair
@@ -29,7 +29,7 @@ def made(capsys, tmp_path):
     def launched(*changes):
         (tmp_path / "pair.yaml").write_text(SCENARIO)
         flags = [word for change in changes for word in ("--set", change)]
-        return output_json(capsys, "sglang", tmp_path / "pair.yaml", *flags)
+        return output_json(capsys, "launch", tmp_path / "pair.yaml", *flags)
 
     return launched
 
@@ -106,23 +106,24 @@ def test_an_aggregated_cluster_has_workers_and_one_policy(made):
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ("prefill.policy=shortest_prompt_first", "policy shortest_prompt_first is not SGLang's, which has fcfs, lpm"),
-        ("decode.admission=reserve_max_output", "decode.admission reserve_max_output has no flag"),
         (
             "decode={gpu: h200, speculative_draft_tokens: 4, speculative_accept_length: 2}",
             "speculative_draft_tokens: the draft model is not in the scenario",
         ),
         ("network.staging.prefill_buffer=64 MiB", "network.staging.prefill_buffer is heard by SGLang 0.5.12"),
-        ("workload.output_tokens=7", "workload random_lengths with these lengths is none of bench_serving's"),
-        ("client.arrivals={use: constant, rate: 1/s}", "bench_serving sends Poisson arrivals or a closed loop"),
     ],
 )
 def test_what_sglang_cannot_be_told_is_said(made, change, note):
     assert any(note in told for told in made(change)["notes"])
 
 
-def test_the_text_ends_with_the_way_back(capsys, tmp_path):
+def test_the_notes_name_the_way_back(capsys, tmp_path):
     (tmp_path / "pair.yaml").write_text(SCENARIO)
-    text = output(capsys, "sglang", tmp_path / "pair.yaml", "--model", "models/Qwen3-8B")
+    text = output(capsys, "launch", tmp_path / "pair.yaml", "--model-path", "models/Qwen3-8B")
     assert "--model-path models/Qwen3-8B" in text
-    assert text.splitlines()[-1] == f"pdsim compare {tmp_path / 'pair.yaml'} pair.jsonl"
+    assert f"pdsim compare {tmp_path / 'pair.yaml'} pair.jsonl" in text
+
+
+def test_the_former_command_names_this_one(capsys, tmp_path):
+    assert exit_code("sglang", tmp_path / "pair.yaml", "--model", "x") == 2
+    assert "pdsim launch SCENARIO --engine sglang" in capsys.readouterr().err
