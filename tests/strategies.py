@@ -122,7 +122,7 @@ def crowded_scenarios(draw: st.DrawFn) -> Scenario:
         prefill__chunked_prefill_tokens=draw(st.sampled_from([0, 16, 32])),
         decode__pool_tokens=whole + 2 * page + draw(st.sampled_from([0, 17, 60])),
         decode__radix_cache=draw(st.booleans()),
-        decode__max_running_requests=14,
+        decode__max_running_requests=draw(st.sampled_from([3, 14])),
         decode__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
         network__bandwidth=draw(st.sampled_from(["1 MB/s", "100 GB/s"])),
         cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),

@@ -191,7 +191,7 @@ class VllmDecodeInstance(DecodeInstance):
         if lacked and self._builder.partial is not None:
             self._stop_recomputing(self._builder.partial)
         for request in self.batch.make_room(self._preemption_policy, self):
-            if self.batch.num_requests:
+            if self.holding():
                 self._builder.enqueue(recomputation(request), first=True)
                 commands.append(Retracted(request.request_id))
             else:

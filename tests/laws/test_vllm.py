@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.journal import digest
-from pdsim.core.messages import DecodeStep, Failed, KvArrived, KvGranted, KvSent, PrefillStep, PromptComputed, Send
+from pdsim.core.messages import (
+    DecodeStep,
+    Failed,
+    KvArrived,
+    KvGranted,
+    KvSent,
+    PrefillStep,
+    PromptComputed,
+    Retracted,
+    Send,
+    StopSending,
+    Tell,
+)
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.schema import Scenario
 from tests.strategies import fault_schedules, vllm_scenarios
@@ -95,6 +107,9 @@ def test_what_nobody_reads_in_time_expires_and_is_free_again(scenario: Scenario)
     assert traced.result.stall == []
     computed, granted = computed_at(traced), messages(traced, KvGranted)
     timeout_ns = scenario.pair.prefill.hold_timeout
+    for entry in traced.journal:
+        if entry.call == "next_step" and "expired" in str(commands := entry.returned[1]):
+            assert any(isinstance(command, Tell) and isinstance(command.message, StopSending) for command in commands)
     for r in traced.records.requests:
         if "expired" in r.reason:
             assert r.end_ns >= computed[r.request_id] + timeout_ns
@@ -103,16 +118,73 @@ def test_what_nobody_reads_in_time_expires_and_is_free_again(scenario: Scenario)
             assert r.outcome == "finished" or "not fit" in r.reason
 
 
+class Tokens:
+    """Counts each request's tokens from the steps of decode instances."""
+
+    def __init__(self) -> None:
+        self.of: Counter[int] = Counter()
+        self._batches: dict[str, set[int]] = {}
+
+    def see(self, instance_id: str, step: PrefillStep | DecodeStep, num_steps: int, ended: set[int]) -> None:
+        batch = self._batches.setdefault(instance_id, set())
+        if isinstance(step, PrefillStep):
+            self.of.update(chunk.request_id for chunk in step.chunks if chunk.is_last)
+            return
+        for request_id in step.joined:
+            self.of[request_id] = self.of[request_id] or 1
+        batch -= set(step.left)
+        batch |= set(step.joined)
+        assert len(batch) == step.num_requests
+        self.of.update(dict.fromkeys(batch, num_steps))
+        batch -= ended
+
+
 @given(vllm_scenarios())
 @examples(80)
-def test_a_preempted_request_computes_all_that_it_lost_and_has_as_many_tokens(scenario: Scenario):
+def test_a_preempted_request_computes_all_that_it_had_and_has_as_many_tokens(scenario: Scenario):
     traced = run(scenario)
-    again = [chunk.request_id for step in forwards(traced, "decode") for chunk in step.chunks if chunk.is_last]
+    requests = {r.request_id: r for r in traced.records.requests}
+    tokens, again = Tokens(), Counter()
+    for entry in traced.journal:
+        if entry.call == "on_step_done" and entry.instance_id.startswith("decode"):
+            step, result, _ = entry.args
+            for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+                r = requests[chunk.request_id]
+                if chunk.is_last:
+                    had = r.num_prompt_tokens + (tokens.of[r.request_id] or 1)
+                    assert chunk.num_context_tokens + chunk.num_tokens == had
+                    tokens.of[r.request_id] = tokens.of[r.request_id] or 1
+                    again[r.request_id] += 1
+            tokens.see(entry.instance_id, step, result.num_steps, {request_id for request_id, _ in result.ended})
     for r in traced.records.requests:
-        if r.outcome == "finished":
-            assert again.count(r.request_id) == r.num_retractions
+        assert r.outcome == "finished", r.reason
+        assert again[r.request_id] == r.num_retractions
+        assert (tokens.of[r.request_id] or 1) == r.num_output_tokens
     for instance in traced.cluster.instances:
         assert instance.num_available_pages == instance.cache.pool.num_pages
+
+
+@given(vllm_scenarios())
+@examples(200)
+def test_a_partly_computed_request_gives_way_before_running_ones(scenario: Scenario):
+    """Without a prefix cache it begins anew."""
+    decode = scenario.pair.decode.model_copy(update={"radix_cache": False})
+    prefill = scenario.pair.prefill.model_copy(update={"chunked_prefill_tokens": 16})
+    reached: dict[int, int] = {}
+    partial: dict[str, int] = {}
+    for entry in run(scenario.model_copy(update={"prefill": prefill, "decode": decode})).journal:
+        where = entry.instance_id
+        if entry.call != "next_step" or not where.startswith("decode"):
+            continue
+        step, commands = entry.returned
+        if where in partial and any(isinstance(command, Retracted | Failed) for command in commands):
+            reached[partial.pop(where)] = 0
+        for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+            assert chunk.num_context_tokens == reached.get(chunk.request_id, 0) or chunk.num_context_tokens == 0
+            reached[chunk.request_id] = 0 if chunk.is_last else chunk.num_context_tokens + chunk.num_tokens
+            partial.pop(where, None)
+            if not chunk.is_last:
+                partial[where] = chunk.request_id
 
 
 @given(vllm_scenarios())
@@ -137,7 +209,7 @@ def test_no_chunk_follows_another_while_requests_run(scenario: Scenario):
             running[where] = entry.args[0].num_requests - len(entry.args[1].ended)
         elif entry.call == "next_step" and where.startswith("decode"):
             step, commands = entry.returned
-            emptied = any(isinstance(command, Failed) for command in commands)
+            emptied = any(isinstance(command, Retracted | Failed) for command in commands)
             if isinstance(step, PrefillStep):
                 assert emptied or not takes_turn.get(where, False)
             takes_turn[where] = isinstance(step, PrefillStep) and running[where] > 0 and not emptied
@@ -173,8 +245,19 @@ def test_the_last_to_arrive_is_preempted_and_ends_last():
 def test_a_full_decode_pool_fills_the_pool_of_prefill_which_then_computes_nothing():
     """A decode pool for one request at a time, and a prefill pool for two prompts."""
     load = [request(i, 100, 20) for i in range(6)]
-    traced = run(small(*load, prefill__pool_tokens=212, prefill__radix_cache=False, decode__pool_tokens=132, **VLLM))
+    one_slot = {"prefill__pool_tokens": 212, "prefill__radix_cache": False, "prefill__max_running_requests": 1}
+    traced = run(small(*load, **one_slot, decode__pool_tokens=132, **VLLM))
     starts = [r.prefill_start_ns for r in traced.records.requests]
     ends = [r.end_ns for r in traced.records.requests]
     assert all(r.outcome == "finished" for r in traced.records.requests)
     assert starts[3] > ends[0] > starts[2]  # one is decoded, two are held, and the next waits
+
+
+def test_who_is_computed_again_has_a_place_of_the_batch():
+    """The second is preempted; when the first has ended, one of the small ones may run beside its chunks."""
+    load = [request(i, prompt, output) for i, (prompt, output) in enumerate([(8, 30), (40, 40), (4, 30), (4, 30)])]
+    limits = {"prefill__chunked_prefill_tokens": 16, "decode__max_running_requests": 2, "decode__pool_tokens": 84}
+    traced = run(small(*load, **limits, decode__radix_cache=False, **VLLM), levels=True)
+    assert traced.records.requests[1].num_retractions > 0
+    levels = [row.levels.num_running for row in traced.records.levels if row.instance_id == "decode-0"]
+    assert max(levels) == 2
