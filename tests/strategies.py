@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
+from pdsim.policy.decode import FreePages, ReserveMaxOutput
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.schema import FrontEndSettings, Scenario
 from pdsim.scenario.sizing import instance_ids
@@ -106,6 +107,42 @@ def crowds(draw: st.DrawFn) -> list[RequestSpec]:
     lengths = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(15, 40)), min_size=4, max_size=10))
     gap_ns = draw(st.integers(1, 60)) * MILLISECOND
     return [request(i, prompt, output, arrival_ns=i * gap_ns) for i, (prompt, output) in enumerate(lengths)]
+
+
+@st.composite
+def crowded_scenarios(draw: st.DrawFn) -> Scenario:
+    """Decode pools that running requests outgrow together."""
+    specs = draw(crowds())
+    page = draw(page_sizes)
+    whole = max(len(s.prompt) + len(s.output) for s in specs)
+    return small(
+        *specs,
+        page_size=page,
+        prefill__pool_tokens=draw(st.sampled_from([20, 40, 4000])) + 2 * page,
+        prefill__chunked_prefill_tokens=draw(st.sampled_from([0, 16, 32])),
+        decode__pool_tokens=whole + 2 * page + draw(st.sampled_from([0, 17, 60])),
+        decode__radix_cache=draw(st.booleans()),
+        decode__max_running_requests=draw(st.sampled_from([3, 14])),
+        decode__preemption=draw(st.sampled_from(["fewest_outputs_first", "last_arrived_first"])),
+        network__bandwidth=draw(st.sampled_from(["1 MB/s", "100 GB/s"])),
+        cost=draw(st.sampled_from([*COSTS, QUICK_PREFILL])),
+    )
+
+
+NEVER = st.none()
+
+
+@st.composite
+def vllm_scenarios(draw: st.DrawFn, hold_timeout_ms: st.SearchStrategy[int | None] = NEVER) -> Scenario:
+    """vLLM's instances on the same loads."""
+    scenario = draw(st.one_of(scenarios(), crowded_scenarios()))
+    timeout_ms = draw(hold_timeout_ms)
+    timeout_ns = None if timeout_ms is None else timeout_ms * MILLISECOND
+    prefill = scenario.pair.prefill.model_copy(update={"layer_groups": 0, "hold_timeout": timeout_ns})
+    admission = draw(st.sampled_from([FreePages(), FreePages(), ReserveMaxOutput()]))
+    decode = scenario.pair.decode.model_copy(update={"allocation": "prefill_complete", "admission": admission})
+    network = scenario.network.model_copy(update={"staging": None})
+    return scenario.model_copy(update={"engine": "vllm", "prefill": prefill, "decode": decode, "network": network})
 
 
 @st.composite
@@ -229,6 +266,7 @@ def any_scenarios():
     return st.one_of(
         scenarios(),
         optimistic_scenarios(),
+        vllm_scenarios(),
         aggregated_scenarios(),
         speculative_scenarios(),
         fault_schedules(st.one_of(scenarios(), aggregated_scenarios())),

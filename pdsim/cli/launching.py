@@ -18,7 +18,9 @@ Engine = Literal["sglang", "vllm", "dynamo", "dynamo-vllm", "kubernetes"]
 def launch(
     scenario: Path,
     *,
-    engine: Annotated[Engine, Parameter(help="Whose commands; dynamo has workers of SGLang.")] = "sglang",
+    engine: Annotated[
+        Engine | None, Parameter(help="Whose commands; dynamo has workers of SGLang [the scenario's engine].")
+    ] = None,
     model_path: Annotated[
         str | None, Parameter(help="Path of the model, or its name on Hugging Face [the catalog's name].")
     ] = None,
@@ -43,7 +45,7 @@ def launch(
     loaded = load_scenario(scenario, changes)
     model = model_path or loaded.model
     source = shlex.join([str(scenario), *(word for change in changes for word in ("--set", change))])
-    made = ENGINES[engine](loaded, source, model)
+    made = ENGINES[engine or loaded.engine](loaded, source, model)
     if model_path is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
     if hosts := sorted({host for command in made.commands.values() for host in re.findall(r"\$HOST\d+", command)}):

@@ -273,6 +273,11 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _num_slots(self) -> int:
         return self.limits.max_running_requests + self.limits.extra_slots
 
+    @property
+    def _num_places(self) -> int:
+        """Requests that the batch may have."""
+        return self.limits.max_running_requests
+
     # Giving up.
 
     def _on_abort(self, message: Abort) -> list[Command]:
@@ -357,7 +362,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _merge(self, commands: list[Command]) -> bool:
         """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
         merged = False
-        while self.ready and self.batch.num_requests < self.limits.max_running_requests:
+        while self.ready and self.batch.num_requests < self._num_places:
             request = self.ready.popleft()
             self.cache.checkpoint(request.lease, request.prompt, request.num_prompt_tokens)
             merged = True

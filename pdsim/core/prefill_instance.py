@@ -113,6 +113,11 @@ class PrefillInstance:
     def num_available_pages(self) -> int:
         return self.cache.num_available_pages
 
+    @property
+    def num_slots_sending(self) -> int:
+        """Slots of requests that are computed and not sent yet."""
+        return len(self.sending)
+
     # What a driver calls.
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
@@ -177,7 +182,7 @@ class PrefillInstance:
     def _fill(self, now_ns: int) -> Forward:
         if not self._builder.has_work:
             return Forward([], blocked_by=self._blocked_by)
-        num_slots = self.limits.max_running_requests - len(self._builder.begun) - len(self.sending)
+        num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
         return self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0))
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
@@ -275,7 +280,7 @@ class PrefillInstance:
 
     def _enqueue_granted(self) -> None:
         """Enqueue by arrival, optimistic ones too, as many as there are slots for their first tokens."""
-        held = len(self._builder.waiting) + len(self._builder.begun) + len(self.sending)
+        held = len(self._builder.waiting) + len(self._builder.begun) + self.num_slots_sending
         num_free = self.limits.max_first_tokens - held
         if num_free < len(self.granted):
             self._blocked_by = "slots"

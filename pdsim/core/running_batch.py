@@ -106,6 +106,11 @@ class RunningBatch(Generic[Request]):
         else:
             self._cache.close(request.lease, request.prompt.then(output), request.num_kv_tokens)
 
+    @property
+    def num_opening_pages(self) -> int:
+        """Pages that the next step opens."""
+        return len(self._due(0, 1))
+
     def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
         """Open the pages of the next step. Yields the requests that make way for it, before they lose their pages.
 
@@ -241,8 +246,12 @@ class SpeculativeBatch(RunningBatch[Request]):
         self.num_written_tokens = speculation.draft_tokens
         self.num_ahead_tokens = speculation.num_ahead_tokens
 
+    @property
+    def num_opening_pages(self) -> int:
+        return sum(self._lacking_pages())
+
     def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
-        while sum(self._lacking_pages()) > self._cache.num_available_pages:
+        while self.num_opening_pages > self._cache.num_available_pages:
             yield from self._give_way(policy, view)
         for request, num_pages in zip(self._requests.values(), self._lacking_pages(), strict=True):
             self._cache.grow(request.lease, num_pages)

@@ -65,6 +65,7 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
 
 
 RULES: dict[str, Rule] = {
+    "engine": one_of(("sglang",), "SGLang's own instances: say --engine vllm or dynamo-vllm, for the scenario"),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "state_dtype": None,

@@ -12,7 +12,7 @@ from pdsim.launch.settings import Rule, one_of, quantization, told, weights
 from pdsim.policy.decode import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name
-from pdsim.scenario.schema import ComputingSettings, DecodingSettings, Scenario, ServerSettings
+from pdsim.scenario.schema import ComputingSettings, DecodingSettings, PrefillSettings, Scenario, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
 from pdsim.workload.arrivals import Gamma, Poisson
 from pdsim.workload.client_driver import ClosedLoop
@@ -55,6 +55,7 @@ def _same_dp(_: Any, scenario: Scenario) -> str | None:
 
 
 SERVER_RULES: dict[str, Rule] = {
+    "engine": None,
     "weight_dtype": weights,
     "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
     "state_dtype": None,
@@ -64,8 +65,11 @@ SERVER_RULES: dict[str, Rule] = {
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
+    "prefill.hold_timeout": None,
     "decode.allocation": None,
-    "decode.admission": one_of(("reserve_decode_tokens",), "vLLM's decode admits by free blocks; the simulator"),
+    "decode.admission": one_of(
+        ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
+    ),
 }
 """Rules of servers, whoever starts them. Of what vLLM does in its own way, `own_ways` tells."""
 RULES: dict[str, Rule] = {
@@ -121,6 +125,8 @@ def own_ways(scenario: Scenario) -> list[str]:
     found = []
     if scenario.page_size not in BLOCK_SIZES:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
+    if scenario.engine == "vllm" and scenario.aggregated is None:
+        return found
     decoding = scenario.aggregated or scenario.pair.decode
     if isinstance(decoding.preemption, FewestOutputsFirst):
         found.append("preemption: fewest_outputs_first: vLLM preempts who arrived last, and computes it again")
@@ -178,6 +184,8 @@ def environment(place: Place, servers: ServerSettings, connector: str | None) ->
     if connector == "nixl":
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = place.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = FIRST_SIDE_CHANNEL_PORT + SIDE_CHANNELS * place.number
+        if isinstance(servers, PrefillSettings) and servers.hold_timeout is not None:
+            found["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"] = -(-servers.hold_timeout // 1_000_000_000)
     return found
 
 

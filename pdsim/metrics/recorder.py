@@ -134,7 +134,7 @@ class Recorder:
     def on_retracted(self, request_id: int, now_ns: int) -> None:
         record = self._requests[request_id]
         record.num_retractions += 1
-        last_ns = self._decoded_until_ns.get(record.decode_id, now_ns) if record.is_aggregated else now_ns
+        last_ns = max(self._decoded_until_ns.get(record.decode_id, 0), record.streamed_ns or 0)
         self._last_token_ns.setdefault(request_id, last_ns)
 
     def on_end(self, outcome: Finished | Failed, now_ns: int) -> RequestRecord:
@@ -164,7 +164,7 @@ class Recorder:
                 record.prefill_start_ns = row.start_ns
                 record.num_prefill_cached_tokens = chunk.num_context_tokens
             if chunk.is_last:
-                if record.is_aggregated:
+                if row.instance_id == record.decode_id:  # aggregated, or preempted and computed again
                     record.prefill_end_ns = record.prefill_end_ns or end_ns
                     self._on_prefill_token(chunk.request_id, end_ns)
                 else:

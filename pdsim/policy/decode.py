@@ -69,6 +69,14 @@ class ReserveMaxOutput:
 
 
 @dataclass
+class FreePages:
+    """Admit whatever fits now (vLLM's rule): what outgrows the pool is preempted."""
+
+    def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
+        return ADMITTED if candidate.num_new_pages <= view.num_available_pages else Deferred(ask_again_steps=None)
+
+
+@dataclass
 class FewestOutputsFirst:
     """The request with fewest output tokens, of these the one with the longest prompt (SGLang's order)."""
 

@@ -75,6 +75,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     AdmissionPolicy: {
         "reserve_decode_tokens": "pdsim.policy.decode:ReserveDecodeTokens",
         "reserve_max_output": "pdsim.policy.decode:ReserveMaxOutput",
+        "free_pages": "pdsim.policy.decode:FreePages",
     },
     PreemptionPolicy: {
         "fewest_outputs_first": "pdsim.policy.decode:FewestOutputsFirst",

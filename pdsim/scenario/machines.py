@@ -15,6 +15,8 @@ from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
 from pdsim.core.running_batch import Speculation
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
+from pdsim.core.vllm_decode_instance import RecomputeLimits, VllmDecodeInstance
+from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
@@ -90,38 +92,61 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
             policy=deepcopy(aggregated.policy),
             preemption_policy=deepcopy(aggregated.preemption),
         )
-    prefill, decode = scenario.pair
-    if role == "prefill":
-        return PrefillInstance(
+    return _prefill_instance(scenario, instance_id) if role == "prefill" else _decode_instance(scenario, instance_id)
+
+
+def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
+    prefill, health = scenario.pair.prefill, scenario.health
+    is_vllm = scenario.engine == "vllm"
+    cache = kv_cache(scenario, "prefill", keeps_replaced=prefill.layer_groups > 0)
+    limits = PrefillLimits(
+        max_running_requests=prefill.resolved_max_running,
+        chunked_prefill_tokens=prefill.rank_chunk_tokens or None,
+        max_prefill_tokens=prefill.max_prefill_tokens,
+        overlap=prefill.overlap,
+        bootstrap_timeout_ns=None if health is None or is_vllm else health.bootstrap_timeout,
+        optimistic_attempts=prefill.optimistic_attempts or 0,
+    )
+    policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
+    if not is_vllm:
+        return PrefillInstance(instance_id, cache=cache, limits=limits, policy=policy, planner=planner)
+    return VllmPrefillInstance(
+        instance_id, cache=cache, limits=limits, policy=policy, planner=planner, hold_timeout_ns=prefill.hold_timeout
+    )
+
+
+def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
+    (prefill, decode), health = scenario.pair, scenario.health
+    cache = kv_cache(scenario, "decode")
+    limits = DecodeLimits(
+        max_running_requests=decode.resolved_max_running,
+        extra_slots=decode.extra_slots or 0,
+        waiting_timeout_ns=None if health is None else health.waiting_timeout,
+        release_timeout_ns=None if health is None else health.release_timeout,
+        polling_interval_steps=decode.polling_interval,
+        saves_retracted=decode.retraction_backup,
+        speculation=_speculation(decode),
+        wave_requests=_wave_requests(scenario, "decode"),
+        grants_computed_only=decode.allocation == "prefill_complete",
+    )
+    admission, preemption = deepcopy(decode.admission), deepcopy(decode.preemption)
+    if scenario.engine == "vllm":
+        return VllmDecodeInstance(
             instance_id,
-            cache=kv_cache(scenario, role, keeps_replaced=prefill.layer_groups > 0),
-            limits=PrefillLimits(
-                max_running_requests=prefill.resolved_max_running,
-                chunked_prefill_tokens=prefill.rank_chunk_tokens or None,
-                max_prefill_tokens=prefill.max_prefill_tokens,
-                overlap=prefill.overlap,
-                bootstrap_timeout_ns=None if health is None else health.bootstrap_timeout,
-                optimistic_attempts=prefill.optimistic_attempts or 0,
+            cache=cache,
+            limits=limits,
+            recompute=RecomputeLimits(
+                chunk_tokens=prefill.rank_chunk_tokens or None, max_prefill_tokens=prefill.max_prefill_tokens
             ),
-            policy=deepcopy(prefill.policy),
-            planner=wiring.planner(scenario, instance_id),
+            admission_policy=admission,
+            preemption_policy=preemption,
         )
     return DecodeInstance(
         instance_id,
-        cache=kv_cache(scenario, role),
-        limits=DecodeLimits(
-            max_running_requests=decode.resolved_max_running,
-            extra_slots=decode.extra_slots or 0,
-            waiting_timeout_ns=waiting_timeout_ns,
-            release_timeout_ns=None if health is None else health.release_timeout,
-            polling_interval_steps=decode.polling_interval,
-            saves_retracted=decode.retraction_backup,
-            speculation=_speculation(decode),
-            wave_requests=_wave_requests(scenario, role),
-            grants_computed_only=decode.allocation == "prefill_complete",
-        ),
-        admission_policy=deepcopy(decode.admission),
-        preemption_policy=deepcopy(decode.preemption),
+        cache=cache,
+        limits=limits,
+        admission_policy=admission,
+        preemption_policy=preemption,
         staged=scenario.network.staging is not None,
     )
 

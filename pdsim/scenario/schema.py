@@ -139,6 +139,11 @@ class PrefillSettings(ComputingSettings):
 
     None: 0, or 1 where decode.allocation is prefill_complete.
     """
+    hold_timeout: Duration | None = Field(default=None, gt=0)
+    """Time for which a computed prompt waits to be read, with engine vllm (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
+
+    None: as long as it takes, for decode renews its lease (0.33.0).
+    """
 
 
 class DecodeSettings(DecodingSettings):
@@ -385,6 +390,50 @@ class Pair(NamedTuple):
 SHORTHANDS = {"router": by_role, "cost": by_role}
 """Fields that a plain value may stand for."""
 
+Engine = Literal["sglang", "vllm"]
+ENGINE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "vllm": {
+        "decode": {
+            "radix_cache": True,
+            "allocation": "prefill_complete",
+            "admission": "free_pages",
+            "preemption": "last_arrived_first",
+        },
+    }
+}
+"""Defaults of an engine where they are not those of the fields."""
+
+
+def with_defaults_of_engine(data: Any) -> Any:
+    """Fill in what a scenario leaves to its engine."""
+    if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
+        return data
+    filled = dict(data)
+    for role, defaults in ENGINE_DEFAULTS.get(data["engine"], {}).items():
+        if isinstance(given := data.get(role), dict):
+            filled[role] = {**defaults, **given}
+    return filled
+
+
+def _wrong_for_sglang(scenario: "Scenario") -> str:
+    prefill = scenario.prefill
+    if prefill is not None and prefill.hold_timeout is not None:
+        return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
+    return ""
+
+
+def _wrong_for_vllm(scenario: "Scenario") -> str:
+    prefill, decode = scenario.prefill, scenario.decode
+    if decode is not None and decode.allocation != "prefill_complete":
+        return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
+    if decode is not None and decode.speculative_draft_tokens is not None:
+        return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
+    if (prefill is not None and prefill.host_cache) or (decode is not None and decode.host_cache):
+        return "host_cache is SGLang's; leave it out"
+    if scenario.network.staging is not None:
+        return "network.staging is SGLang's; leave it out"
+    return ""
+
 
 class Scenario(Section):
     """A cluster, what arrives, and the seed: everything that a run depends on."""
@@ -408,6 +457,8 @@ class Scenario(Section):
     """Tokens of the longest request; None: the catalog's. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
+    engine: Engine = "sglang"
+    """Whose prefill and decode instances these are; aggregated ones are SGLang's with either."""
     prefill: PrefillSettings | None = None
     decode: DecodeSettings | None = None
     aggregated: AggregatedSettings | None = None
@@ -425,6 +476,20 @@ class Scenario(Section):
     """Things that go wrong, and when."""
     health: HealthSettings | None = None
     """None: nothing is watched, unless there are faults; then the defaults."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_defaults_of_its_engine(cls, data: Any) -> Any:
+        return with_defaults_of_engine(data)
+
+    @model_validator(mode="after")
+    def _is_of_its_engine(self) -> "Scenario":
+        if self.aggregated is not None:
+            return self
+        wrong = _wrong_for_vllm(self) if self.engine == "vllm" else _wrong_for_sglang(self)
+        if wrong:
+            raise ValueError(f"engine {self.engine}: {wrong}")
+        return self
 
     @model_validator(mode="after")
     def _is_one_kind_of_cluster(self) -> "Scenario":

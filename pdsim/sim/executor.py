@@ -67,6 +67,16 @@ class Executor:
             self._remaining[request_id] = end - self._num_steps
 
 
+class RecomputingExecutor(Executor):
+    """Of a decode instance that computes requests again: their first token came with their KV."""
+
+    def prefill(self, step: PrefillStep) -> StepResult:
+        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
+            self._set_aside(request_id)
+            self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
+        return super().prefill(step)
+
+
 class SpeculativeExecutor(Executor):
     """Accepts drafted tokens, in place of a draft model and the model that verifies it.
 

@@ -11,6 +11,7 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
+from pdsim.core.vllm_decode_instance import VllmDecodeInstance
 from pdsim.cost.copies import HostLink, HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
@@ -21,7 +22,7 @@ from pdsim.scenario.schema import HostSettings, Scenario
 from pdsim.sim.actor import Actor
 from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.clients import Clients
-from pdsim.sim.executor import Executor, SpeculativeExecutor
+from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
@@ -129,7 +130,7 @@ class Simulation:
             host=cluster.hosts.get(instance_id, HostSettings()),
             host_memory=HostMemory(copies) if copies is not None and has_copies else None,
             cache_copies=self._cache_copies(instance),
-            executor=self._executor(),
+            executor=self._executor(instance),
             carry_out=self._carry_out,
             on_step=self._recorder.on_step,
             layer_groups=0 if cluster.interconnect is None else cluster.interconnect.layer_groups,
@@ -151,8 +152,10 @@ class Simulation:
             tell=self._deliver if isinstance(instance, DecodeInstance) else None,
         )
 
-    def _executor(self) -> Executor:
+    def _executor(self, instance: Any) -> Executor:
         acceptance, streams = self._cluster.scenario.acceptance, self._streams
+        if isinstance(instance, VllmDecodeInstance):
+            return RecomputingExecutor(self._outputs)
         if acceptance is None:
             return Executor(self._outputs)
         return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))

@@ -46,6 +46,8 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
     """Not resolved. Raises ConfigError."""
+    if scenario.engine != "sglang":
+        raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:

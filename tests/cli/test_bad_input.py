@@ -246,6 +246,34 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["engine=vlm"], "engine: Input should be 'sglang' or 'vllm', found 'vlm'"),
+        (
+            ["prefill.hold_timeout=1 s"],
+            "engine sglang: prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm",
+        ),
+        (
+            ["engine=vllm", "decode.allocation=early"],
+            "engine vllm: decode.allocation: early: decode allocates pages for",
+        ),
+        (["engine=vllm", "decode.host_cache={}"], "engine vllm: host_cache is SGLang's; leave it out"),
+        (["engine=vllm", "network.staging={}"], "engine vllm: network.staging is SGLang's; leave it out"),
+        (
+            [
+                "engine=vllm",
+                "decode={gpu: h100, radix_cache: false, speculative_draft_tokens: 2, speculative_accept_length: 1}",
+            ],
+            "engine vllm: decode.speculative_draft_tokens: decoding with drafts is SGLang's only here",
+        ),
+        (["engine=vllm", "prefill.layer_groups=2"], "prefill.layer_groups: 2, but decode.allocation prefill_complete"),
+    ],
+)
+def test_what_is_of_one_engine_only(capsys, scenario, changes, says):
+    assert says in message(capsys, "run", scenario, *(word for change in changes for word in ("--set", change)))
+
+
 AGGREGATED = GOOD.replace("prefill: {gpu: h100}\ndecode: {gpu: h100}\n", "aggregated: {gpu: h100}\n")
 
 

@@ -64,11 +64,13 @@ OTHER = {
     "state_dtype": ["bf16"],
     "context_tokens": ["16384"],
     "page_size": ["64", "48"],
+    "engine": [],
     **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
     "prefill.layer_groups": ["4"],
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
     "prefill.optimistic_attempts": ["2"],
+    "prefill.hold_timeout": [],
     **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
     **{f"decode.{name}": [] for name in HOST_CACHE},
     "decode.radix_cache": ["true"],
@@ -252,6 +254,30 @@ def test_drafts_are_told_to_give_a_model(engine):
     _, notes = text(engine, scenario(*without, *drafts))
     assert any("the draft model is not in the scenario" in note for note in notes)
     assert any("decode.speculative_accept_length, decode.speculative_drafting" in note for note in notes)
+
+
+VLLM = (*((section, None) for section in WITHOUT["vllm"]), ("engine", "vllm"))
+
+
+def test_a_scenario_of_vllm_is_launched_as_it_is():
+    said, notes = text("vllm", scenario(*VLLM, ("prefill.hold_timeout", "90 s"), ("page_size", "16")))
+    prefill, decode, *_ = said
+    assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=90" in prefill
+    assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT" not in decode
+    assert not any("vLLM" in note for note in notes)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "kubernetes", "dynamo"])
+def test_a_scenario_of_vllm_is_no_other_engines(engine):
+    with pytest.raises(ConfigError, match="engine: vllm: SGLang's own instances: say --engine vllm"):
+        text(engine, scenario(*VLLM))
+
+
+def test_the_engine_is_the_scenarios_unless_it_is_given(capsys, tmp_path):
+    plain = PAIR.replace(", staging: {ring: 1 GiB}", "").replace("health: {}\n", "")
+    for name, command in (("sglang", "sglang.launch_server"), ("vllm", "vllm serve")):
+        (tmp_path / f"{name}.yaml").write_text(f"{plain}engine: {name}\n")
+        assert command in output(capsys, "launch", tmp_path / f"{name}.yaml")
 
 
 def test_all_refusals_come_in_one_message():

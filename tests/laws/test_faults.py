@@ -13,11 +13,11 @@ from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
+from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios, vllm_scenarios
 from tests.support import decisions, examples, run
 
 early = st.one_of(fault_schedules(scenarios()), fault_schedules(aggregated_scenarios()))
-schedules = st.one_of(early, fault_schedules(optimistic_scenarios()))
+schedules = st.one_of(early, fault_schedules(optimistic_scenarios()), fault_schedules(vllm_scenarios()))
 
 
 @given(schedules)
@@ -72,7 +72,7 @@ def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
             assert len(passed) == len(times) - 2 * r.is_aggregated  # it admits and sends nothing
 
 
-@given(st.one_of(scenarios(), aggregated_scenarios(), optimistic_scenarios()))
+@given(st.one_of(scenarios(), aggregated_scenarios(), optimistic_scenarios(), vllm_scenarios()))
 @examples(30)
 def test_watching_changes_nothing_where_nothing_goes_wrong(scenario: Scenario):
     watched = run(scenario.model_copy(update={"health": HealthSettings(waiting_timeout="1 h", transfer_timeout="1 h")}))

@@ -65,6 +65,25 @@ def test_the_planned_cluster_can_be_launched(scenario, tmp_path, capsys):
     assert printed.count("sglang.launch_server") == sum(made.chosen.candidate.counts)
 
 
+def test_a_plan_keeps_the_engine(scenario, tmp_path, capsys):
+    arguments = [
+        "plan",
+        scenario,
+        "--slo",
+        SLO,
+        "--max-gpus",
+        3,
+        "--seeds",
+        1,
+        "--engine",
+        "here",
+        "--set",
+        "engine=vllm",
+    ]
+    output(capsys, *arguments, "--out", tmp_path / "plan")
+    assert "vllm serve" in output(capsys, "launch", tmp_path / "plan" / "scenario.yaml")
+
+
 def test_the_planned_scenario_does_not_replace_the_one_asked_about(scenario, tmp_path):
     with pytest.raises(ConfigError, match=r"another folder"):
         plan(scenario, slo=SLO, out=tmp_path)

@@ -51,6 +51,13 @@ def test_prompts_want_prefill_and_outputs_want_decode(ask):
     assert prompts.limit.resource == "prefill compute"
 
 
+def test_questions_keep_the_engine(ask):
+    pulled, pushed = (ask("explain-ttft", f"engine={engine}") for engine in ("vllm", "sglang"))
+    assert value(pulled, "disaggregated", "ttft") > value(pushed, "disaggregated", "ttft")
+    with pytest.raises(pdsim.ConfigError, match=r"engine vllm: network\.staging is SGLang's"):
+        ask("staging-ring", "engine=vllm")
+
+
 def unrouted(tmp_path):
     path = tmp_path / "unrouted.yaml"
     path.write_text(SCENARIO.replace("router: round_robin\n", "").replace("radix_cache: false", "radix_cache: true"))

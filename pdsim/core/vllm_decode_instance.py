@@ -1,0 +1,236 @@
+"""A decode instance as vLLM's: a request that gives its pages back loses its KV, and is computed again here.
+
+preempted     gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
+recomputing   prompt and outputs so far, in chunks                    next_step -> PrefillStep, on_step_done
+running       the last chunk gave the next token                      as in decode_instance.py
+
+Chunks take turns with decode steps.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from pdsim.core.admission_queue import DecodeRequest
+from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.forward_builder import ForwardBuilder, Room
+from pdsim.core.instance import Levels
+from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
+from pdsim.core.messages import (
+    Cancel,
+    Command,
+    DecodeStep,
+    Failed,
+    Finished,
+    PrefillStep,
+    Result,
+    Retracted,
+    Step,
+    Wait,
+)
+from pdsim.core.releases import Releasing
+from pdsim.core.running_batch import FOREVER
+from pdsim.policy.prefill import FirstComeFirstServed
+from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
+from pdsim.policy.views import TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeLimits:
+    """Limits of one forward that computes preempted requests again."""
+
+    chunk_tokens: int | None
+    """None: each in one piece."""
+    max_prefill_tokens: int
+    """The first request of a forward may exceed it."""
+
+
+@dataclass(slots=True)
+class Recomputation:
+    """A preempted request as the builder of forwards sees it."""
+
+    request: DecodeRequest
+    request_id: int
+    prefill_id: str
+    arrival_ns: int
+    prompt: TokenSequence
+    num_prompt_tokens: int
+    num_tokens: int
+    """Prompt and outputs so far; the last of them is an input like the others."""
+    lease: Lease = field(default_factory=lambda: NO_LEASE)
+    num_cached_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_computed_tokens: int = 0
+
+    @property
+    def num_growth_tokens(self) -> int:
+        return 1
+
+
+def recomputation(request: DecodeRequest) -> Recomputation:
+    return Recomputation(
+        request,
+        request.request_id,
+        request.prefill_id,
+        request.arrival_ns,
+        request.prompt,
+        request.num_prompt_tokens,
+        request.num_prompt_tokens + request.num_output_tokens,
+    )
+
+
+class VllmDecodeInstance(DecodeInstance):
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        cache: KvCache,
+        limits: DecodeLimits,
+        recompute: RecomputeLimits,
+        admission_policy: AdmissionPolicy,
+        preemption_policy: PreemptionPolicy,
+    ) -> None:
+        super().__init__(
+            instance_id,
+            cache=cache,
+            limits=limits,
+            admission_policy=admission_policy,
+            preemption_policy=preemption_policy,
+        )
+        self._builder: ForwardBuilder[Recomputation] = ForwardBuilder(
+            cache=cache,
+            policy=FirstComeFirstServed(),
+            chunk_tokens=recompute.chunk_tokens,
+            max_prefill_tokens=recompute.max_prefill_tokens,
+        )
+        self._is_decodes_turn = False
+        self._num_forwards = 0
+
+    @property
+    def retracted(self) -> Collection[DecodeRequest]:
+        return [waiting.request for waiting in self._builder.waiting]
+
+    # What a driver calls.
+
+    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+        takes_turns = self._is_decodes_turn
+        self._is_decodes_turn = False
+        if self._builder.has_work and not takes_turns and (forward := self._forward(now_ns)) is not None:
+            return forward, []
+        step, commands = super().next_step(now_ns)
+        if not self._builder.has_work:
+            return step, commands
+        if isinstance(step, DecodeStep):
+            may_recompute = takes_turns or any(isinstance(command, Retracted) for command in commands)
+            return (step._replace(max_steps=1) if may_recompute else step), commands
+        return self._recompute_alone(now_ns, commands), commands
+
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
+        if isinstance(step, DecodeStep):
+            return super().on_step_done(step, result, now_ns)
+        outputs = dict(result.ended)
+        commands: list[Command] = []
+        for chunk in step.chunks:
+            recomputed = self._builder.complete(chunk)
+            if chunk.is_last:
+                commands += self._run_again(recomputed, outputs.get(chunk.request_id))
+        return commands
+
+    def page_table(self, request_id: int) -> Sequence[int]:
+        begun = self._builder.begun.get(request_id)
+        return super().page_table(request_id) if begun is None else begun.lease.table
+
+    def holding(self) -> list[Releasing]:
+        return [*super().holding(), *self._builder.begun.values()]
+
+    def requests(self) -> list[int]:
+        return [*super().requests(), *(waiting.request_id for waiting in self._builder.waiting)]
+
+    def levels(self) -> Levels:
+        levels = super().levels()
+        num_running = levels.num_running + len(self._builder.begun)
+        return levels._replace(num_running=num_running, num_retracted=len(self._builder.waiting))
+
+    def waiting_for(self) -> list[str]:
+        have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
+        preempted = [
+            f"{self.instance_id}: request {waiting.request_id} is preempted and waits to be computed again, {have}"
+            for waiting in self._builder.waiting
+        ]
+        return [*super().waiting_for(), *preempted]
+
+    # Admission.
+
+    @property
+    def _num_slots(self) -> int:
+        """Only running requests count: those whose KV is on its way hold pages, but no slot."""
+        return self._num_places + len(self.transferring) + len(self.ready)
+
+    @property
+    def _num_places(self) -> int:
+        return self.limits.max_running_requests - len(self._builder.begun)
+
+    def _take_in(self, commands: list[Command]) -> int:
+        if not self._builder.waiting:
+            return super()._take_in(commands)
+        self._collect_arrived(commands)
+        return FOREVER
+
+    def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
+        if begun := self._builder.begun.pop(cancel.request_id, None):
+            self._builder.stop(begun)
+            self.cache.drop(begun.lease)
+            return []
+        if self._builder.withdraw(cancel.request_id):
+            return []
+        return super()._cancel(cancel, now_ns)
+
+    # Preemption.
+
+    def _make_room(self, commands: list[Command]) -> bool:
+        lacked = self.batch.num_opening_pages > self.num_available_pages
+        if lacked and self._builder.partial is not None:
+            self._stop_recomputing(self._builder.partial)
+        for request in self.batch.make_room(self._preemption_policy, self):
+            if self.holding():
+                self._builder.enqueue(recomputation(request), first=True)
+                commands.append(Retracted(request.request_id))
+            else:
+                commands.append(Failed(request.request_id, self._outgrown(request)))
+        return lacked
+
+    def _stop_recomputing(self, partial: Recomputation) -> None:
+        """It gives way first, and begins again."""
+        self._builder.stop(partial)
+        del self._builder.begun[partial.request_id]
+        self.cache.drop(partial.lease)
+        self._builder.enqueue(recomputation(partial.request), first=True)
+
+    def _forward(self, now_ns: int) -> PrefillStep | None:
+        """The next chunks, if there is room; then it is the batch's turn."""
+        num_slots = self._num_places - self.batch.num_requests
+        chunks = self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0)).chunks
+        if not chunks:
+            return None
+        self._num_forwards += 1
+        self._is_decodes_turn = True
+        return PrefillStep(self._num_forwards, tuple(chunks))
+
+    def _recompute_alone(self, now_ns: int, commands: list[Command]) -> PrefillStep | Wait:
+        """Nothing runs. What has no room although nobody else holds pages never has."""
+        forward = self._forward(now_ns)
+        while forward is None and self._builder.waiting and not self.holding():
+            head = next(iter(self._builder.waiting))
+            self._builder.withdraw(head.request_id)
+            commands.append(Failed(head.request_id, self._outgrown(head.request)))
+            forward = self._forward(now_ns)
+        return Wait() if forward is None else forward
+
+    def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[Command]:
+        request = recomputed.request
+        request.lease = recomputed.lease
+        request.num_output_tokens += 1
+        if output is not None:
+            self.batch.close(request, output)
+            return [Finished(request.request_id)]
+        self.batch.join(request)
+        return []

@@ -1,0 +1,263 @@
+"""Laws of vLLM's instances: computed prompts are held, preempted requests are computed again."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.journal import digest
+from pdsim.core.messages import (
+    DecodeStep,
+    Failed,
+    KvArrived,
+    KvGranted,
+    KvSent,
+    PrefillStep,
+    PromptComputed,
+    Retracted,
+    Send,
+    StopSending,
+    Tell,
+)
+from pdsim.metrics.summary import itl_samples
+from pdsim.scenario.schema import Scenario
+from tests.strategies import fault_schedules, vllm_scenarios
+from tests.support import MILLISECOND, Traced, decisions, examples, request, run, small
+
+SHORT_MS = st.sampled_from([5, 30, 200])
+VLLM = {
+    "engine": "vllm",
+    "decode__admission": "free_pages",
+    "decode__preemption": "last_arrived_first",
+}
+
+
+def computed_at(traced: Traced) -> dict[int, int]:
+    """When prefill said that a prompt is computed."""
+    return {
+        command.message.request_id: entry.args[-1]
+        for entry in traced.journal
+        if entry.call == "on_step_done"
+        for command in entry.returned
+        if isinstance(command, Send) and isinstance(command.message, PromptComputed)
+    }
+
+
+def messages(traced: Traced, kind: type) -> dict[int, int]:
+    """When the last message of a kind came to an instance, by request."""
+    found = {}
+    for entry in traced.journal:
+        if entry.call == "on_message" and isinstance(entry.args[0], kind):
+            found[entry.args[0].request_id] = entry.args[-1]
+    return found
+
+
+def forwards(traced: Traced, role: str) -> list[PrefillStep]:
+    steps = [e.returned[0] for e in traced.journal if e.call == "next_step" and e.instance_id.startswith(role)]
+    return [step for step in steps if isinstance(step, PrefillStep)]
+
+
+@given(vllm_scenarios())
+@examples(80)
+def test_decode_allocates_pages_for_computed_prompts_only(scenario: Scenario):
+    traced = run(scenario)
+    computed, granted = computed_at(traced), messages(traced, KvGranted)
+    assert all(granted[request_id] > computed[request_id] for request_id in granted)
+
+
+@given(vllm_scenarios())
+@examples(80)
+def test_prefill_computes_each_prompt_once_and_holds_it_until_it_is_read(scenario: Scenario):
+    """Nothing gives way: a prompt that did would be computed twice."""
+    traced = run(scenario)
+    last = [chunk.request_id for step in forwards(traced, "prefill") for chunk in step.chunks if chunk.is_last]
+    assert len(last) == len(set(last)) == len(computed_at(traced))
+    read, arrived = messages(traced, KvSent), messages(traced, KvArrived)
+    for r in traced.records.requests:
+        if r.outcome == "finished":
+            assert read[r.request_id] >= r.transfer_end_ns
+            assert arrived[r.request_id] >= r.transfer_end_ns
+
+
+@given(vllm_scenarios())
+@examples(60)
+def test_hand_offs_in_flight_fit_the_pool_of_prefill(scenario: Scenario):
+    """Without a prefix cache each computed prompt has pages of its own."""
+    prefill = scenario.pair.prefill.model_copy(update={"radix_cache": False})
+    traced = run(scenario.model_copy(update={"prefill": prefill}))
+    computed, read = computed_at(traced), messages(traced, KvSent)
+    page, pool = scenario.page_size, traced.cluster.scenario.pair.prefill.pool_tokens
+    requests = {r.request_id: r for r in traced.records.requests}
+    for prefill_id in {r.prefill_id for r in requests.values()}:
+        held = [
+            (i, -(-requests[i].num_prompt_tokens // page)) for i in computed if requests[i].prefill_id == prefill_id
+        ]
+        changes = [(computed[i], num_pages) for i, num_pages in held] + [(read[i], -num_pages) for i, num_pages in held]
+        in_flight = 0
+        for _, num_pages in sorted(changes):
+            in_flight += num_pages
+            assert in_flight * page <= pool
+
+
+@given(vllm_scenarios(SHORT_MS))
+@examples(100)
+def test_what_nobody_reads_in_time_expires_and_is_free_again(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    computed, granted = computed_at(traced), messages(traced, KvGranted)
+    timeout_ns = scenario.pair.prefill.hold_timeout
+    for entry in traced.journal:
+        if entry.call == "next_step" and "expired" in str(commands := entry.returned[1]):
+            assert any(isinstance(command, Tell) and isinstance(command.message, StopSending) for command in commands)
+    for r in traced.records.requests:
+        if "expired" in r.reason:
+            assert r.end_ns >= computed[r.request_id] + timeout_ns
+            assert r.first_token_ns is None
+        elif r.request_id in granted:
+            assert r.outcome == "finished" or "not fit" in r.reason
+
+
+class Tokens:
+    """Counts each request's tokens from the steps of decode instances."""
+
+    def __init__(self) -> None:
+        self.of: Counter[int] = Counter()
+        self._batches: dict[str, set[int]] = {}
+
+    def see(self, instance_id: str, step: PrefillStep | DecodeStep, num_steps: int, ended: set[int]) -> None:
+        batch = self._batches.setdefault(instance_id, set())
+        if isinstance(step, PrefillStep):
+            self.of.update(chunk.request_id for chunk in step.chunks if chunk.is_last)
+            return
+        for request_id in step.joined:
+            self.of[request_id] = self.of[request_id] or 1
+        batch -= set(step.left)
+        batch |= set(step.joined)
+        assert len(batch) == step.num_requests
+        self.of.update(dict.fromkeys(batch, num_steps))
+        batch -= ended
+
+
+@given(vllm_scenarios())
+@examples(80)
+def test_a_preempted_request_computes_all_that_it_had_and_has_as_many_tokens(scenario: Scenario):
+    traced = run(scenario)
+    requests = {r.request_id: r for r in traced.records.requests}
+    tokens, again = Tokens(), Counter()
+    for entry in traced.journal:
+        if entry.call == "on_step_done" and entry.instance_id.startswith("decode"):
+            step, result, _ = entry.args
+            for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+                r = requests[chunk.request_id]
+                if chunk.is_last:
+                    had = r.num_prompt_tokens + (tokens.of[r.request_id] or 1)
+                    assert chunk.num_context_tokens + chunk.num_tokens == had
+                    tokens.of[r.request_id] = tokens.of[r.request_id] or 1
+                    again[r.request_id] += 1
+            tokens.see(entry.instance_id, step, result.num_steps, {request_id for request_id, _ in result.ended})
+    for r in traced.records.requests:
+        assert r.outcome == "finished", r.reason
+        assert again[r.request_id] == r.num_retractions
+        assert (tokens.of[r.request_id] or 1) == r.num_output_tokens
+    for instance in traced.cluster.instances:
+        assert instance.num_available_pages == instance.cache.pool.num_pages
+
+
+@given(vllm_scenarios())
+@examples(200)
+def test_a_partly_computed_request_gives_way_before_running_ones(scenario: Scenario):
+    """Without a prefix cache it begins anew."""
+    decode = scenario.pair.decode.model_copy(update={"radix_cache": False})
+    prefill = scenario.pair.prefill.model_copy(update={"chunked_prefill_tokens": 16})
+    reached: dict[int, int] = {}
+    partial: dict[str, int] = {}
+    for entry in run(scenario.model_copy(update={"prefill": prefill, "decode": decode})).journal:
+        where = entry.instance_id
+        if entry.call != "next_step" or not where.startswith("decode"):
+            continue
+        step, commands = entry.returned
+        if where in partial and any(isinstance(command, Retracted | Failed) for command in commands):
+            reached[partial.pop(where)] = 0
+        for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+            assert chunk.num_context_tokens == reached.get(chunk.request_id, 0) or chunk.num_context_tokens == 0
+            reached[chunk.request_id] = 0 if chunk.is_last else chunk.num_context_tokens + chunk.num_tokens
+            partial.pop(where, None)
+            if not chunk.is_last:
+                partial[where] = chunk.request_id
+
+
+@given(vllm_scenarios())
+@examples(80)
+def test_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenario):
+    records = run(scenario).records
+    if all(r.outcome == "finished" for r in records.requests):
+        gaps = itl_samples(records)
+        assert gaps.count == sum(r.num_output_tokens - 1 for r in records.requests)
+        whole_ms = sum(r.end_ns - r.first_token_ns for r in records.requests) / 1e6
+        assert gaps.mean() * gaps.count == pytest.approx(whole_ms)
+
+
+@given(vllm_scenarios())
+@examples(60)
+def test_no_chunk_follows_another_while_requests_run(scenario: Scenario):
+    running: Counter[str] = Counter()
+    takes_turn: dict[str, bool] = {}
+    for entry in run(scenario).journal:
+        where = entry.instance_id
+        if entry.call == "on_step_done" and isinstance(entry.args[0], DecodeStep):
+            running[where] = entry.args[0].num_requests - len(entry.args[1].ended)
+        elif entry.call == "next_step" and where.startswith("decode"):
+            step, commands = entry.returned
+            emptied = any(isinstance(command, Retracted | Failed) for command in commands)
+            if isinstance(step, PrefillStep):
+                assert emptied or not takes_turn.get(where, False)
+            takes_turn[where] = isinstance(step, PrefillStep) and running[where] > 0 and not emptied
+
+
+@given(vllm_scenarios(st.sampled_from([5, 30, None])))
+@examples(60)
+def test_many_steps_at_once_are_single_steps_and_runs_repeat(scenario: Scenario):
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    assert many.records.requests == single.records.requests
+    assert digest(many.journal) == digest(run(scenario).journal)
+
+
+@given(fault_schedules(vllm_scenarios(SHORT_MS)))
+@examples(60)
+def test_nothing_leaks_when_things_go_wrong(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert len(traced.records.requests) == len(traced.cluster.requests)
+
+
+def test_the_last_to_arrive_is_preempted_and_ends_last():
+    load = [request(i, 8, 40, arrival_ns=i * 20 * MILLISECOND) for i in range(3)]
+    traced = run(small(*load, decode__pool_tokens=96, decode__radix_cache=False, **VLLM))
+    first, second, third = traced.records.requests
+    assert (first.num_retractions, second.num_retractions) == (0, 0)
+    assert third.num_retractions > 0
+    assert first.end_ns < second.end_ns < third.end_ns
+    assert sum(s.num_tokens for s in traced.records.steps if s.kind == "decode") == 3 * 39 - third.num_retractions
+
+
+def test_a_full_decode_pool_fills_the_pool_of_prefill_which_then_computes_nothing():
+    """A decode pool for one request at a time, and a prefill pool for two prompts."""
+    load = [request(i, 100, 20) for i in range(6)]
+    one_slot = {"prefill__pool_tokens": 212, "prefill__radix_cache": False, "prefill__max_running_requests": 1}
+    traced = run(small(*load, **one_slot, decode__pool_tokens=132, **VLLM))
+    starts = [r.prefill_start_ns for r in traced.records.requests]
+    ends = [r.end_ns for r in traced.records.requests]
+    assert all(r.outcome == "finished" for r in traced.records.requests)
+    assert starts[3] > ends[0] > starts[2]  # one is decoded, two are held, and the next waits
+
+
+def test_who_is_computed_again_has_a_place_of_the_batch():
+    """The second is preempted; when the first has ended, one of the small ones may run beside its chunks."""
+    load = [request(i, prompt, output) for i, (prompt, output) in enumerate([(8, 30), (40, 40), (4, 30), (4, 30)])]
+    limits = {"prefill__chunked_prefill_tokens": 16, "decode__max_running_requests": 2, "decode__pool_tokens": 84}
+    traced = run(small(*load, **limits, decode__radix_cache=False, **VLLM), levels=True)
+    assert traced.records.requests[1].num_retractions > 0
+    levels = [row.levels.num_running for row in traced.records.levels if row.instance_id == "decode-0"]
+    assert max(levels) == 2
