@@ -13,6 +13,7 @@ from pdsim.scenario.yaml_file import read_yaml
 HERE = Path(__file__).parent
 ARMS = ("baseline", "radix")
 METRICS = ("request_throughput", "median_ttft_ms", "mean_ttft_ms", "mean_itl_ms")
+FOUR_DIGITS = 1000
 VARIANTS = {
     "fit as published: 4.2 ms a prompt": (),
     "and the default's front end: 40 ms": ("front_end={latency_in: 40 ms}",),
@@ -27,7 +28,7 @@ def simulated(changes: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
 
 
 def shown(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if value >= FOUR_DIGITS else f"{value:.4g}"
 
 
 def main() -> None:
