@@ -21,6 +21,10 @@ class DecodeLine(NamedTuple):
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))
 
+    def later(self, delay_ns: int) -> "DecodeLine":
+        """The line of a step that stands still for so long."""
+        return DecodeLine(self.base + (delay_ns << FRACTION_BITS), self.per_context_token, self.per_distinct_token)
+
     @classmethod
     def of_ns(cls, base_ns: float, per_context_token_ns: float, per_distinct_token_ns: float) -> "DecodeLine":
         one_ns = 1 << FRACTION_BITS

@@ -6,7 +6,7 @@ as the nearest that was.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,6 +116,10 @@ class StepTimes:
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
+    cold_start: Mapping[int, int] = field(default_factory=dict)
+    """Stall in ns of the first decode step of so many requests, or of more up to the next entry."""
+    _warm: set[int] = field(init=False, default_factory=set)
+    """Entries of cold_start that have stalled."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
@@ -129,6 +133,18 @@ class StepTimes:
         if line is None:
             line = self._lines[num_requests] = self._line(num_requests)
         return line
+
+    def cold_ns(self, num_requests: int) -> int:
+        """Stall of the next decode step, if none of its shape has run. Called once for each run of steps, in order."""
+        shape = max((size for size in self.cold_start if size <= num_requests), default=0)
+        if shape == 0 or shape in self._warm:
+            return 0
+        self._warm.add(shape)
+        return self.cold_start[shape]
+
+    def restart(self) -> None:
+        """All shapes are cold again."""
+        self._warm.clear()
 
     def _line(self, num_requests: int) -> DecodeLine:
         size = None if self.graphs is None else self.graphs.size(num_requests)

@@ -138,6 +138,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         drafting=drafting,
         graphs=graphs,
         waves=attention_waves(scenario, role),
+        cold_start=cost.cold_start,
         host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
     )
 

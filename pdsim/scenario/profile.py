@@ -22,17 +22,20 @@ from pdsim.metrics.records import StepRecord
 from pdsim.scenario.fields import Section, base_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
-_BESIDE = ("measured", "host")
+_BESIDE = ("measured", "host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by what the file says. Only changes of `measured` and `host` may stand beside it."""
+    """Replaces {profile: FILE} by what the file says. Only changes of sections in _BESIDE may stand beside it."""
     if not (isinstance(value, dict) and "profile" in value):
         return value
     beside = {key: changes for key, changes in value.items() if key != "profile"}
-    if any(section not in _BESIDE or not isinstance(changes, dict) for section, changes in beside.items()):
-        known, found = " and ".join(_BESIDE), ", ".join(beside)
+    for section, changes in beside.items():
+        if section in _BESIDE and not isinstance(changes, dict):
+            raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
+    if any(section not in _BESIDE for section in beside):
+        known, found = " and ".join((", ".join(_BESIDE[:-1]), _BESIDE[-1])), ", ".join(beside)
         raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
     cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}

@@ -316,6 +316,10 @@ class CostChoice(Section):
     shared prefix once in each wave; None: that of an H200's with kernels, else without waves."""
     attention_merge: Duration = 0
     """Time of a layer in which contexts are split among SMs."""
+    cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
+    """Stall of an instance's first decode step of so many requests, or of more up to the next entry: kernels that a
+    server loads when it needs them. SGLang 0.5.12 on H200, decode TP2: 231 and 284 ms at 2 requests
+    (experiments/sglang-h200); with TP1 none."""
     measured: MeasuredSettings | None = None
     """None: whatever a run asks for is taken as known."""
 

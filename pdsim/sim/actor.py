@@ -147,9 +147,11 @@ class DecodeRun:
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
-        self._clock.begin(self._cost.decode_line(step.num_requests), step)
+        line = self._cost.decode_line(step.num_requests)
+        cold_ns = self._cost.cold_ns(step.num_requests) if self._cost.cold_start else 0
+        self._clock.begin(line.later(cold_ns) if cold_ns else line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
-        self._end_after(step, 1 if single else num_steps)
+        self._end_after(step, 1 if single or cold_ns else num_steps)
 
     def _end_after(self, step: DecodeStep, num_steps: int) -> None:
         self.num_steps = num_steps

@@ -119,9 +119,10 @@ class Simulation:
         return machine if self._record is None else Recorded(machine, self._record)
 
     def _actor(self, instance: Any) -> Actor:
-        """The actor of a fresh instance. Host memory is that of its process: it has nothing of an earlier life."""
+        """The actor of a fresh instance. It has neither host memory nor warm shapes of an earlier life."""
         instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
+        cluster.costs[instance_id].restart()
         return Actor(
             self._timeline,
             self._order[instance_id],

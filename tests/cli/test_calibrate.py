@@ -120,7 +120,10 @@ def test_wrong_rows_are_one_message(capsys, folder, arguments, message):
     ("change", "message"),
     [
         ("network.transport=mooncake-rdma", "has no transport 'mooncake-rdma'"),
-        ("cost.eager_layer=0", "profile stands alone, or beside measured and host, found eager_layer beside it"),
+        (
+            "cost.eager_layer=0",
+            "profile stands alone, or beside measured, host and cold_start, found eager_layer beside it",
+        ),
         ("cost.measured.outside=crash", "cost.measured.outside: Input should be 'clamp' or 'extend'"),
         ("cost.measured.decode_batch=[5, 1]", "a range is [least, most], found [5.0, 1.0]"),
     ],

@@ -54,6 +54,23 @@ def us(text):
     return DURATION.parse(text) / 1e3
 
 
+@settings(max_examples=6, deadline=None)
+@given(factor=st.floats(1.5, 3), quick_rounds=st.sampled_from([(1,), (0, 3)]))
+def test_where_forwards_take_turns_at_two_paces_the_usual_one_is_found(factor, quick_rounds, tmp_path_factory):
+    """Short prompts whose launches a slow core makes longer in most of five rounds."""
+    made = []
+    for number in range(5):
+        pace = 1 if number in quick_rounds else factor
+        made += [
+            {**row, "time_us": row["time_us"] * pace} if row["kind"] in {"ttft", "stall"} else row
+            for row in rows(20_000, 0.001, 0, 100)
+        ]
+    found, _ = profile(made, tmp_path_factory.mktemp("paces") / "rows.csv")
+    prefill = found["cost"]["prefill"]
+    forward_us = max(us(prefill.get(name, "0 ns")) for name in ("prefill_base", "prefill_least"))
+    assert forward_us == pytest.approx(20_000 * factor, rel=0.1)
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     base_us=st.floats(500, 20_000),

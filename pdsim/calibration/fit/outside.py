@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pdsim.calibration.fit.regression import Fitted
+from pdsim.calibration.fit.regression import ABOVE_LEAST, Fitted
 from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 
 _SHARES_GPUS = 0.3
@@ -71,7 +71,9 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
         stall = rows["stall"].columns
         alone_ns = _alone_ns(rows["ttft"].columns, stall["new_tokens"])
         if np.median(stall["time_ns"] / alone_ns) > _SHARES_GPUS:
-            return max(0.0, _least_beyond(stall["new_tokens"], alone_ns - stall["time_ns"])), ()
+            long = alone_ns > ABOVE_LEAST[0] * alone_ns.min()
+            told = long if long.any() else np.ones_like(long)
+            return max(0.0, _least_beyond(stall["new_tokens"][told], (alone_ns - stall["time_ns"])[told])), ()
         notes = (
             "streams do not wait for prompts: prefill is elsewhere, and its times have the transfer of KV in them",
         )
@@ -82,7 +84,7 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """Of the medians by length: launches of a short forward hide behind the step before, and streams wait for less."""
+    """Of the medians by length."""
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 

@@ -1,7 +1,7 @@
 """Makes a profile from measured rows: fits each kind by its form, and writes what was found."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -71,7 +71,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            fits[rows.name or rows.kind] = _fit(rows, clock, table_above)
+            fits[rows.name or rows.kind] = _fit(rows, clock, table_above, by_ratio=around is not None)
         except ValueError as too_few:
             notes.append(f"{rows.name or rows.kind} is left out: {too_few}")
     if not fits.keys() >= {"prefill", "decode"}:
@@ -133,7 +133,8 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
 
 
-def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float) -> Fitted:
+def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> Fitted:
+    """by_ratio: of phases; a server's client measured them."""
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name)), rows)
     if rows.kind not in _PHASES:
@@ -141,11 +142,11 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float) -> Fitted:
     if rows.kind == "prefill" and clock is not None:
         rows = clock.rested(rows)
     affine, table = _PHASES[rows.kind]
-    lines = fit(affine(rows), rows)
+    lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
     if lines.error <= table_above and not _graph_sizes(rows):
         return lines
     try:
-        return min(lines, fit(table(rows), rows), key=lambda fitted: fitted.typical_error)
+        return min(lines, fit(replace(table(rows), by_ratio=by_ratio), rows), key=lambda fitted: fitted.typical_error)
     except ValueError:  # too few shapes for a table
         return lines
 

@@ -33,6 +33,9 @@ class Form:
     """Terms of the host's time while the GPU computes: the slower of the two counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
+    by_ratio: bool = False
+    """Half as long and twice as long are equal errors. Relative to measured times, as otherwise, half as long is the
+    smaller one: where times of one shape differ by a factor, as a client sees them, the fit is near the shortest."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -160,6 +163,8 @@ def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
 
 SOFT = 0.03
 """Relative error from which on a residual counts by its size, no longer by its square."""
+LEAST_RATIO = 1e-6
+"""Of a fitted to a measured time: keeps logarithms finite."""
 ABOVE_LEAST = (1.3, 3.0)
 """Times by so much above the least of all are taken for work at first, and the others for the least that it takes."""
 NUM_FOLDS = 5
@@ -248,10 +253,13 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
     size = 1 / np.maximum((design / times_ns[:, None]).mean(axis=0), 1e-300)
 
     def errors(units: Floats) -> Floats:
-        return np.asarray(form.times_ns(units * size, design) / times_ns - 1)
+        ratios = form.times_ns(units * size, design) / times_ns
+        return np.asarray(np.log(np.maximum(ratios, LEAST_RATIO)) if form.by_ratio else ratios - 1)
 
     def slopes(units: Floats) -> Floats:
-        return np.asarray(form.slopes(units * size, design) * size / times_ns[:, None])
+        values = units * size
+        fitted_ns = np.maximum(form.times_ns(values, design), LEAST_RATIO * times_ns)
+        return np.asarray(form.slopes(values, design) * size / (fitted_ns if form.by_ratio else times_ns)[:, None])
 
     starts = _starts(form, design, times_ns) if near is None else [near]
     robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT, "ftol": 1e-6, "xtol": 1e-6, "max_nfev": 40}

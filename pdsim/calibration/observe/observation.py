@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 from typing import Any
 
-from pdsim.calibration.observe.plan import ROUND_TRIPS, STEPS_TIMED, Load, Probe
+from pdsim.calibration.observe.plan import ROUND_TRIPS, SHORTEST_TOKENS, STEPS_TIMED, Load, Probe
 from pdsim.calibration.observe.server import Completion, Server, ServerError
 from pdsim.calibration.observe.stages import mean_stages_ms, totals
 
@@ -16,7 +16,7 @@ _SETTLE_S = 0.2
 Row = dict[str, float | str]
 
 _CACHED = 0.7
-"""A second prompt is taken for cached if its TTFT is below this share of the first, where a server does not say."""
+"""A later prompt is taken for cached if its TTFT is below this share of the first, where a server does not say."""
 _WARM_STEPS = 8
 """Steps of a stream before and after what disturbs it."""
 
@@ -36,12 +36,15 @@ def _ttft(server: Server, probe: Probe) -> Iterator[Row]:
 
 
 def _prefix(server: Server, probe: Probe) -> Iterator[Row]:
-    """A prompt, and one that differs from it in its last quarter."""
-    prefix, ends = server.text(probe.prompt_tokens * 3 // 4), [server.text(probe.prompt_tokens // 4) for _ in range(2)]
-    first, second = (server.complete(f"{prefix} {end}", probe.output_tokens) for end in ends)
-    if second.cached_tokens is None and second.ttft_ns < _CACHED * first.ttft_ns:
-        second.cached_tokens = second.prompt_tokens * 3 // 4
-    yield _prompt_row(second)
+    """A prompt, one that differs from it in its last quarter, and one that differs only in its last few tokens."""
+    quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
+    head, middle = server.text(probe.prompt_tokens - quarter), server.text(quarter - end)
+    first = server.complete(f"{head} {middle} {server.text(end)}", probe.output_tokens)
+    for begin, num_new in ((head, quarter), (f"{head} {middle}", end)):
+        again = server.complete(f"{begin} {server.text(num_new)}", probe.output_tokens)
+        if again.cached_tokens is None and again.ttft_ns < _CACHED * first.ttft_ns:
+            again.cached_tokens = again.prompt_tokens - num_new
+        yield _prompt_row(again)
 
 
 def _prompt_row(completion: Completion) -> Row:

@@ -63,7 +63,7 @@ def one_round(budget: Budget) -> list[Probe]:
             for size in sorted({max(2, budget.concurrency // 2), budget.concurrency})
         ]
     probes += [
-        Probe("prefix", 2, tokens, 2, "one prefix, two ends, in turn: is it cached?")
+        Probe("prefix", 3, tokens, 2, "one prompt, then with a new last quarter and a new short end: is it cached?")
         for tokens in _every_other(lengths)
     ]
     return probes
