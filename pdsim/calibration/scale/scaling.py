@@ -39,7 +39,7 @@ _PREFILL: Mapping[str, Operator] = {
     "prefill_per_context_token_ns": "kv",
 }
 """The operator that scales each coefficient of an affine prefill; the others stay."""
-_KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer")
+_KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "eager_layer", "cold_start")
 """Fields of a profile's cost that stay as they are."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
 """Kept as well where it is known how many SMs the other GPU has."""
