@@ -1,8 +1,8 @@
 """Ranks of a server with data-parallel attention: all begin a step together, and it lasts as long as the slowest's.
 
 Experts compute the tokens of all ranks, so that no rank can go on alone; one without work takes part with none. A round
-begins when every rank's host has come round and at least one of them has a step. SGLang has the ranks agree before each
-forward (0.5.23, prepare_mlp_sync_batch).
+begins when every rank's host has come round and at least one of them has a step, as SGLang's ranks agree before each
+forward (prepare_mlp_sync_batch_raw).
 """
 
 from collections import deque
