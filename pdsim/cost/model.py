@@ -31,6 +31,9 @@ class DecodeLine(NamedTuple):
         return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns), round(per_distinct_token_ns * one_ns))
 
 
+STANDING = DecodeLine(0, 0, 0)
+"""Of a step that does nothing."""
+
 Terms = dict[str, float]
 """Parts of a time in ns, by name, in the order in which they are printed."""
 

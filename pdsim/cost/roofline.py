@@ -19,6 +19,8 @@ class RooflineModel:
         self._spec = spec
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         self._flops_per_token = spec.flops_per_token - (spec.expert_flops_per_token if self._experts else 0)
+        self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
+        """Those among them of experts."""
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
@@ -42,17 +44,18 @@ class RooflineModel:
             settings.prefill_layer_ns * spec.num_layers + settings.expert_prefill_layer_ns * num_expert_layers
         )
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
+    def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
-        work_ns = self._matrices_ns(num_tokens) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        routed = num_tokens if expert_tokens is None else expert_tokens
+        work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
         if self._experts is not None:
-            work_ns += self._experts.ns(num_tokens)
+            work_ns += self._experts.ns(routed)
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         work = {
-            "matrices": self._matrices_ns(num_tokens),
+            "matrices": self._matrices_ns(num_tokens, num_tokens),
             **self._expert_terms(num_tokens),
             "attention": self._attention_ns(step),
             "all-reduce": self._reductions_ns(num_tokens),
@@ -70,27 +73,29 @@ class RooflineModel:
     def _overhead_ns(self, step: PrefillStep) -> float:
         return self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
 
-    def decode_line(self, num_requests: int) -> DecodeLine:
-        base_ns = sum(self.decode_terms(num_requests).values())
+    def decode_line(self, num_requests: int, expert_tokens: float | None = None) -> DecodeLine:
+        base_ns = sum(self.decode_terms(num_requests, expert_tokens).values())
         return DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
 
-    def decode_terms(self, num_requests: int) -> Terms:
+    def decode_terms(self, num_requests: int, expert_tokens: float | None = None) -> Terms:
+        routed = num_requests if expert_tokens is None else expert_tokens
         return {
-            "matrices": self._matrices_ns(num_requests),
-            **self._expert_terms(num_requests),
+            "matrices": self._matrices_ns(num_requests, routed),
+            **self._expert_terms(routed),
             "all-reduce": self._reductions_ns(num_requests),
             "state": num_requests * self._state_ns,
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
         }
 
-    def _matrices_ns(self, num_tokens: int) -> float:
-        compute = self._flops_per_token * num_tokens / self._matrix_flops
-        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
+    def _matrices_ns(self, num_tokens: int, routed: float) -> float:
+        operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (routed - num_tokens)
+        compute = operations / self._matrix_flops
+        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / self._dp
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns
 
-    def _expert_terms(self, num_tokens: int) -> Terms:
+    def _expert_terms(self, num_tokens: float) -> Terms:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _reductions_ns(self, num_tokens: int) -> float:
@@ -117,7 +122,7 @@ class ExpertTimes:
         self._byte_ns = 1e9 / (tp * gpu.memory_bandwidth * settings.expert_memory_efficiency)
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 
-    def ns(self, num_tokens: int) -> float:
-        """Of a forward over num_tokens on each instance of a server."""
+    def ns(self, num_tokens: float) -> float:
+        """Of a forward over num_tokens on each instance of a server, or so many on average."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.attention_waves import AttentionWaves
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
+from pdsim.cost.roofline import RooflineModel
 
 
 class SizeRange(NamedTuple):
@@ -122,9 +123,16 @@ class StepTimes:
     """Entries of cold_start that have stalled."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
-        duration_ns = self.prefill.prefill_ns(step if self.measured is None else self.measured.nearest(step), start_ns)
+    def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
+        """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order.
+
+        expert_tokens: that experts compute, if not the step's own; only a roofline tells them apart
+        """
+        known = step if self.measured is None else self.measured.nearest(step)
+        if expert_tokens is None or not isinstance(self.prefill, RooflineModel):
+            duration_ns = self.prefill.prefill_ns(known, start_ns)
+        else:
+            duration_ns = self.prefill.prefill_ns(known, start_ns, expert_tokens)
         return duration_ns if self.speedup[0] == 1 else max(1, round(duration_ns / self.speedup[0]))
 
     def decode_line(self, num_requests: int) -> DecodeLine:
@@ -133,6 +141,17 @@ class StepTimes:
         if line is None:
             line = self._lines[num_requests] = self._line(num_requests)
         return line
+
+    def num_computed(self, num_requests: int) -> int:
+        """Tokens that a decode step computes: drafts and empty rows of its graph are among them."""
+        return self._computed(self._rows(num_requests))
+
+    def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
+        """As decode_line, where experts compute so many tokens; only a roofline tells them apart."""
+        if not isinstance(self.decode, RooflineModel):
+            return self.decode_line(num_requests)
+        line = self.decode.decode_line(self.num_computed(num_requests), expert_tokens)
+        return self._around(num_requests, line)
 
     def cold_ns(self, num_requests: int) -> int:
         """Stall of the next decode step, if none of its shape has run. Called once for each run of steps, in order."""
@@ -147,9 +166,11 @@ class StepTimes:
         self._warm.clear()
 
     def _line(self, num_requests: int) -> DecodeLine:
+        return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
+
+    def _around(self, num_requests: int, line: DecodeLine) -> DecodeLine:
+        """A step of the instance, from what its GPU computes."""
         size = None if self.graphs is None else self.graphs.size(num_requests)
-        rows = size or num_requests
-        line = self.decode.decode_line(self._computed(rows))
         base = line.base + _units(self.drafting.step_ns)
         per_context = line.per_context_token
         if self.graphs is not None:
@@ -162,6 +183,9 @@ class StepTimes:
         if self.waves is not None:
             line = self.waves.line(num_requests, line)
         return line if self.speedup[1] == 1 else line.stretched(1 / self.speedup[1])
+
+    def _rows(self, num_requests: int) -> int:
+        return (self.graphs and self.graphs.size(num_requests)) or num_requests
 
     def _computed(self, rows: int) -> int:
         """The batch that the cost model is asked for."""
@@ -177,8 +201,7 @@ class StepTimes:
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
         """Parts of a decode step's time in ns, by name; they add up to it."""
         line = self.decode_line(num_requests)
-        rows = (self.graphs and self.graphs.size(num_requests)) or num_requests
-        terms = self.decode.decode_terms(self._computed(rows))
+        terms = self.decode.decode_terms(self.num_computed(num_requests))
         terms["drafting"] = self.drafting.step_ns
         if self.waves is not None:
             terms["merging split contexts"] = self.waves.merging_ns(num_requests)

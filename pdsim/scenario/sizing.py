@@ -40,6 +40,11 @@ def instance_ids(settings: ServerSettings, role: Role) -> list[str]:
     return [f"{role}-{i}.dp{rank}" for i in range(settings.instances) for rank in range(settings.dp)]
 
 
+def server_of(instance_id: str) -> str:
+    """The server of an instance, which is one of its ranks or all of it."""
+    return instance_id.partition(".dp")[0]
+
+
 def roles(scenario: Scenario) -> dict[Role, list[str]]:
     """The roles of a cluster, and the instances of each."""
     names: tuple[Role, ...] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)

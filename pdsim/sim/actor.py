@@ -26,6 +26,7 @@ from pdsim.core.messages import (
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.cost.decode_clock import DecodeClock
+from pdsim.cost.model import STANDING
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.scenario.schema import HostSettings
@@ -152,6 +153,13 @@ class DecodeRun:
         self._clock.begin(line.later(cold_ns) if cold_ns else line, step)
         num_steps = min(self._executor.begin(step), step.max_steps)
         self._end_after(step, 1 if single or cold_ns else num_steps)
+
+    def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int) -> None:
+        """One step, which begins and lasts as its caller says."""
+        self._start_ns = start_ns
+        self._clock.begin(STANDING.later(duration_ns), step)
+        self._executor.begin(step)
+        self._end_after(step, 1)
 
     def _end_after(self, step: DecodeStep, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -312,7 +320,7 @@ class Actor:
             if isinstance(asked, DecodeStep):
                 if self._cache_copies is not None:
                     self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
-                self._decode.begin(asked, single=self._single_steps or bool(self._inbox))
+                self._begin_decode(asked)
             elif isinstance(asked, PrefillStep):
                 self._begin_prefill(asked)
             elif isinstance(asked, Wait):
@@ -389,16 +397,26 @@ class Actor:
         self._host.wait_until(copies.blocked_until_ns)
         then(others)
 
+    def _begin_decode(self, step: DecodeStep) -> None:
+        self._decode.begin(step, single=self._single_steps or bool(self._inbox))
+
     # Prefill.
 
     def _begin_prefill(self, step: PrefillStep) -> None:
+        start_ns = self._prefill_start_ns()
+        self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns)))
+
+    def _prefill_start_ns(self) -> int:
+        start_ns = max(self._timeline.now_ns + self._host.settings.start, self._gpu_free_ns)
+        return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
+
+    def _prefill_end_ns(self, start_ns: int, duration_ns: int) -> int:
+        if self._cache_copies is None:
+            return start_ns + duration_ns
+        return self._cache_copies.forward_end_ns(start_ns, duration_ns)
+
+    def _run_prefill(self, step: PrefillStep, start_ns: int, end_ns: int) -> None:
         now_ns = self._timeline.now_ns
-        start_ns = max(now_ns + self._host.settings.start, self._gpu_free_ns)
-        if (copies := self._cache_copies) is None:
-            end_ns = start_ns + self._cost.prefill_ns(step, start_ns)
-        else:
-            start_ns = max(start_ns, copies.blocked_until_ns)
-            end_ns = copies.forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns))
         self._gpu_free_ns = end_ns
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)

@@ -1,8 +1,11 @@
 """Runs a scenario in simulated time: carries out what instances command, and decides nothing."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from simpy.events import EventPriority
 
 from pdsim.core import messages as m
 from pdsim.core.decode_instance import DecodeInstance
@@ -19,14 +22,16 @@ from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import HostSettings, Scenario
+from pdsim.scenario.sizing import server_of
 from pdsim.sim.actor import Actor
 from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
+from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
-from pdsim.sim.timeline import Timeline
+from pdsim.sim.timeline import CHOICES, Timeline
 from pdsim.workload.request_spec import Streams
 
 
@@ -105,6 +110,7 @@ class Simulation:
                 m.StartTransfer: transfers.network.start,
                 m.Scatter: transfers.scatter,
             }
+        self._locksteps = self._make_locksteps()
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
         self._faults: FaultInjector | None = None
@@ -123,7 +129,8 @@ class Simulation:
         instance_id, cluster, copies = instance.instance_id, self._cluster, self._cluster.host_copies
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
         cluster.costs[instance_id].restart()
-        return Actor(
+        lockstep = self._locksteps.get(server_of(instance_id))
+        actor = (Actor if lockstep is None else Rank)(
             self._timeline,
             self._order[instance_id],
             self._recorded(instance),
@@ -139,6 +146,16 @@ class Simulation:
             on_choice=self._on_levels,
             single_steps=self._single_steps,
         )
+        if lockstep is not None:
+            assert isinstance(actor, Rank)
+            actor.join(lockstep)
+        return actor
+
+    def _make_locksteps(self) -> dict[str, Lockstep]:
+        """Of servers with data-parallel attention, by name."""
+        num_ranks = Counter(server_of(instance_id) for instance_id in self._order)
+        last = EventPriority(CHOICES + len(self._order))
+        return {server: Lockstep(self._timeline, num, last) for server, num in num_ranks.items() if num > 1}
 
     def _cache_copies(self, instance: Any) -> CacheCopies | None:
         """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""

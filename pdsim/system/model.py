@@ -94,9 +94,10 @@ class Experts:
         """Gate, up and down projections of all experts."""
         return self.num_layers * self.num_experts * 3 * hidden_size * self.intermediate_size
 
-    def fraction_read(self, num_tokens: int) -> float:
+    def fraction_read(self, num_tokens: float) -> float:
         """Of all experts, those that at least one of num_tokens uses, if routing is uniform."""
-        return 1 - (1 - self.num_active / self.num_experts) ** num_tokens
+        unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
+        return 1 - unused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +196,7 @@ class ModelSpec:
         """By every forward."""
         return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[self.weight_dtype]
 
-    def expert_bytes_read(self, num_tokens: int) -> float:
+    def expert_bytes_read(self, num_tokens: float) -> float:
         """By a forward over num_tokens."""
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 

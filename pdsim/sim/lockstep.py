@@ -1,0 +1,129 @@
+"""Ranks of a server with data-parallel attention: all begin a step together, and it lasts as long as the slowest's.
+
+Experts compute the tokens of all ranks, so that no rank can go on alone; one without work takes part with none. A round
+begins when every rank's host has come round and at least one of them has a step, as SGLang's ranks agree before each
+forward (prepare_mlp_sync_batch_raw).
+"""
+
+from collections import deque
+
+from simpy.events import EventPriority
+
+from pdsim.core.messages import DecodeStep, PrefillStep
+from pdsim.cost.decode_clock import DecodeClock
+from pdsim.sim.actor import Actor
+from pdsim.sim.timeline import Timeline
+
+
+class Rank(Actor):
+    """One rank: its steps begin with those of the others."""
+
+    def join(self, lockstep: "Lockstep") -> None:
+        self._lockstep = lockstep
+        lockstep.join(self)
+
+    @property
+    def is_busy(self) -> bool:
+        """Its host takes in a result, or sends."""
+        return not self._is_dead and self._host.is_busy
+
+    @property
+    def free_ns(self) -> int:
+        """When its host is not busy any more."""
+        return self._host.free_ns
+
+    def kill(self) -> None:
+        super().kill()
+        self._lockstep.leave(self)
+
+    def go_at(self, pace: float) -> None:
+        """Posting does not hold up a rank: it was seen on servers without data-parallel attention only."""
+
+    def _begin_decode(self, step: DecodeStep) -> None:
+        self._lockstep.ask(self, step)
+
+    def _begin_prefill(self, step: PrefillStep) -> None:
+        self._lockstep.ask(self, step)
+
+    # What a round asks of it.
+
+    def ready_ns(self, step: PrefillStep | DecodeStep) -> int:
+        """The earliest time at which its step can begin."""
+        if isinstance(step, PrefillStep):
+            return self._prefill_start_ns()
+        return self._timeline.now_ns + self._decode.copying_ns
+
+    def num_tokens(self, step: PrefillStep | DecodeStep) -> int:
+        """Tokens that it sends to experts."""
+        if isinstance(step, PrefillStep):
+            return sum([chunk.num_tokens for chunk in step.chunks])
+        return self._cost.num_computed(step.num_requests)
+
+    def end_ns(self, step: PrefillStep | DecodeStep, start_ns: int, expert_tokens: float) -> int:
+        """When its step would end if none of the others were slower. Called once for each step, in order."""
+        if isinstance(step, PrefillStep):
+            return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
+        clock = DecodeClock()
+        line = self._cost.shared_line(step.num_requests, expert_tokens)
+        clock.begin(line.later(self._cost.cold_ns(step.num_requests)), step)
+        return start_ns + max(1, clock.first_ns)
+
+    def run(self, step: PrefillStep | DecodeStep, start_ns: int, end_ns: int) -> None:
+        if isinstance(step, PrefillStep):
+            self._run_prefill(step, start_ns, end_ns)
+        else:
+            self._decode.begin_one(step, start_ns, end_ns - start_ns)
+
+
+class Lockstep:
+    """The ranks of one server."""
+
+    def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority) -> None:
+        """order: behind all choices of ranks."""
+        self._timeline = timeline
+        self._num_ranks = num_ranks
+        self._order = order
+        self._ranks: dict[str, Rank] = {}
+        self._asked: dict[str, deque[PrefillStep | DecodeStep]] = {}
+        """Steps that are to begin, of one rank after the other."""
+        self._end_ns = 0
+        self._looks = False
+
+    def join(self, rank: Rank) -> None:
+        """Take in a rank, or its next life."""
+        self._ranks[rank.instance.instance_id] = rank
+
+    def leave(self, rank: Rank) -> None:
+        self._asked.pop(rank.instance.instance_id, None)
+
+    def ask(self, rank: Rank, step: PrefillStep | DecodeStep) -> None:
+        """Begin this step in the next round that has none of the rank before it."""
+        self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
+        if not self._looks:
+            self._look_at(self._timeline.now_ns)
+
+    def _look_at(self, time_ns: int) -> None:
+        self._looks = True
+        self._timeline.after(time_ns - self._timeline.now_ns, self._look, order=self._order)
+
+    def _look(self, _: None) -> None:
+        """Begin a round, or look again when that may be possible."""
+        self._looks = False
+        if not self._asked:
+            return
+        busy_until_ns = max(self._end_ns, *(rank.free_ns for rank in self._ranks.values() if rank.is_busy), 0)
+        if busy_until_ns > self._timeline.now_ns:
+            self._look_at(busy_until_ns)
+        else:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        steps = [(self._ranks[name], self._asked[name].popleft()) for name in self._ranks if name in self._asked]
+        self._asked = {name: steps for name, steps in self._asked.items() if steps}
+        start_ns = max([rank.ready_ns(step) for rank, step in steps])
+        expert_tokens = sum([rank.num_tokens(step) for rank, step in steps]) / self._num_ranks
+        self._end_ns = max([rank.end_ns(step, start_ns, expert_tokens) for rank, step in steps])
+        for rank, step in steps:
+            rank.run(step, start_ns, self._end_ns)
+        if self._asked:
+            self._look_at(self._end_ns)
