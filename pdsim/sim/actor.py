@@ -271,6 +271,8 @@ class Actor:
         )
         self._is_dead = False
         self._waits = False
+        self._is_pausing = False
+        """Its loop takes no answer: it goes on when the host has time."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
@@ -313,6 +315,7 @@ class Actor:
 
     def _advance(self, answer: Result | None) -> None:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
+        self._is_pausing = False
         while not self._is_dead:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
@@ -328,6 +331,7 @@ class Actor:
                     self._begin_wait(asked)
                 return
             else:
+                self._is_pausing = True
                 self._advance_later()
                 return
             self._num_in_flight += 1
@@ -447,8 +451,8 @@ class Actor:
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: Result) -> None:
-        """The loop sees it as soon as the host is not launching the next forward."""
-        if self._host.is_busy:
+        """The loop sees it as soon as the host is not launching the next forward, nor handing on the result before."""
+        if self._host.is_busy or self._is_pausing:
             self._host.when_free(self._see_result, result, self._order)
         else:
             self._on_result(result)

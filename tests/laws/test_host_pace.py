@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pdsim.scenario.schema import HostSettings
 from pdsim.sim.actor import Host
 from pdsim.sim.timeline import Timeline
+from tests.support import MILLISECOND, request, run, small
 
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.floats(0.03, 1)), max_size=8)
 
@@ -30,3 +31,13 @@ def test_works_end_when_the_integral_of_the_pace_reaches_them(works, changes):
         ]
         slack = 1 + len(changes)  # less than one ns is lost at each change
         assert sum(ns * pace for ns, pace in stretches) == pytest.approx(sum(works[:k]), abs=slack)
+
+
+def test_a_result_waits_until_the_one_before_it_is_handed_on():
+    """Launches of 3 ms hide forwards of 1 ms, so that both results are seen at once."""
+    specs = [request(i, 1, 6, arrival_ns=i * MILLISECOND) for i in range(2)]
+    lines = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    scenario = small(
+        *specs, prefill__overlap=True, cost={"prefill": lines, "decode": lines, "host": {"launch": "3 ms"}}
+    )
+    assert all(request.outcome == "finished" for request in run(scenario).records.requests)
