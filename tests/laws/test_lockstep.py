@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.settings import Roofline
 from pdsim.scenario.faults import HealthSettings, Kill
 from pdsim.scenario.schema import Scenario
@@ -74,6 +75,33 @@ def test_a_request_alone_is_served_as_without_other_ranks(prompt: int, output: i
         assert (alone.first_token_ns, alone.end_ns) == (among.first_token_ns, among.end_ns)
 
 
+def with_host(**host: str) -> dict[str, Any]:
+    """The times of small clusters, and of the loops on the CPU."""
+    lines = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    return {"cost": {"prefill": lines, "decode": lines, "host": host}}
+
+
+def test_a_round_waits_for_the_host_of_every_rank():
+    """Two chunks of one rank, whose host takes 40 ms for a result; meanwhile a prompt comes to the other rank."""
+    specs = request(0, 128, 1), request(1, 10, 1, arrival_ns=85 * MILLISECOND)
+    scenario = with_ranks(small(*specs, prefill__overlap=False, **with_host(result="40 ms")), 2)
+    steps = [step for step in run(scenario).records.steps if step.kind == "prefill"]
+    (_, second), (other,) = ([s for s in steps if s.instance_id == f"prefill-0.dp{rank}"] for rank in (0, 1))
+    assert (second.start_ns, second.duration_ns) == (other.start_ns, other.duration_ns)
+
+
+def test_a_round_waits_for_copies_of_retracted_requests():
+    specs = [request(i, 60, 120, arrival_ns=5 * i * MILLISECOND) for i in range(24)]
+    scenario = with_ranks(small(*specs, decode__retraction_backup=True, decode__pool_tokens=512), 2)
+    copying = 0
+    for rank in range(2):
+        steps = [s for s in run(scenario).records.steps if s.instance_id == f"decode-0.dp{rank}"]
+        for before, step in pairwise(steps):
+            assert step.start_ns >= before.start_ns + before.duration_ns + step.copying_ns
+            copying += step.copying_ns > 0
+    assert copying
+
+
 def test_a_prompt_on_one_rank_holds_all():
     """Steps of 10 ms, and a prompt of 60 tokens in 60 ms that arrives on the other rank meanwhile."""
     specs = request(0, 10, 20), request(1, 60, 2, arrival_ns=50 * MILLISECOND)
@@ -118,3 +146,18 @@ def test_experts_compute_the_mean_of_all_ranks():
     assert roofline.decode_line(16, 16.0) == roofline.decode_line(16)
     assert roofline.decode_line(16, 2.0).base < roofline.decode_line(16).base
     assert roofline.decode_line(1, 2.0).base > roofline.decode_line(1).base
+
+
+def test_a_prompt_alone_has_the_experts_of_all_ranks():
+    """Eight prompts on eight ranks load each rank's share of the experts as one prompt on each alone would."""
+    servers = {"gpu": "h200", "tp": 8, "dp": 8}
+    cost = {"use": "roofline", "prefill_layer": 0, "expert_efficiency": 0.5}
+    durations = {}
+    for num_prompts in (1, 8):
+        specs = [request(i, 1000, 1) for i in range(num_prompts)]
+        scenario = small_aggregated(*specs, model="qwen3-30b-a3b", aggregated=servers, cost=cost)
+        traced = run(scenario)
+        (durations[num_prompts],) = {step.duration_ns for step in traced.records.steps if step.kind == "prefill"}
+    roofline = scenario.cost.prefill.model(layout_of(scenario, "aggregated"))
+    step = PrefillStep(0, (PrefillChunk(0, 0, 1000, is_last=True),))
+    assert durations[1] < durations[8] == roofline.prefill_ns(step, 0)
