@@ -1,8 +1,8 @@
 """Triton kernels that move a paged KV cache between tensor-parallel layouts, and attention over its pages.
 
 Register a cache once as a Pool; then gather its pages into staging, and scatter staging into pages.
-Decode steps append new K and V and attend over pages. Every kernel has an oracle in
-pdkernels.reference. Kernels that real mode does not use are in pdkernels.unused.
+Decode steps append new K and V and attend over pages; prompts attend packed one after another. Every kernel has an
+oracle in pdkernels.reference. Kernels that real mode does not use are in pdkernels.unused.
 """
 
 from pdkernels.append import append
@@ -11,6 +11,7 @@ from pdkernels.gather import gather, gather_batch
 from pdkernels.heads import HeadMove, head_moves
 from pdkernels.interpreter import repair_interpreter
 from pdkernels.layout import KvLayout, Pool
+from pdkernels.prefill import packed_prefill
 from pdkernels.scatter import scatter, scatter_batch
 from pdkernels.staging import staging_bytes
 from pdkernels.tiling import Tiling
@@ -28,6 +29,7 @@ __all__ = [
     "gather",
     "gather_batch",
     "head_moves",
+    "packed_prefill",
     "paged_decode",
     "scatter",
     "scatter_batch",

@@ -14,9 +14,15 @@ RUN_TIME = ("table", "pages", "spans", "staging", "tokens", "first_byte")
 
 
 @triton.jit
+def aligned(address, TYPE: tl.constexpr):
+    """An address as a pointer to elements of a type, the first at a multiple of 16 bytes."""
+    return tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
+
+
+@triton.jit
 def plane_pointer(address):
     """The address of a plane as a pointer to words, aligned to units."""
-    return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
+    return aligned(address, tl.int64)
 
 
 @triton.jit

@@ -8,9 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, int, int]
+TYPES: dict[torch.dtype, Any] = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+}
+"""What a kernel that is given addresses calls the elements there."""
 
 
 class Launcher:

@@ -131,6 +131,22 @@ def paged_decode_reference(
     return out
 
 
+def packed_prefill_reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_new: Sequence[int], num_all: Sequence[int]
+) -> torch.Tensor:
+    """Attention of the last num_new tokens of each packed sequence to its num_all, in float64, written out."""
+    group = query.shape[1] // key.shape[1]
+    parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), strict=True)
+    out = []
+    for q, *kv in parts:
+        k, v = (x.double().repeat_interleave(group, dim=1) for x in kv)
+        scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[2] ** -0.5
+        is_seen = torch.ones_like(scores[0], dtype=torch.bool).tril(len(k) - len(q))
+        weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, v))
+    return torch.cat(out).to(query.dtype)
+
+
 def _positions(layout: KvLayout, pages: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     token = torch.arange(tokens, device=pages.device)
     return pages.long()[token // layout.page_size], token % layout.page_size

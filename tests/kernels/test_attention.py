@@ -1,9 +1,9 @@
-"""Append and paged decode against torch."""
+"""Append, paged decode and packed prefill against torch."""
 
 import pytest
 import torch
-from pdkernels import DecodeTiling, DecodeWorkspace, append, paged_decode
-from pdkernels.reference import append_reference, paged_decode_reference
+from pdkernels import DecodeTiling, DecodeWorkspace, append, packed_prefill, paged_decode
+from pdkernels.reference import append_reference, packed_prefill_reference, paged_decode_reference
 
 from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_pages, random_pool, same_bytes
 
@@ -68,3 +68,33 @@ def test_decode_in_a_cuda_graph_follows_lengths():
         graph.replay()
         expected = paged_decode_reference(query, pool, 0, table, now, 128**-0.5)
         torch.testing.assert_close(output.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(
+    "lengths",
+    [[(0, 1)], [(0, 300)], [(200, 130)], [(0, 128), (128, 128)], [(7, 1), (0, 40), (260, 129)]],
+    ids=lambda lengths: " ".join(f"{context}+{new}" for context, new in lengths),
+)
+def test_packed_prefill(lengths, group):
+    num_new, num_all = [new for _, new in lengths], [sum(both) for both in lengths]
+    bounds = [
+        torch.tensor([sum(n[:i]) for i in range(len(n) + 1)], dtype=torch.int32, device=DEVICE)
+        for n in (num_new, num_all)
+    ]
+    packed = torch.randn(sum(num_new), 2 * group + 2, 32, dtype=torch.bfloat16, device=DEVICE)
+    query = packed[:, : 2 * group]  # as a projection leaves Q, K and V
+    key, value = torch.randn(2, sum(num_all), 2, 32, dtype=torch.bfloat16, device=DEVICE)
+    out = packed_prefill(query, key, value, *bounds, longest=max(num_new))
+    expected = packed_prefill_reference(query, key, value, num_new, num_all)
+    torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_packed_prefill_refuses_what_does_not_fit():
+    query, bounds = torch.randn(4, 4, 32, dtype=torch.bfloat16), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ValueError, match="does not fit"):
+        packed_prefill(query, query[:, :3], query[:, :3], bounds, bounds, 4)
+    with pytest.raises(ValueError, match="contiguous"):
+        packed_prefill(query, query[:, ::2], query[:, ::2], bounds, bounds, 4)
+    with pytest.raises(ValueError, match="head_dim"):
+        packed_prefill(query[..., :24], query[..., :24], query[..., :24], bounds, bounds, 4)

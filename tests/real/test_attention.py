@@ -25,6 +25,7 @@ BATCHES = {
     "some behind contexts": [(3, 5), (0, 40), (200, 1), (64, 64)],
     "of one token each": [(9, 1), (0, 1), (300, 1)],
     "of equal lengths": [(128, 16)] * 5,
+    "long ones": [(300, 700), (0, 600), (77, 129)],
 }
 """Tokens of each chunk's context, and its own."""
 

@@ -1,4 +1,4 @@
-"""Decode attention and append: one layer of 32 query heads and 8 KV heads of 128 in bf16."""
+"""Attention and append: one layer of 32 query heads and 8 KV heads of 128 in bf16."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,16 +12,35 @@ from pdkernels.bench.rows import Row
 from pdkernels.bench.staging import Bench
 from pdkernels.bench.timing import event_us, graph_us, submit_us
 from pdkernels.decode import DecodeWorkspace, paged_decode
+from pdkernels.prefill import packed_prefill
 
 _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
+_PROMPTS = 512, 1024, 2048, 4096, 8192, 16384
 _SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Rows for decode and append; tokens is the context, the batch is in the model's name."""
+    """Rows for prefill, decode and append; tokens is the prompt or context, the batch is in the model's name."""
+    for tokens in _PROMPTS:
+        yield from _prefill(tokens)
     for page_size in (16,) if quick else (1, 16, 64):
         for batch, context in _SHAPES:
             yield from _decode(bench, batch, context, page_size)
+
+
+def _prefill(tokens: int) -> Iterator[Row]:
+    """A prompt without a context, beside torch's flash attention."""
+    packed = torch.randn(tokens, 32 + 16, 128, dtype=torch.bfloat16, device="cuda")
+    query, key, value = packed.split((32, 8, 8), dim=1)
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
+    flash = torch.ops.aten._flash_attention_forward.default  # as real mode calls it for few tokens
+    variants = {
+        "fused": lambda: packed_prefill(query, key, value, bounds, bounds, tokens),
+        "torch_flash": lambda: flash(query[None], key[None], value[None], None, None, tokens, tokens, 0.0, True, False),
+    }
+    for variant, call in variants.items():
+        row = Row("prefill", variant, _LAYER.name, tokens, 1, 1, 1, key.nbytes + value.nbytes)
+        yield replace(row, time_us=event_us([call], 20), submit_us=submit_us([call], 20))
 
 
 def _decode(bench: Bench, batch: int, context: int, page_size: int) -> Iterator[Row]:

@@ -40,6 +40,7 @@ class PackedAttention:
 
     def __init__(self, num_new: Sequence[int], num_all: Sequence[int], device: torch.device) -> None:
         """Tokens of each sequence: num_new attend, to num_all of which they are the last."""
+        self._num_new = num_new
         self._longest = max(num_new), max(num_all)
         bounds = [list(accumulate(lengths, initial=0)) for lengths in (num_new, num_all)]
         self._slices = [[slice(*ends) for ends in pairwise(b)] for b in bounds]
@@ -48,12 +49,21 @@ class PackedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim]."""
         if query.is_cuda and query.dtype in _FLASH_DTYPES:
-            return self._flash(query, key, value)
+            return self._on_gpu(query, key, value)
         sequences = zip(*self._slices, strict=True)
         return torch.cat([causal_attention(query[new], key[whole], value[whole]) for new, whole in sequences])
 
+    def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """One launch."""
+        from pdkernels.prefill import is_fastest, packed_prefill  # noqa: PLC0415
+
+        if is_fastest(query, self._num_new):
+            new_bounds, all_bounds = self._bounds
+            return packed_prefill(query, key, value, new_bounds, all_bounds, self._longest[0])
+        return self._flash(query, key, value)
+
     def _flash(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One launch. A sequence alone goes in unpacked: then its context is split over processors that are idle."""
+        """A sequence alone goes in unpacked: then its context is split over processors that are idle."""
         alone = len(self._slices[0]) == 1
         bounds = (None, None) if alone else self._bounds
         if alone:

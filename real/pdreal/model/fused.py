@@ -5,30 +5,18 @@ addresses. Every tensor begins at a multiple of 16 bytes, which only positions n
 """
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from pdkernels.launch import Launcher
+from pdkernels.addressing import aligned
+from pdkernels.launch import TYPES, Launcher
 from torch import Tensor
 
 _HEADS = 8
 """Heads of a token that one program rotates."""
 _COLUMNS = 1024
 """Columns of a token's gate that one program multiplies."""
-TYPES: dict[torch.dtype, Any] = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-}
-
-
-@triton.jit
-def aligned(address, TYPE: tl.constexpr):
-    """An address as a pointer to elements of a type, the first at a multiple of 16 bytes."""
-    return tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
 
 
 @triton.jit(do_not_specialize=("x", "residual", "weight", "out"))

@@ -13,20 +13,21 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-from pdkernels.launch import Launcher
+from pdkernels.addressing import aligned
+from pdkernels.launch import TYPES, Launcher
 from torch import Tensor
 from torch.nn.functional import linear
 
-from pdreal.model.fused import TYPES, aligned
 from pdreal.model.weights import ExpertWeights
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Of a block: what a tensor core takes at least, and what registers hold."""
 _BLOCKS = 8
-"""Of one list in prefill, at the same time: some experts have many times the rows of others."""
+"""Of one list in prefill, at the same time: some experts have many times the rows of others. Neighbouring programs take
+them, so that an expert's weights are read from memory once."""
 _STEP = 64
 """Inputs that a product takes at a time. Tiles, warps and stages are the fastest of 60 on an H200, with 128 experts of
-768 behind a hidden size of 2,048: they reach 4.2 TB/s with 32 tokens and 350 TFLOP/s with 4,096."""
+768 behind a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
 
 
 @triton.jit(do_not_specialize=("scores", "shares", "lists", "lengths", "tokens"))
@@ -79,11 +80,11 @@ def gate_up_kernel(
     STEP: tl.constexpr,
 ):
     """silu(gate) * up of some columns, for each row of an expert: [rows, inner]."""
-    expert = tl.program_id(1).to(tl.int64)
-    column, step = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    expert = tl.program_id(2).to(tl.int64)
+    column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
     gates = aligned(weights, TYPE) + (expert * (2 * INNER) + column)[None, :] * HIDDEN + step[:, None]
     length = tl.load(aligned(lengths, tl.int32) + expert)
-    for begin in range(tl.program_id(2) * ROWS, length, tl.num_programs(2) * ROWS):
+    for begin in range(tl.program_id(0) * ROWS, length, tl.num_programs(0) * ROWS):
         entry = begin + tl.arange(0, ROWS)
         live = (entry < length)[:, None]
         row = tl.load(aligned(lists, tl.int32) + expert * tokens + entry, mask=entry < length, other=0).to(tl.int64)
@@ -115,11 +116,11 @@ def down_kernel(
     STEP: tl.constexpr,
 ):
     """Some columns of each row of an expert, times the row's share: [rows, hidden]."""
-    expert = tl.program_id(1).to(tl.int64)
-    column, step = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    expert = tl.program_id(2).to(tl.int64)
+    column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
     downs = aligned(weights, TYPE) + (expert * HIDDEN + column)[None, :] * INNER + step[:, None]
     length = tl.load(aligned(lengths, tl.int32) + expert)
-    for begin in range(tl.program_id(2) * ROWS, length, tl.num_programs(2) * ROWS):
+    for begin in range(tl.program_id(0) * ROWS, length, tl.num_programs(0) * ROWS):
         entry = begin + tl.arange(0, ROWS)
         live = (entry < length)[:, None]
         row = tl.load(aligned(lists, tl.int32) + expert * tokens + entry, mask=entry < length, other=0).to(tl.int64)
@@ -181,7 +182,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
     gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
     of_layer = x.data_ptr(), weights.gate_up.data_ptr()
     blocks = _BLOCKS if block == _MOST_ROWS else 1
-    gate_up(x.device, (inner // inner_tile, num_experts, blocks), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
+    gate_up(x.device, (blocks, inner // inner_tile, num_experts), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
     of_down = gated.data_ptr(), weights.down.data_ptr(), shares.data_ptr()
-    down(x.device, (hidden // hidden_tile, num_experts, blocks), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
+    down(x.device, (blocks, hidden // hidden_tile, num_experts), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
     return mixed.view(num_tokens, weights.num_active, hidden).sum(1)
