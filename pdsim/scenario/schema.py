@@ -53,7 +53,7 @@ class ServerSettings(Section):
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the GPU's memory for weights and KV; None: SGLang's rule."""
+    """Share of the GPU's memory for weights and KV; None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
@@ -395,8 +395,9 @@ SHORTHANDS = {"router": by_role, "cost": by_role}
 """Fields that a plain value may stand for."""
 
 Engine = Literal["sglang", "vllm"]
-ENGINE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
     "vllm": {
+        "page_size": 16,
         "decode": {
             "radix_cache": True,
             "allocation": "prefill_complete",
@@ -405,7 +406,7 @@ ENGINE_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     }
 }
-"""Defaults of an engine where they are not those of the fields."""
+"""Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
 
 
 def with_defaults_of_engine(data: Any) -> Any:
@@ -413,9 +414,11 @@ def with_defaults_of_engine(data: Any) -> Any:
     if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
         return data
     filled = dict(data)
-    for role, defaults in ENGINE_DEFAULTS.get(data["engine"], {}).items():
-        if isinstance(given := data.get(role), dict):
-            filled[role] = {**defaults, **given}
+    for field, default in ENGINE_DEFAULTS.get(data["engine"], {}).items():
+        if not isinstance(default, dict):
+            filled.setdefault(field, default)
+        elif isinstance(given := data.get(field), dict):
+            filled[field] = {**default, **given}
     return filled
 
 

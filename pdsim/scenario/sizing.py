@@ -1,4 +1,4 @@
-"""Sizes of instances: layout, pool, slots, chunk, with SGLang's defaults where the scenario is silent."""
+"""Sizes of instances: layout, pool, slots, chunk, with the engine's defaults where the scenario is silent."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +22,16 @@ from pdsim.scenario.schema import (
 )
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
-from pdsim.system.memory import Layout, LayoutError, Role, default_max_running, default_mem_fraction, memory_tier
+from pdsim.system.memory import (
+    VLLM_MEM_FRACTION,
+    Layout,
+    LayoutError,
+    Role,
+    default_max_running,
+    default_mem_fraction,
+    memory_tier,
+    vllm_batch,
+)
 from pdsim.system.model import GroupedQueryAttention, LatentAttention
 
 STATES_PER_REQUEST = 3
@@ -120,18 +129,20 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: R
     layout = layout_of(scenario, role)
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
-        chunk = memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+        chunk = _default_chunk(scenario, layout)
     chunk = max(chunk, 0)  # 0: no chunking
     if 0 < chunk < scenario.page_size * settings.dp:
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
-    fraction = settings.mem_fraction or default_mem_fraction(layout.gpu, settings.tp, role, chunk or None, None)
+    fraction = _told_fraction(scenario, settings) or default_mem_fraction(
+        layout.gpu, settings.tp, role, chunk or None, None
+    )
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    fraction = settings.mem_fraction or default_mem_fraction(
+    fraction = _told_fraction(scenario, settings) or default_mem_fraction(
         layout.gpu, settings.tp, "decode", None, given, draft_tokens=settings.speculative_draft_tokens or 1
     )
     extra = settings.extra_slots
@@ -139,6 +150,25 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
         running = None if given is None else max(1, given // settings.dp)
         extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
     return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
+
+
+def _default_chunk(scenario: Scenario, layout: Layout) -> int:
+    """Of all data-parallel ranks together."""
+    if scenario.engine == "vllm":
+        return vllm_batch(layout.gpu).num_tokens * layout.dp
+    return memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+
+
+def _default_running(scenario: Scenario, layout: Layout, pool_tokens: int) -> int:
+    """Of one data-parallel rank."""
+    if scenario.engine == "vllm":
+        return vllm_batch(layout.gpu).num_requests
+    return default_max_running(pool_tokens, layout.model.max_context_tokens)
+
+
+def _told_fraction(scenario: Scenario, settings: ServerSettings) -> float | None:
+    """The scenario's, or vLLM's; None: SGLang derives it."""
+    return settings.mem_fraction or (VLLM_MEM_FRACTION if scenario.engine == "vllm" else None)
 
 
 def _resolved_memory(
@@ -155,7 +185,7 @@ def _resolved_memory(
         raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
     pool = pool // page * page
     given, states = settings.max_running_requests, layout.max_states(fraction)
-    running = default_max_running(pool, layout.model.max_context_tokens)
+    running = _default_running(scenario, layout, pool)
     if given is not None:
         running = max(1, given // settings.dp)
     if states is not None:

@@ -1,7 +1,10 @@
-"""How much of a GPU's memory is left for KV pages: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator)."""
+"""How much of a GPU's memory is left for KV pages: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator).
+
+vLLM's defaults are those of 0.33.0: config/cache.py and EngineArgs.get_batch_defaults of engine/arg_utils.py.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, ModelSpec, StateDtype
@@ -137,3 +140,25 @@ def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
     """max_running_requests when it is not given."""
     by_context = int(pool_tokens / max_context_tokens * 512)
     return min(max(2048, min(by_context, 4096)), pool_tokens // 2)
+
+
+VLLM_MEM_FRACTION = 0.92
+"""vLLM's gpu_memory_utilization when it is not given."""
+
+
+class VllmBatch(NamedTuple):
+    """The most that one engine of vLLM, which is one data-parallel rank, takes into a forward when nothing is given."""
+
+    num_tokens: int
+    """max_num_batched_tokens"""
+    num_requests: int
+    """max_num_seqs"""
+
+
+def vllm_batch(gpu: GpuSpec) -> VllmBatch:
+    """That of `vllm serve`."""
+    if gpu.memory_bytes >= 160 * GIB:
+        return VllmBatch(num_tokens=16384, num_requests=1024)
+    if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name:
+        return VllmBatch(num_tokens=8192, num_requests=1024)
+    return VllmBatch(num_tokens=2048, num_requests=256)

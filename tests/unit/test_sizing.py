@@ -1,8 +1,14 @@
 """What a server's settings mean for one of its data-parallel ranks, and for what it drafts."""
 
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdsim.scenario.build import build
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, small, small_aggregated
 
@@ -42,3 +48,47 @@ def test_draft_tokens_take_memory_from_the_pool():
 
     drafts = {"decode__speculative_draft_tokens": 4, "decode__speculative_accept_length": 2}
     assert fraction(**drafts) < fraction()
+
+
+GIVEN = {"mem_fraction": 0.5, "pool_tokens": 4096, "chunked_prefill_tokens": 64, "max_running_requests": 7}
+OWN = {"mem_fraction": 0.92, "chunked_prefill_tokens": 8192, "max_running_requests": 1024}
+
+
+def of_vllm(**changes):
+    """On H100; without changes, all that can be left out is."""
+    data = {
+        "model": "qwen3-8b",
+        "engine": "vllm",
+        "prefill": {"gpu": "h100"},
+        "decode": {"gpu": "h100"},
+        "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 1, "output_tokens": 1},
+        **changes,
+    }
+    return resolve(parse_scenario(data, base=Path()))
+
+
+@given(st.sets(st.sampled_from(sorted(GIVEN))), st.sampled_from(["prefill", "decode", "aggregated"]))
+def test_vllm_sizes_what_a_scenario_leaves_out_and_nothing_else(names, role):
+    told = {name: GIVEN[name] for name in names if role != "decode" or name != "chunked_prefill_tokens"}
+    changes = {role: {"gpu": "h100", **told}}
+    if role == "aggregated":
+        changes |= {"prefill": None, "decode": None}
+    scenario = of_vllm(**changes)
+    found = getattr(scenario, role)
+    pool_tokens = layout_of(scenario, role).pool_tokens(found.mem_fraction, 16)
+    expected = {"pool_tokens": pool_tokens, **OWN, **told}
+    if role == "decode":
+        del expected["chunked_prefill_tokens"]
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("given_tokens", "page_size"), [({}, 16), ({"page_size": 1}, 1), ({"page_size": 64}, 64)])
+def test_vllm_has_blocks_of_16_tokens_unless_told(given_tokens, page_size):
+    assert of_vllm(**given_tokens).page_size == page_size
+    assert of_vllm(**given_tokens, engine="sglang").page_size == given_tokens.get("page_size", 1)
+
+
+def test_each_rank_of_vllm_has_a_batch_of_its_own():
+    scenario = of_vllm(prefill={"gpu": "h100", "tp": 4, "dp": 4})
+    assert scenario.prefill.rank_chunk_tokens == 8192
+    assert scenario.prefill.max_running_requests == 1024

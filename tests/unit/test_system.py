@@ -3,7 +3,7 @@
 import pytest
 
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, names
-from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier
+from pdsim.system.memory import Layout, LayoutError, default_max_running, default_mem_fraction, memory_tier, vllm_batch
 
 
 def layout(model, gpu, tp=1, kv_dtype="bf16"):
@@ -98,6 +98,20 @@ def test_defaults_by_memory():
     assert default_mem_fraction(load_gpu("h200"), 1, "decode", None, None) == pytest.approx(0.929, abs=0.01)
     assert default_max_running(400_000, 131_072) == 2048
     assert default_max_running(1_000, 131_072) == 500
+
+
+@pytest.mark.parametrize(
+    ("gpu", "batch"),
+    [
+        ("b200", (16384, 1024)),
+        ("h200", (8192, 1024)),
+        ("h100", (8192, 1024)),
+        ("a100", (2048, 256)),
+        ("l40s", (2048, 256)),
+    ],
+)
+def test_batches_of_vllm_by_memory(gpu, batch):
+    assert vllm_batch(load_gpu(gpu)) == batch
 
 
 def test_experts_read_grow_with_the_batch():
