@@ -72,8 +72,10 @@ class Recorder:
         self._decoded_until_ns: dict[str, int] = {}
         """Time of the last token of the requests in a batch, by instance."""
 
-    def on_arrival(self, request_id: int, num_prompt_tokens: int, num_output_tokens: int, now_ns: int) -> None:
-        record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns)
+    def on_arrival(
+        self, request_id: int, num_prompt_tokens: int, num_output_tokens: int, now_ns: int, request_class: str = ""
+    ) -> None:
+        record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns, request_class=request_class)
         self._requests[request_id] = record
         self.records.requests.append(record)
 

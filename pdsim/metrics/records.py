@@ -42,6 +42,8 @@ class RequestRecord:
     outcome: str = "unfinished"
     """unfinished, finished or failed"""
     reason: str = ""
+    request_class: str = ""
+    """As the trace names it, for limits of its own; empty: none."""
 
     @property
     def is_aggregated(self) -> bool:

@@ -9,9 +9,9 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell
 from pdsim.show.style import FULL, INK, MUTED, new_figure, percent_axis, tidy
+from pdsim.study.planning.plan import REMARKS
 
 FILE = "plan.json"
-_REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}
 
 _COLORS = {"misses it": "#882255", "the plan": "#117733", "as cheap": "#0072B2", "faster": "#332288"}
 _MOST_SHOWN = 2.0
@@ -40,7 +40,7 @@ def plan_page(folder: Path) -> Page:
 
 def _rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
     """By price, with what is said of each."""
-    for kind, remark in _REMARKS.items():
+    for kind, remark in REMARKS.items():
         found = plan[kind] or []
         rows: list[Row] = found if isinstance(found, list) else [found]
         for row in rows:

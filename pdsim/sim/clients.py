@@ -83,7 +83,9 @@ class Clients:
             self._front_end.send(spec)
 
     def _arrive(self, spec: RequestSpec) -> None:
-        self._recorder.on_arrival(spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns)
+        self._recorder.on_arrival(
+            spec.request_id, len(spec.prompt), len(spec.output), self._timeline.now_ns, spec.request_class
+        )
         self._waiting.add(spec.request_id)
         if self.on_sent is not None:
             self.on_sent(spec.request_id)

@@ -202,6 +202,22 @@ def test_layers_hide_a_slow_link_and_nothing_else(ask):
     assert "hardly matters" in fast.text
 
 
+@pytest.mark.parametrize("name", ["capacity", "explain-ttft", "pd-ratio", "routing"])
+def test_a_router_that_nobody_chose_is_said(tmp_path, name):
+    """Where the question does not try several itself."""
+    path = tmp_path / "base.yaml"
+
+    def says(text):
+        path.write_text(text)
+        made = pdsim.ask(name, path, changes=[poisson(20)], seeds=1, jobs=1)
+        return any("The router is cache_aware, the default" in note for note in made.notes)
+
+    unnamed = SCENARIO.replace("router: round_robin\n", "")
+    assert says(unnamed) == (name in ("capacity", "explain-ttft"))
+    assert not says(SCENARIO)
+    assert not says(unnamed.replace("instances: 2", "instances: 1"))
+
+
 def test_capacity_lies_below_what_a_server_can_do(ask):
     """Two prefill servers of 20 ms a prompt: 100/s at most."""
     made = ask("capacity", "workload.num_requests=150", "workload.output_tokens=2", poisson(250), ttft_ms=200)

@@ -58,6 +58,19 @@ def test_columns_are_the_fields_of_the_records(tables, name):
     assert tables[name].column_names == COLUMNS[name]
 
 
+def test_requests_keep_the_class_of_their_trace(tmp_path):
+    """Folders written before there was the column read as requests without a class."""
+    classes = ["chat", "batch", "", "chat"]
+    rows = [f"{i},40,5,{name}" for i, name in enumerate(classes)]
+    (tmp_path / "trace.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens,class", *rows]))
+    traced = run(small(workload={"use": "request_table", "path": str(tmp_path / "trace.csv")}, client="open_loop"))
+    write_records(tmp_path / "run", traced.result.summary(), traced.result.records)
+    assert [one.request_class for one in read_records(tmp_path / "run").requests] == classes
+    path = tmp_path / "run" / "requests.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns(["request_class"]), path)
+    assert [one.request_class for one in read_records(tmp_path / "run").requests] == [""] * len(classes)
+
+
 def test_a_row_for_each_record(result, tables):
     assert {name: tables[name].num_rows for name in COLUMNS} == {
         name: len(getattr(result.records, name)) for name in COLUMNS

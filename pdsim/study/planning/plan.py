@@ -24,6 +24,10 @@ class Row(NamedTuple):
         return found if self.limit is None else {**found, "limit": self.limit._asdict()}
 
 
+REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}
+"""What is said of each kind of row, in the order in which they are listed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     slo: Slo
@@ -105,9 +109,15 @@ class Plan:
         return f"{tails}, {'within' if outcome.meets else 'outside'} the SLO"
 
     @property
+    def kinds(self) -> dict[str, tuple[Row, ...]]:
+        """Rows by their kind, a key of REMARKS and of plan.json."""
+        chosen = () if self.chosen is None else (self.chosen,)
+        return {"nearest": self.nearest, "plan": chosen, "as_cheap": self.others, "faster": self.faster}
+
+    @property
     def rows(self) -> list[Row]:
         """By price: the plan after those that miss the SLO."""
-        return [*self.nearest, *([self.chosen] if self.chosen else []), *self.others, *self.faster]
+        return [row for kind in REMARKS for row in self.kinds[kind]]
 
     @property
     def titles(self) -> list[str]:
@@ -122,11 +132,7 @@ class Plan:
         return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, self._remark(row)]
 
     def _remark(self, row: Row) -> str:
-        if row == self.chosen:
-            return "the plan"
-        if not row.outcome.meets:
-            return "misses it"
-        return "faster" if row in self.faster else "as cheap"
+        return next(REMARKS[kind] for kind, rows in self.kinds.items() if row in rows)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.result import RunResult
@@ -195,7 +196,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
         winner=verdict.winner,
         is_recommended=bool(verdict.advice),
         text=f"{verdict.advice}: {verdict.why}" if verdict.advice else verdict.why,
-        notes=(*verdict.notes, _alone(study, changes), *_errors(study)),
+        notes=(*verdict.notes, *_default_router(study, scenario), _alone(study, changes), *_errors(study)),
         warnings=tuple(study.warnings),
         limit=None if result.stall else _limit(study, verdict.winner, scenario, progress),
         run=result,
@@ -204,6 +205,17 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
         columns=question.columns,
         rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
     )
+
+
+def _default_router(study: Study, scenario: Scenario) -> list[str]:
+    """The router of a question that does not vary it, where there is a choice of instances and nobody chose one."""
+    is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
+    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
+    most_instances = max(servers.instances for servers in roles if servers is not None)
+    if is_varied or most_instances == 1 or study.base.names_router:
+        return []
+    router = component_name(scenario.router.prefill)
+    return [f"The router is {router}, the default, since the scenario names none."]
 
 
 def _limit(study: Study, label: str, scenario: Scenario, progress: Progress | None) -> Limit:

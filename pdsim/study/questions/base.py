@@ -101,9 +101,13 @@ class Base:
                 found[name]["front_end.latency_in"] = f"{end.front_end.latency_in} ns"
         return found
 
+    @property
+    def names_router(self) -> bool:
+        return "router" in self._data()
+
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
-        if most_instances == 1 or "router" in self._data():
+        if most_instances == 1 or self.names_router:
             return {"": {}}
         return {f", {router}": {"router": router} for router in ROUTERS}
 
