@@ -59,5 +59,5 @@ def __getattr__(name: str) -> Any:
 
 
 def is_compiled() -> bool:
-    """Whether the core runs as machine code: a compiled wheel, or `make fast`."""
+    """True if the core runs as machine code: a compiled wheel, or `make fast`."""
     return not (import_module("pdsim.core.instance").__file__ or "").endswith(".py")

@@ -1,4 +1,4 @@
-"""What the commands of every program have in common: options, JSON, and how they fail."""
+"""Parts that the commands of every program share: options, JSON, and how they fail."""
 
 import json
 import sys
@@ -134,7 +134,7 @@ def print_json(value: Any) -> None:
 
 
 def print_warnings(finished: FinishedRun) -> None:
-    """What of a run was not measured: a line above its tables, for they look alike."""
+    """Prints what was not measured of a run above its tables, for they look alike."""
     for message in finished.warnings:
         print(f"warning: {finished.name}: {message}")
 

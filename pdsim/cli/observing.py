@@ -41,7 +41,7 @@ def observe(
     from dataclasses import asdict
 
     from pdsim.calibration.observe.plan import Budget, loads, planned
-    from pdsim.calibration.observe.server import Server
+    from pdsim.calibration.observe.server import ServerClient
     from pdsim.calibration.observe.session import Session
     from pdsim.cli.finished import progress_over
     from pdsim.show.observation_tables import print_observation, print_plan
@@ -54,7 +54,7 @@ def observe(
     for name, (value, least) in least_of.items():
         if value < least:
             raise ConfigError(f"--{name}: expected at least {least}, found {value}")
-    server = Server(url, model=model, api_key=api_key)
+    server = ServerClient(url, model=model, api_key=api_key)
     budget = Budget(minutes, requests, concurrency, longest_prompt)
     probes = list(planned(budget))
     if dry_run:

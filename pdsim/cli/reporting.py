@@ -1,4 +1,4 @@
-"""From paths to the page that reports on them."""
+"""Makes the page that reports on runs or a sweep, from their paths."""
 
 import sys
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ from pdsim.system.catalog import names
 from pdsim.workload.client_driver import ClosedLoop
 
 INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-"""What is told of a run between the ends of its cost."""
+"""Metrics that are reported at both ends of a run's cost."""
 _RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
 
@@ -107,7 +107,7 @@ def obtain_runs(
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
-    """Where each scenario file's run is kept: checked before the first of them is simulated."""
+    """Run folder of each scenario file, checked before the first of them is simulated."""
     folders: dict[Path, Path] = {}
     require_out(out)
     for path in paths:
@@ -122,7 +122,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
 
 
 def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
-    """In the run's summary, where one ran on a CPU or has its times, and the other has a GPU's."""
+    """Warns in the run's summary where one ran on a CPU or has its times, and the other has a GPU's."""
     devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:
@@ -132,7 +132,7 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
 
 
 def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
-    """Of a run folder, or of a scenario file with changes. Raises ConfigError for another tool's result."""
+    """The scenario of a run folder, or of a file with changes. Raises ConfigError for another tool's result."""
     if path.suffix in _RESULTS:
         raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
     if path.is_dir():
@@ -142,7 +142,7 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
-    """Of a scenario file, or of the scenario that a run folder keeps: of a real run they are simulated, too."""
+    """Sensitivities of a scenario file, or of the scenario in a run folder; real runs are simulated, too."""
     scenario = load_scenario(path / SCENARIO) if path.is_dir() else load_scenario(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
@@ -191,7 +191,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 
 
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
-    """Where the times of each role's operators come from, if its cost is of kernels."""
+    """Origin of the times of each role's operators, if its cost is of kernels."""
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
     return {role: told(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 

@@ -103,16 +103,16 @@ def _file(answer: str) -> Path:
     return path
 
 
-def schema(of: Literal["scenario", "sweep"] = "scenario", /) -> None:
+def schema(kind: Literal["scenario", "sweep"] = "scenario", /) -> None:
     """Print the JSON schema of scenario files, or of sweep files.
 
     Parameters
     ----------
-    of
+    kind
         Which of the two.
 
     """
     from pdsim.scenario.loading import scenario_schema
     from pdsim.study.sweep_file import sweep_schema
 
-    print_json(sweep_schema() if of == "sweep" else scenario_schema())
+    print_json(sweep_schema() if kind == "sweep" else scenario_schema())

@@ -1,1 +1,1 @@
-"""What decides: prefill and decode instances, router, caches. Pure state machines, driven from outside."""
+"""Prefill and decode instances, router and caches: pure state machines, driven from outside."""

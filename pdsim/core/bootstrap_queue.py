@@ -78,7 +78,7 @@ class BootstrapQueue:
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:
-        """Those that are not begun before their grant."""
+        """Requests that are not begun before their grant."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def expect(self, request: PrefillRequest, now_ns: int) -> list[Command]:

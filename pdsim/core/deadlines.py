@@ -13,7 +13,7 @@ class Deadlines:
     """Requests with equal timeouts: the first in is the first due. Asks to be woken for it; `expired` names the due."""
 
     def __init__(self, owner: str, timeout_ns: int | None) -> None:
-        """Without a timeout nothing is ever due."""
+        """Sets the timeout; None: nothing is ever due."""
         self._owner = owner
         self._timeout_ns = timeout_ns
         self._due: deque[tuple[int, int]] = deque()
@@ -27,7 +27,7 @@ class Deadlines:
         return self._alarm(now_ns)
 
     def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
-        """Those still live, in order. They are forgotten, and an alarm is set for the next."""
+        """Requests that are due and still live, in order. They are forgotten, and an alarm is set for the next."""
         if self._woken_ns > now_ns:
             return []
         found = []
@@ -61,7 +61,7 @@ class LateRequests:
             del self._kept[next(iter(self._kept))]
 
     def add(self, request_id: int, why: str = "") -> None:
-        """If it is not remembered already."""
+        """Remembers a request, unless it is remembered already."""
         self._kept.setdefault(request_id, (self._now_ns + KEPT_NS, why))
 
     def discard(self, request_id: int) -> None:

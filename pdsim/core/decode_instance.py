@@ -71,7 +71,7 @@ class DecodeLimits:
     release_timeout_ns: int | None = None
     """Time for which pages are kept for a writer that does not say that it is done."""
     polling_interval_steps: int = 1
-    """Between two looks at queue and transfers, while anything runs (--disaggregation-decode-polling-interval)."""
+    """Steps between looks at queue and transfers while anything runs (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
     speculation: Speculation | None = None
@@ -293,7 +293,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return [Failed(request_id, reason, retryable)]
 
     def _on_lost(self, lost: KvLost, now_ns: int) -> list[Command]:
-        """If it was cancelled before, its pages are held already."""
+        """Holds the pages, unless the request was cancelled before: then they are held already."""
         if not self._is_due(lost.request_id):
             return []
         held = self._releases.hold(self.transferring.pop(lost.request_id), now_ns)
@@ -392,7 +392,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return lacked
 
     def _outgrown(self, request: DecodeRequest) -> str:
-        """Why the last request of the batch does not fit alone."""
+        """Reason why the last request of the batch does not fit alone."""
         num_tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
         if num_tokens > (capacity := self.cache.capacity_tokens):
             return f"{num_tokens} tokens do not fit the {capacity} tokens of {self.instance_id}"

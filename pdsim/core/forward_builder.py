@@ -105,7 +105,7 @@ class ForwardBuilder(Generic[PromptT]):
 
     @property
     def is_midway(self) -> bool:
-        """Whether a prompt was begun and not finished. `partial` itself, once compared, stays narrowed behind calls."""
+        """True if a prompt was begun and not finished. `partial` itself, once compared, stays narrowed behind calls."""
         return self.partial is not None
 
     @property

@@ -172,6 +172,6 @@ def _path(node: Node) -> list[Node]:
 
 
 def _follows_host(node: Node) -> bool:
-    """Whether all in front of a node is in host memory: there are no gaps (SGLang's backup invariant)."""
+    """True if all in front of a node is in host memory: there are no gaps (SGLang's backup invariant)."""
     parent = node.parent
     return parent is not None and (parent.parent is None or parent.host is not None)

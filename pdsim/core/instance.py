@@ -53,7 +53,7 @@ class Instance(Protocol):
     def levels(self) -> Levels: ...
 
     def waiting_for(self) -> list[str]:
-        """One line for every request that is held up here and what it waits for: the stall report."""
+        """Lines of the stall report: each request that is held up here and what it waits for."""
         ...
 
 

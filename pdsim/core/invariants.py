@@ -89,7 +89,7 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node]) -> None:
-    """Of what is on the GPU, the nodes that are in host memory too."""
+    """Checks the nodes on the GPU that are in host memory too."""
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
     _check_pool(host.pool, [], in_host)

@@ -19,7 +19,7 @@ from pdsim.core.transfer_plan import TransferUnit
 
 
 class Entry(NamedTuple):
-    """One call into an instance: its arguments, the last of which is now_ns, and what it returned."""
+    """A call into an instance: its arguments, the last of which is now_ns, and what it returned."""
 
     instance_id: str
     call: str

@@ -118,7 +118,7 @@ class CellScattered(NamedTuple):
     request_id: int
     cell: int
     completes: KvArrived | None = None
-    """On to the decode instance: this was the last that was missing."""
+    """Message to pass on to the decode instance: this was the last that was missing."""
 
 
 class FreeCells(NamedTuple):
@@ -128,7 +128,7 @@ class FreeCells(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """One side of a pair to the other: this request will not be served. Nothing of it is under way, nor will be."""
+    """A side of a pair will not serve the request. Nothing of it is under way, nor will be."""
 
     request_id: int
     reason: str
@@ -175,7 +175,7 @@ class KvLost(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """To the health monitor: whether an instance answered, and in which of its lives."""
+    """An instance's answer to the health monitor, or its absence, and in which of its lives."""
 
     instance_id: str
     life: int | None
@@ -352,7 +352,7 @@ class PrefillStep(NamedTuple):
 
 
 class DecodeStep(NamedTuple):
-    """One token for every running request, up to max_steps times before the instance must be asked again.
+    """A token for every running request, up to max_steps times before the instance must be asked again.
 
     With speculative decoding it is one step, which gives each of them one token or more.
     The batch is the previous step's, less those that ended or are in `left`, and `joined`.

@@ -91,7 +91,7 @@ class RoleRouter:
         return self._remembered[instance_id].num_tokens(prompt)
 
     def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "") -> str:
-        """One that is not down; not the one to avoid, if there is another."""
+        """Picks an instance that is not down; not the one to avoid, if there is another."""
         self.now_ns = now_ns
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
@@ -163,7 +163,7 @@ class Router:
         self._is_aggregated = decode is None
         self._limits = limits
         self.retries = limits.max_retries > 0
-        """Whether it must be told of first tokens."""
+        """True if it must be told of first tokens."""
         self._backing_off: list[tuple[int, int, int]] = []
         """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
         self._draws = Draws()

@@ -21,7 +21,7 @@ from pdsim.policy.views import DecodeView, TokenSequence
 FOREVER = 1 << 62
 """More steps than any run has."""
 _ROUNDING = 1e-9
-"""By so much a whole number of requests may come out too large."""
+"""Rounding error of a whole number of requests."""
 
 
 @dataclass(slots=True)

@@ -124,7 +124,7 @@ class SendPlanner:
     def _cells(
         self, request: SendingRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """One descriptor a cell. State does not pass the ring: it follows with the first token."""
+        """Sends a descriptor for each cell. State does not pass the ring: it follows with the first token."""
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [
             self._unit(

@@ -154,7 +154,7 @@ class Sender:
         return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
-        """That no more is sent, and what the decode instance may do with the pages."""
+        """Says that no more is sent, and what the decode instance may do with the pages."""
         is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
         return m.Send(self._arrives_at(decode_id), word)

@@ -28,7 +28,7 @@ class Watermark(NamedTuple):
 
 
 def may_write(span: Span, watermark: Watermark) -> bool:
-    """Whether nothing live lies under the span, as far as the watermark tells."""
+    """True if nothing live lies under the span, as far as the watermark tells."""
     if span.round == 0 or span.round - 1 < watermark.round:
         return True
     return span.round - 1 == watermark.round and span.end <= watermark.offset
@@ -56,7 +56,7 @@ class StagingRing:
         return sum(lent.span.end - lent.span.offset for lent in self._live.values())
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether it is lent under this key."""
+        """True if it is lent under this key."""
         return key in self._live
 
     def span(self, key: Hashable) -> Span:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, kw_only=True)
 class RankPairLayout:
-    """Between a prefill and a decode instance, for one pair of ranks."""
+    """KV layout between a prefill and a decode instance, for one pair of ranks."""
 
     page_size: int
     page_bytes: int

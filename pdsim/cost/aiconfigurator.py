@@ -42,7 +42,7 @@ CONTEXTS = (1024, 8192)
 
 
 class NoOperatorTablesError(ValueError):
-    """Why there are no tables for a layout."""
+    """Raised for a layout without tables: says why there are none."""
 
 
 class AiConfiguratorModel:

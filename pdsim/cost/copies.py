@@ -95,7 +95,7 @@ class StagingCost:
     """Bytes read and written per second."""
     scatter_bandwidth: float
     num_writers: int
-    """Whose cells one decode rank scatters in one call."""
+    """Prefill ranks whose cells one decode rank scatters in one call."""
 
     def gather_ns(self, num_bytes: int) -> int:
         return self.gather_host_ns + round(2e9 * num_bytes / self.gather_bandwidth)

@@ -15,12 +15,12 @@ _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """One operator on one GPU, in one type or among so many GPUs."""
+    """An operator on one GPU, in one type or among so many GPUs."""
 
     compute: float
-    """Of the operations per second of its type."""
+    """Share of the operations per second of its type."""
     memory: float
-    """Of the memory's bandwidth; of the link's, where GPUs exchange."""
+    """Share of the memory's bandwidth; of the link's, where GPUs exchange."""
     fixed_us: float
     """Time beyond both."""
     error: float
@@ -69,7 +69,7 @@ def _decode_kind(layout: Layout) -> str:
 
 
 def told(layout: Layout) -> dict[str, str]:
-    """Where the kernel of each operator of a layout was measured."""
+    """Origin of the kernel of each operator of a layout."""
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]

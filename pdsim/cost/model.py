@@ -32,7 +32,7 @@ class DecodeLine(NamedTuple):
 
 
 STANDING = DecodeLine(0, 0, 0)
-"""Of a step that does nothing."""
+"""Line of a step that does nothing."""
 
 Terms = dict[str, float]
 """Parts of a time in ns, by name, in the order in which they are printed."""

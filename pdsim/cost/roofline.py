@@ -20,7 +20,7 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         self._flops_per_token = spec.flops_per_token - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
-        """Those among them of experts."""
+        """FLOPs among them of experts."""
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
@@ -102,7 +102,7 @@ class RooflineModel:
         return self._num_reductions * (self._settings.all_reduce_ns + num_tokens * self._reduce_ns_per_token)
 
     def _all_reduce_bytes_ns(self, layout: Layout) -> float:
-        """One token's bf16 activations through a ring all-reduce."""
+        """Time of one token's bf16 activations through a ring all-reduce."""
         hops = 2 * (layout.tp - 1) / layout.tp
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
@@ -123,6 +123,6 @@ class ExpertTimes:
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
 
     def ns(self, num_tokens: float) -> float:
-        """Of a forward over num_tokens on each instance of a server, or so many on average."""
+        """Time of a forward over num_tokens on each instance of a server, or so many on average."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes

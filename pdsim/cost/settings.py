@@ -50,7 +50,7 @@ class Roofline:
     """Time of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
     all_reduce_ns: float = 7_000
     expert_efficiency: float | None = None
-    """Of the products of routed experts; None: they are counted with all others."""
+    """Share of the FLOP/s in products of routed experts; None: they are counted with all others."""
     expert_memory_efficiency: float = 1.0
     """Used where expert_efficiency is given, as expert_layer_ns."""
     expert_layer_ns: float = 0
@@ -78,7 +78,7 @@ KERNELS_SPREAD = 1.3
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """What measured kernels reach of a GPU's nominal rates, operator by operator; host times are the roofline's.
+    """Shares that measured kernels reach of a GPU's nominal rates, by operator; host times are the roofline's.
 
     Fractions come from kernels.csv, by GPU and type of weights or KV: see experiments/operators. A GPU that was not
     measured takes the medians of those that were.

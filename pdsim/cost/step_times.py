@@ -147,7 +147,7 @@ class StepTimes:
         return self._computed(self._rows(num_requests))
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """As decode_line, where experts compute so many tokens; only a roofline tells them apart."""
+        """decode_line where experts compute so many tokens; only a roofline tells them apart."""
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
         line = self.decode.decode_line(self.num_computed(num_requests), expert_tokens)

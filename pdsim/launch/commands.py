@@ -20,7 +20,7 @@ Flags = list[tuple[str, Any]]
 
 
 class Place(NamedTuple):
-    """Where a server runs."""
+    """Host and ports of a server."""
 
     host: str
     first_gpu: int

@@ -103,7 +103,7 @@ def _labels(app: str, role: str) -> dict[str, str]:
 
 
 def _access(app: str) -> list[Manifest]:
-    """What the gateway needs to watch pods."""
+    """Access that the gateway needs to watch pods."""
     name = f"{app}-gateway"
     api = "rbac.authorization.k8s.io"
     metadata = _metadata(name, _labels(app, "gateway"))

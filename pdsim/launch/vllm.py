@@ -110,7 +110,7 @@ def launch(scenario: Scenario, source: str, model: str) -> Launch:
 
 
 def resolved(scenario: Scenario) -> Scenario:
-    """With the limits of the scenario's engine where it is silent, but the share of memory of the vLLM that runs it."""
+    """Fills in the engine's limits where the scenario is silent, but the share of memory of the vLLM that runs it."""
     found = resolve(scenario)
     update: dict[str, Any] = {}
     for role in roles(scenario):

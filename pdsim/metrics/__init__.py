@@ -1,1 +1,1 @@
-"""What happened: records, summaries, figures. The same for simulated and for real runs."""
+"""Records, summaries and figures of a run. The same for simulated and for real runs."""

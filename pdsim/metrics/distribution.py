@@ -26,7 +26,7 @@ class Samples:
         return sum(self._sorted) / len(self._sorted) if self._sorted else 0.0
 
     def std(self) -> float:
-        """Of the population, as numpy's."""
+        """Standard deviation of the population, as numpy's."""
         mean = self.mean()
         return sqrt(sum((v - mean) ** 2 for v in self._sorted) / len(self._sorted)) if self._sorted else 0.0
 
@@ -70,7 +70,7 @@ class RunSamples:
         return self._total / self.count if self.count else 0.0
 
     def std(self) -> float:
-        """Of the population."""
+        """Standard deviation of the population."""
         if not self.count:
             return 0.0
         mean = self.mean()

@@ -20,7 +20,7 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "response": ("streamed_ns", "first_token_ns", "first token passes the gateway"),
     "decode_forward": ("first_token_ns", "end_ns", "decodes"),
 }
-"""By SGLang's names: from, to, and what happens. They follow each other without a gap."""
+"""Stages by SGLang's names: from, to, and what happens. They follow each other without a gap."""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 
@@ -34,13 +34,13 @@ COMPUTED_FIRST_STAGES: dict[str, tuple[str, str, str]] = {
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
 }
-"""Of a request that was computed before decode granted it pages."""
+"""Stages of a request that was computed before decode granted it pages."""
 
 HIDDEN_BOOTSTRAP_STAGES = {
     **{stage: way for stage, way in STAGES.items() if stage != "decode_bootstrap"},
     "prefill_waiting": _WAITING,
 }
-"""Of a request that was granted pages while it was computed: it never waited for them."""
+"""Stages of a request that was granted pages while it was computed: it never waited for them."""
 
 AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "front_end": STAGES["front_end"],
@@ -49,12 +49,12 @@ AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
     "response": STAGES["response"],
     "decode_forward": STAGES["decode_forward"],
 }
-"""Of a request that one instance prefills and decodes."""
+"""Stages of a request that one instance prefills and decodes."""
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """One stage over all finished requests, in ms; `share` is of the mean latency."""
+    """A stage over all finished requests, in ms; `share` is of the mean latency."""
 
     stage: str
     meaning: str
@@ -66,7 +66,7 @@ class StageTimes:
 
 
 def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
-    """Of a finished request."""
+    """Stages of a finished request."""
     if request.is_aggregated:
         return AGGREGATED_STAGES
     granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0
@@ -76,12 +76,12 @@ def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
 
 
 def stage_ms(request: RequestRecord) -> dict[str, float]:
-    """Of one finished request."""
+    """Time of each stage of a finished request."""
     return {stage: _between(request, first, last) for stage, (first, last, _) in stages_of(request).items()}
 
 
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
-    """Of one cluster's requests: all are disaggregated or all aggregated."""
+    """Stage times of one cluster's requests: all are disaggregated or all aggregated."""
     by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
     done = [stage_ms(r) for r in by_ttft]
     slowest = done[-max(1, len(done) // 100) :]
@@ -124,7 +124,7 @@ PARTS = {
     "decode compute": "a step runs on decode",
     "decode wait": "between decode steps: retracted, prompts of others, host work",
 }
-"""In their order, and what they mean."""
+"""Parts in their order, and what they mean."""
 
 
 class CriticalPaths:
@@ -167,7 +167,7 @@ class CriticalPaths:
 
 
 def mean_parts_ms(records: RunRecords) -> dict[str, float]:
-    """Over finished requests, in the order of PARTS; those that no request has are left out."""
+    """Means over finished requests, in the order of PARTS; parts that no request has are left out."""
     paths = CriticalPaths(records)
     done = [request for request in records.requests if request.outcome == "finished"]
     sums: dict[str, int] = defaultdict(int)
@@ -235,7 +235,7 @@ def _busy(records: RunRecords, kind: str) -> Mapping[str, _Covered]:
 
 
 class Lacks:
-    """When the head of an instance's queue lacked pages, or slots."""
+    """Times when the head of an instance's queue lacked pages, or slots."""
 
     def __init__(self, records: RunRecords) -> None:
         self._spans = {kind: _blocked(records, kind) for kind in ("pages", "slots")}
@@ -246,7 +246,7 @@ class Lacks:
 
 
 def _blocked(records: RunRecords, kind: str = "") -> Mapping[str, _Covered]:
-    """When the head of an instance's queue lacked something, or that kind of thing."""
+    """Times when the head of an instance's queue lacked something, or that kind of thing."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     since: dict[str, int] = {}
     for level in records.levels:

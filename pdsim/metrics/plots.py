@@ -17,13 +17,13 @@ STAGE_COLORS = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77"
 """Tol's muted palette: not to be taken for the runs."""
 LINES = ("-", "--", "-.", ":")
 NUM_BINS = 300
-"""Of time: more would not be seen."""
+"""Bins of time: more would not be seen."""
 _MANY = 6
 """Instances; where there are more, those of one role share a colour and a name."""
 _FEW, _SHORT = 4, 10
 """Runs, and letters of their names, that have room under bars."""
 _SMALL = 0.02
-"""Of the longest bar: thinner stages are joined."""
+"""Share of the longest bar: thinner stages are joined."""
 _WIDE = 30
 """Largest by smallest: from here on powers of ten label an axis."""
 
@@ -64,7 +64,7 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Ru
 
 
 def overview(records: RunRecords) -> Figure:
-    """One run: where time went, TTFT, and what runs, waits and fills the pools over time."""
+    """Figure of a run: where time went, TTFT, and what runs, waits and fills the pools over time."""
     figure = Figure(figsize=(11, 9))
     top = figure.add_gridspec(1, 2, left=0.075, right=0.985, bottom=0.73, top=0.93, wspace=0.1)
     below = figure.add_gridspec(3, 1, left=0.075, right=0.985, bottom=0.06, top=0.64, hspace=0.12)

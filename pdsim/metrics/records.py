@@ -8,13 +8,13 @@ from pdsim.core.instance import Levels
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, stage by stage."""
+    """A request, stage by stage."""
 
     request_id: int
     num_prompt_tokens: int
     num_output_tokens: int
     arrival_ns: int
-    """When the client sent it."""
+    """Time when the client sent it."""
     routed_ns: int | None = None
     """A router gave it its instances. With retries, this and all below is of the last attempt."""
     prefill_id: str = ""
@@ -43,11 +43,11 @@ class RequestRecord:
     """unfinished, finished or failed"""
     reason: str = ""
     request_class: str = ""
-    """As the trace names it, for limits of its own; empty: none."""
+    """Class that the trace names, for limits of its own; empty: none."""
 
     @property
     def is_aggregated(self) -> bool:
-        """One instance did it all. Not known before it is routed."""
+        """True if one instance did it all. Not known before it is routed."""
         return self.prefill_id == self.decode_id != ""
 
 
@@ -73,7 +73,7 @@ class StepRecord(NamedTuple):
 
 
 class TransferRecord(NamedTuple):
-    """One transfer unit on its way from a prefill to a decode instance.
+    """A transfer unit on its way from a prefill to a decode instance.
 
     From start_ns on follow set-up, the line, posting and, until end_ns, bytes that nothing holds up but their links.
     """
@@ -103,7 +103,7 @@ class TransferRecord(NamedTuple):
 
 
 class TokenGap(NamedTuple):
-    """Between two tokens of so many requests, and not one step: they were retracted, prompts came first, or several
+    """A gap of so many requests between two tokens, not one step: they were retracted, prompts came first, or several
     tokens came together.
     """
 

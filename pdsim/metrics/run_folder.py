@@ -26,7 +26,7 @@ SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
-"""Of a real run that has not written its results."""
+"""Folder of a real run that has not written its results."""
 TABLES = ("requests", "steps", "transfers", "levels")
 
 _LINES_AT_ONCE = 256
@@ -68,7 +68,7 @@ def write_records(folder: Path, summary: Mapping[str, Any], records: RunRecords)
 
 
 def arrow_table(records: RunRecords, name: str) -> Any:
-    """One of TABLES: a row for each record, in order."""
+    """Table of records, a row for each, in order; `name` is one of TABLES."""
     match name:
         case "requests":
             columns = tuple(field.name for field in fields(RequestRecord))
@@ -184,7 +184,7 @@ class PandasMissingError(ImportError):
 
 
 class RunTables:
-    """What has the records of a run, and shows them as tables with the columns of its folder's files.
+    """Base of what has the records of a run: shows them as tables with the columns of its folder's files.
 
     Times are ns since the run began; a column in which some are "never" is of floats, with NaN for those. Tables are
     made anew at each call. Raises PandasMissingError without pandas.
@@ -194,7 +194,7 @@ class RunTables:
 
     @property
     def requests(self) -> Any:
-        """By request_id. Beside the columns of requests.parquet: ttft_ms, tpot_ms, e2e_ms; NaN if not finished."""
+        """Requests by request_id. Besides requests.parquet's columns: ttft_ms, tpot_ms, e2e_ms; NaN if not finished."""
         frame = self._frame("requests").set_index("request_id")
         is_done = frame["outcome"] == "finished"
         arrival_ns, num_gaps = frame["arrival_ns"], frame["num_output_tokens"] - 1
@@ -215,7 +215,7 @@ class RunTables:
 
     @property
     def levels(self) -> Any:
-        """How full an instance is from time_ns on. No rows unless the run observed levels."""
+        """Occupancy of each instance from time_ns on. No rows unless the run observed levels."""
         return self._frame("levels")
 
     def tail(self, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:

@@ -143,7 +143,7 @@ def _accept_length(records: RunRecords) -> float:
 
 
 def _per_step(steps: Iterable[StepRecord]) -> float:
-    """As a server log samples it: once per decode step, never while decode idles."""
+    """Mean over decode steps, as a server log samples it: never while decode idles."""
     num_steps = num_requests = 0
     for step in steps:
         num_steps += step.num_steps
@@ -203,13 +203,13 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""Of the arrivals: slower growth is not told from the end of a burst."""
+"""Share of the arrivals: slower growth is not told from the end of a burst."""
 _DEVIATIONS = 3
-"""Of a Poisson count: less is chance."""
+"""Deviations of a Poisson count: less is chance."""
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
-    """Of an open-loop run: in the second half of its arrivals' time, clearly fewer requests ended than arrived.
+    """True if, in the second half of an open loop's arrivals, clearly fewer requests ended than arrived.
 
     Its latencies then say how long it was run, not how long requests take. Where requests take about as long as
     arrivals go on, the run is too short to tell, and counts as saturated. False if all arrived at once.

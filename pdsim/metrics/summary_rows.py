@@ -23,7 +23,7 @@ class SummaryRow:
     kind: Literal["count", "time", "share", "bytes"]
     decimals: int = 0
     better: int = 0
-    """Whether more is (+1) or less (-1)."""
+    """More is better (+1), or less (-1)."""
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
         """0 for what a run did not count, None for what another tool does not report."""
@@ -119,7 +119,7 @@ def in_unit(value_ms: float, unit: str, decimals: int) -> str:
 
 
 def signed(value: float) -> str:
-    """With one decimal, and none where that is 0."""
+    """A signed number with one decimal, and none where that is 0."""
     text = f"{value:+,.1f}"
     return "0.0" if text in {"+0.0", "-0.0"} else text
 

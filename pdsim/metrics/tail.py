@@ -31,7 +31,7 @@ _MOST = 0.9
 
 
 class Cause(NamedTuple):
-    """What a group of requests waited for or was worked on by."""
+    """A part of the path that delayed a group of requests."""
 
     text: str
     part: str
@@ -118,7 +118,7 @@ def tail(records: RunRecords, metric: TailMetric = "ttft", *, percent: float = 1
 
 
 class _Causes:
-    """What makes requests slower than the median one."""
+    """Finds what makes requests slower than the median one."""
 
     def __init__(self, records: RunRecords, done: Sequence[RequestRecord], metric: TailMetric) -> None:
         self._done = done

@@ -34,7 +34,7 @@ _POINT_NS = 1000
 
 
 def write_timeline(path: Path, records: RunRecords) -> None:
-    """In one go: json.dump to a file encodes piece by piece, in Python."""
+    """Writes it in one go: json.dump to a file encodes piece by piece, in Python."""
     trace = {"displayTimeUnit": "ms", "traceEvents": trace_events(records)}
     text = json.dumps(trace, separators=(",", ":"), check_circular=False)
     path.write_bytes(gzip.compress(text.encode(), compresslevel=3, mtime=0))
@@ -62,7 +62,7 @@ def trace_events(records: RunRecords) -> list[Event]:
 
 
 def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
-    """Of processes and tracks that events use."""
+    """Names of the processes and tracks that events use."""
     used = {(event["pid"], event["tid"]) for event in events}
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
@@ -103,7 +103,7 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
-    """On the track of its worker, with what held its bytes up inside; and in flight on its path."""
+    """Transfers on the track of their worker, with what held their bytes up inside; and in flight on their path."""
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
         sizes = {"bytes": transfer.num_bytes, "pages": transfer.num_pages, "descriptors": transfer.num_descriptors}
@@ -134,7 +134,7 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: RunRecords, process: dict[str, int]) -> Iterator[Event]:
-    """What decode grants and merges, with arrows from a grant to prefill or its worker, and from there to the merge."""
+    """Grants and merges of decode, with arrows from a grant to prefill or its worker, and from there to the merge."""
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
     for tid, name, moment in ((_GRANTS, "grants", "admitted_ns"), (_MERGES, "merges", "streamed_ns")):
@@ -170,7 +170,7 @@ def _decisions(
 
 
 def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
-    """Between the slices that enclose two moments of two tracks."""
+    """An arrow between the slices that enclose two moments of two tracks."""
     for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
         bound = {"bp": "e"} if phase == "f" else {}
         yield {

@@ -1,4 +1,4 @@
-"""How full instances are while the cluster is loaded."""
+"""Occupancy of instances while the cluster is loaded."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceUsage:
-    """What one instance was doing, as fractions of the time in which the cluster was loaded."""
+    """Work of one instance, as fractions of the time in which the cluster was loaded."""
 
     instance_id: str
     computing: float
@@ -35,7 +35,7 @@ class InstanceUsage:
     lacks_slots: float
     """The head of its queue waits for one of max_running_requests, or a complete one for its place in the batch."""
     mean_pages_used: float
-    """Of the pool, held by requests."""
+    """Share of the pool, held by requests."""
     mean_running: float
     mean_waiting: float
     """Requests in its queue, complete ones without a place, and retracted ones."""
@@ -44,7 +44,7 @@ class InstanceUsage:
 
 
 def loaded_window(records: RunRecords) -> Window:
-    """From when to when at least half as many requests as on average were in the cluster: no start, no tail."""
+    """Time in which at least half as many requests as on average were in the cluster: no start, no tail."""
     last_ns = _last_ns(records)
     changes = sorted(change for request in records.requests for change in _changes(request, last_ns))
     if not changes:
@@ -116,7 +116,7 @@ def _instance_usage(
 
 
 def moving_span(transfer: TransferRecord) -> tuple[int, int]:
-    """When its bytes moved, held up by nothing but links."""
+    """Time when its bytes moved, held up by nothing but links."""
     held_ns = transfer.setup_ns + transfer.line_ns + transfer.posting_ns
     return transfer.start_ns + held_ns, transfer.end_ns
 
@@ -138,7 +138,7 @@ def _by_instance(
 
 
 def _changes(request: RequestRecord, last_ns: int) -> list[tuple[int, int]]:
-    """Of the number of requests in the cluster. One that never ended stays."""
+    """Changes of the number of requests in the cluster. One that never ended stays."""
     return [(request.arrival_ns, 1), (last_ns if request.end_ns is None else request.end_ns, -1)]
 
 

@@ -88,7 +88,7 @@ class TransferPolicy(Protocol):
 
 
 class RoutingPolicy(Protocol):
-    """Which instance of one role serves a request. Prefill and decode have a policy each, as in SGLang's gateway."""
+    """Chooses the instance of one role. Prefill and decode have a policy each, as in SGLang's gateway."""
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         """The instance_id of one of view.instances."""

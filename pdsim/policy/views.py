@@ -138,7 +138,7 @@ class Candidate:
     num_tokens: int
     """Tokens whose KV the decode instance must hold before the request can run."""
     num_cached_tokens: int
-    """Those of them that the decode prefix cache holds."""
+    """Prompt tokens that the decode prefix cache holds."""
     num_new_pages: int
     """Pages to allocate for the rest."""
     resumes: bool = False

@@ -40,7 +40,7 @@ class HostCacheSettings(Section):
     size: Size | None = Field(default=None, ge=0)
     """Memory for the KV of each GPU (--hicache-size); None: twice that of its pool (--hicache-ratio 2)."""
     write: WritePolicy = "write_through"
-    """When KV is copied there (--hicache-write-policy)."""
+    """Moment when KV is copied there (--hicache-write-policy)."""
 
 
 class ServerSettings(Section):
@@ -465,7 +465,7 @@ class Scenario(Section):
     page_size: int = Field(default=1, ge=1)
     """Tokens."""
     engine: Engine = "sglang"
-    """Whose prefill and decode instances these are; aggregated ones are SGLang's with either."""
+    """Engine of prefill and decode instances; aggregated ones are SGLang's with either."""
     prefill: PrefillSettings | None = None
     decode: DecodeSettings | None = None
     aggregated: AggregatedSettings | None = None

@@ -153,14 +153,14 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 
 
 def _default_chunk(scenario: Scenario, layout: Layout) -> int:
-    """Of all data-parallel ranks together."""
+    """Chunk of all data-parallel ranks together."""
     if scenario.engine == "vllm":
         return vllm_batch(layout.gpu).num_tokens * layout.dp
     return memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
 
 
 def _default_running(scenario: Scenario, layout: Layout, pool_tokens: int) -> int:
-    """Of one data-parallel rank."""
+    """Running requests of one data-parallel rank."""
     if scenario.engine == "vllm":
         return vllm_batch(layout.gpu).num_requests
     return default_max_running(pool_tokens, layout.model.max_context_tokens)

@@ -36,7 +36,7 @@ _COMMENTS = {
     "client.concurrency": "requests in flight",
     "client.arrivals.rate": "requests per second, on average",
 }
-"""By field. Where one depends on the component, its name stands after a colon."""
+"""Comments by field. Where one depends on the component, its name stands after a colon."""
 
 OPTIONAL = """\
 # More fields, with their defaults; docs/scenario.md has all of them.

@@ -16,7 +16,7 @@ _SHOWN = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latenc
 
 
 def print_plan(url: str, budget: Budget, probes: Sequence[Probe], loads: Iterable[Load]) -> None:
-    """One line for each kind of probe, and one for each load."""
+    """Prints the probes of each kind, and the loads."""
     table = new_table(f"to {url}", "what", "times", "requests", "at once", "prompt tokens", "output tokens, at most")
     ordered = sorted(probes, key=lambda probe: probe.kind)
     for kind, found in groupby(ordered, key=lambda probe: probe.kind):

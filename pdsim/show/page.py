@@ -47,7 +47,7 @@ def cell(value: float | None, shown: str = "") -> Cell:
 
 @dataclass(frozen=True)
 class Card:
-    """One number of the answer."""
+    """A number of the answer."""
 
     title: str
     value: str
@@ -76,14 +76,14 @@ class Page:
     title: str
     subtitle: str
     answer: str
-    """One sentence: what came out, or what limits."""
+    """A sentence: what came out, or what limits."""
     detail: str
     cards: Sequence[Card]
     figures: Sequence[FigureBlock]
     tables: Sequence[Table]
     warnings: Sequence[str] = field(default=())
     setup: str = ""
-    """Which model on which GPUs; empty: not known."""
+    """The model and its GPUs; empty: not known."""
     differences: Table | None = None
     """The fields in which runs differ."""
 
@@ -111,9 +111,9 @@ Fields = Mapping[str, Any]
 _ROLES = ("prefill", "decode", "aggregated")
 _NOT_SETUP = ("name", "description")
 _MOST_FIELDS = 12
-"""In the table of differences."""
+"""Rows of the table of differences."""
 _MOST_ALTERNATIVES = 2
-"""In the sentence."""
+"""Alternatives in the sentence."""
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:

@@ -39,7 +39,7 @@ def plan_page(folder: Path) -> Page:
 
 
 def _rows(plan: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
-    """By price, with what is said of each."""
+    """Rows by price, with what is said of each."""
     for kind, remark in REMARKS.items():
         found = plan[kind] or []
         rows: list[Row] = found if isinstance(found, list) else [found]
@@ -83,7 +83,7 @@ def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
 
 
 def _worst(row: Row) -> float | None:
-    """Of the limits; None: it is not known, or has no end."""
+    """The worst of the limits; None: it is not known, or has no end."""
     shares = list(row["of_limits"].values())
     return None if not shares or None in shares else max(shares)
 

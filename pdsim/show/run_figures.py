@@ -31,9 +31,9 @@ Runs = Mapping[str, Sequence[RequestRecord]]
 _MOST_ROWS = 60
 """Requests of a chart with a row for each."""
 _MOST_POINTS = 400
-"""Of a line: more would not be seen."""
+"""Points of a line: more would not be seen."""
 _SLICES = 60
-"""Of time."""
+"""Slices of time."""
 _FEW = 5
 """Requests of a slice: of fewer, percentiles say nothing."""
 _PERCENTILES = (50, 90, 99)
@@ -84,7 +84,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
 
 
 def ttft_over_time(requests: Sequence[RequestRecord]) -> Figure:
-    """Of requests by arrival: each one, and percentiles of slices of time."""
+    """TTFT of requests by arrival: each one, and percentiles of slices of time."""
     figure = new_figure(FULL, 3.0)
     ax: Any = figure.subplots()
     done = finished(requests)
@@ -181,7 +181,7 @@ def parity(pairs: Mapping[str, Sequence[tuple[str, float, float]]]) -> Figure:
 
 
 def occupancy(records: RunRecords) -> Figure:
-    """Of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
+    """Occupancy of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
     measures = (("running", running_requests), ("waiting", waiting_requests), ("KV pages in use", pages_in_use))
@@ -233,7 +233,7 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
 
 
 def held_by(transfer: TransferRecord) -> str:
-    """What most of its time went to."""
+    """The part that took most of its time."""
     moving_ns = transfer.end_ns - moving_span(transfer)[0]
     parts = {
         "bytes move": moving_ns,
@@ -247,7 +247,7 @@ def held_by(transfer: TransferRecord) -> str:
 def _draw_count(
     ax: Any, spans: Sequence[tuple[int, int]], end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
-    """How many of the spans hold, over time."""
+    """Draws how many of the spans hold, over time."""
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     counts = np.cumsum([change for _, change in changes]).tolist()
     times, means = binned([(at, count) for (at, _), count in zip(changes, counts, strict=True)], end_ns, NUM_BINS)

@@ -27,7 +27,7 @@ from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
-"""In the table of the slowest."""
+"""Rows of the table of the slowest."""
 _VISIBLE = 0.001
 """A change that is shown."""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
@@ -44,7 +44,7 @@ _PARITY = {
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a page needs of one run."""
+    """A run as a page needs it."""
 
     name: str
     summary: Mapping[str, Any]
@@ -53,7 +53,7 @@ class ReportedRun:
     scenario: Scenario | None = None
     """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
-    """If they were asked for."""
+    """Sensitivities, if they were asked for."""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """A summary with the same fields, from a real system."""
 
@@ -80,7 +80,7 @@ class ReportedRun:
 
 
 def run_page(runs: Sequence[ReportedRun]) -> Page:
-    """Of one run everything; of several what can be compared."""
+    """The page of one run with everything, or of several with what can be compared."""
     return _single(runs[0]) if len(runs) == 1 else _comparison(runs)
 
 
@@ -131,7 +131,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
 
 
 def _longest_stages(run: ReportedRun) -> str:
-    """One sentence: in the mean, and of those that waited longest for their first token."""
+    """A sentence on the longest stages: on average, and of requests that waited longest for their first token."""
     stages = stage_times(run.records.requests)
     longest = max(stages, key=lambda stage: stage.mean_ms)
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
@@ -157,7 +157,7 @@ def _subtitle(run: ReportedRun) -> str:
 
 
 def _cards(run: ReportedRun) -> list[Card]:
-    """Of what is known: another tool may not report all."""
+    """Cards of what is known: another tool may not report all."""
     summary = run.summary
     cards = []
     if "request_throughput" in summary:
@@ -208,7 +208,7 @@ def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
 
 
 def _inside(run: ReportedRun) -> list[FigureBlock]:
-    """What only a look into one run shows."""
+    """Figures that only a look into one run shows."""
     records = run.records
     figures: list[FigureBlock] = []
     if not run.num_finished:

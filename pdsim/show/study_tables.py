@@ -134,7 +134,7 @@ def _print(
 def _cells(
     point: PointResult, fields: Iterable[str], slo: str, wanted: SloSettings | None, percentile: str
 ) -> dict[str, str]:
-    """By column. A saturated system has no latencies: they grow as long as it runs."""
+    """Cells by column. A saturated system has no latencies: they grow as long as it runs."""
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}
     cells[_GPUS] = str(point.num_gpus)

@@ -1,4 +1,4 @@
-"""How figures look, and how they become SVG that follows the page: light or dark, in its font and size."""
+"""The look of figures, and their SVG that follows the page: light or dark, in its font and size."""
 
 import re
 from io import StringIO
@@ -14,7 +14,7 @@ INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
 """Widths, inches: of a figure that takes the page's width, and of one beside another."""
 SERIES = COLORS[:6]
-"""Those that are seen on white and on black."""
+"""Colours that are seen on white and on black."""
 
 _VARIABLES = {
     INK: "ink",

@@ -20,7 +20,7 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True)
 class Dot:
-    """One point of a trade-off. half_y: of its confidence interval; None if it has none."""
+    """A point of a trade-off. half_y: of its confidence interval; None if it has none."""
 
     x: float
     y: float
@@ -57,7 +57,7 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, 
 
 
 def frontier(dots: Sequence[Dot], *, more_x: bool, more_y: bool = True) -> list[Dot]:
-    """Those that no other beats in one and equals in the other."""
+    """Dots that no other beats in one and equals in the other."""
     sign_x, sign_y = 1 if more_x else -1, 1 if more_y else -1
 
     def beaten(dot: Dot) -> bool:
@@ -72,7 +72,7 @@ def frontier(dots: Sequence[Dot], *, more_x: bool, more_y: bool = True) -> list[
 
 
 def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = False) -> Figure:
-    """One line for each series, with bars of 95 % where there are replications."""
+    """Lines of all series, with bars of 95 % where there are replications."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
@@ -126,7 +126,7 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """How far one thing moves a measure: low and high are relative changes."""
+    """Influence of one field on a measure: low and high are relative changes."""
 
     name: str
     low: float
@@ -134,7 +134,7 @@ class Bar:
 
 
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
-    """By measure, bars from low to high around no change: in each panel the longest on top."""
+    """Bars from low to high around no change, a panel for each measure: the longest on top."""
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.6 + 0.28 * longest)
     axes: Any = figure.subplots(1, len(panels), squeeze=False)

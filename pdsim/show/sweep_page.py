@@ -18,7 +18,7 @@ _SHOWN_STATISTICS = {"median": "median", "p99": "p99"}
 _CACHE_SIZES = ("pool_tokens", "mem_fraction")
 _MOST_SERIES = 6
 _MOST_CELLS = 12
-"""On a side of the heat map."""
+"""Cells on a side of the heat map."""
 
 Value = Callable[[PointResult], float]
 
@@ -80,7 +80,7 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
-    """By the first SLO, or by requests per GPU."""
+    """The best point by the first SLO, or by requests per GPU."""
     return result.best(next(iter(result.slos)))[0] if result.slos else max(points, key=_rate_per_gpu)
 
 
@@ -147,13 +147,13 @@ def _load_of(fields: Iterable[str]) -> str | None:
 
 
 def _knobs(fields: dict[str, list[Any]]) -> list[str]:
-    """What is chosen, not what is sent: without the parts of the ratio."""
+    """Fields that are chosen, not sent: without the parts of the ratio."""
     parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
     return [field for field in fields if field not in (*_LOADS, *parts)]
 
 
 def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
-    """Of as many fields as leave few series; the ratio first."""
+    """The series of a point, by as many fields as leave few series; the ratio first."""
     knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
     name: list[str] = []
     count = 1
@@ -175,7 +175,7 @@ def _output_per_gpu(point: PointResult) -> float:
 
 
 def _numeric(value: Any) -> float | None:
-    """Of a value such as 4, "4/s" or "64 GiB", in its own unit."""
+    """The number in a value such as 4, "4/s" or "64 GiB", in its own unit."""
     if isinstance(value, int | float):
         return float(value)
     head = str(value).split("/")[0].split(" ")[0]
@@ -241,7 +241,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
-    """What share of requests meets the SLO as the load grows, and how many that are."""
+    """Figures of the share of requests that meets the SLO as the load grows, and of how many that are."""
     load = _load_of(fields)
     if load is None:
         return []
@@ -277,7 +277,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Over the two roles' instances, or the first two fields that are chosen."""
+    """Maps over the two roles' instances, or the first two fields that are chosen."""
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
         return []
@@ -312,7 +312,7 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """How far each field moves a measure, all others averaged."""
+    """Influence of each field on a measure, all others averaged."""
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
         return []
@@ -351,7 +351,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Where the size of a cache is a field: what of it."""
+    """Cache hits where the size of a cache is a field."""
     found = []
     for field in fields:
         role, _, what = field.rpartition(".")

@@ -29,7 +29,7 @@ from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
-"""Where the output is no terminal and COLUMNS is not set: wide enough for every column."""
+"""Width where the output is no terminal and COLUMNS is not set: wide enough for every column."""
 _LEFT = (
     "",
     "stage",
@@ -92,7 +92,7 @@ def _colored(difference: Difference) -> str:
 
 
 def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Of runs whose cost has an interval: between what each metric lies."""
+    """Prints between what each metric of runs lies whose cost has an interval."""
     told = {name: found for name, summary in summaries.items() if (found := summary.get("pdsim", {}).get("interval"))}
     if not told:
         return
@@ -128,7 +128,7 @@ _STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
     (False, ("mean", "slowest 1%", "share")),
     (False, ("mean", "share")),
 )
-"""Whether stages are explained, and what is said of each run: from wide to narrow."""
+"""Forms of the table from wide to narrow: whether stages are explained, and what is said of each run."""
 
 
 def _stages(
@@ -190,7 +190,7 @@ def _usage_cells(use: InstanceUsage) -> dict[str, str]:
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
-    """Of one request, or the mean of many: what it waited for or was worked on by."""
+    """Prints what one request, or the mean of many, waited for or was worked on by."""
     table = new_table(title, "part", "ms", "share", "what happens")
     total = sum(parts_ms.values())
     for part, duration_ms in parts_ms.items():
@@ -217,7 +217,7 @@ def print_step_terms(step: Mapping[str, Any]) -> None:
 
 
 def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
-    """Where the times of each role's operators were measured."""
+    """Prints where the times of each role's operators were measured."""
     console = new_console()
     for role, told in kernels.items():
         table = new_table(f"kernels of {role}", "operator", "kind, and where it was measured")
@@ -227,7 +227,7 @@ def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def print_sensitivities(found: Sequence[Sensitivity]) -> None:
-    """What 10 % more of each resource changes, and what therefore limits each metric."""
+    """Prints what 10 % more of each resource changes, and what therefore limits each metric."""
     titles = [title.replace(" ", "\n") for title in MEASURES.values()]
     table = new_table("with 10 % more of one resource", "resource", *titles)
     for one in found:
@@ -263,7 +263,7 @@ def print_request(request: RequestRecord) -> None:
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """One table, or one for each arm where that is too wide."""
+    """Prints one table, or one for each arm where that is too wide."""
     console = new_console()
     columns = ("metric", "measured", "simulated", "error", "asked for")
 
@@ -297,7 +297,7 @@ def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
 
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
-    """What was fitted, the errors on shapes that it was not fitted to, and what its profile has of the host."""
+    """Prints what was fitted, errors on shapes that it was not fitted to, and what its profile has of the host."""
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
     table = new_table("fits, and their errors on shapes held out", *columns)
     for name, fit in made.fits.items():
@@ -321,7 +321,7 @@ def _host_table(profile: Mapping[str, Any]) -> Table:
 
 
 def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
-    """How much longer operators take on the other GPU, and the coefficients there."""
+    """Prints how much longer operators take on the other GPU, and the coefficients there."""
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
     for operator, ratio in scaling.ratios.items():

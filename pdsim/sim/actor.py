@@ -54,7 +54,7 @@ class Host:
     def __init__(self, timeline: Timeline, settings: HostSettings) -> None:
         self.settings = settings
         self.free_ns = 0
-        """When it is done with launching, sending and taking in results."""
+        """Time when it is done with launching, sending and taking in results."""
         self._timeline = timeline
         self._pace = 1.0
         self._since_ns = self._lost_ns = 0
@@ -112,9 +112,9 @@ class BegunForward(NamedTuple):
     step: PrefillStep
     start_ns: int
     launched_ns: int
-    """When the host has launched it, by the host's clock."""
+    """Time when the host has launched it, by the host's clock."""
     lost_ns: int
-    """What the host had lost before."""
+    """Time that the host had lost before."""
 
 
 class DecodeRun:
@@ -132,7 +132,7 @@ class DecodeRun:
         on_result: Callable[[Result], None],
     ) -> None:
         self.num_steps = 0
-        """In progress; more than one can be cut short."""
+        """Steps in progress; more than one can be cut short."""
         self.copying_ns = 0
         """KV of retracted requests is copied for so long before the next run begins."""
         self._timeline = timeline
@@ -155,7 +155,7 @@ class DecodeRun:
         self._end_after(step, 1 if single or cold_ns else num_steps)
 
     def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int) -> None:
-        """One step, which begins and lasts as its caller says."""
+        """Begins one step, with start and duration as its caller says."""
         self._start_ns = start_ns
         self._clock.begin(STANDING.later(duration_ns), step)
         self._executor.begin(step)
@@ -212,7 +212,7 @@ class DecodeRun:
 
 
 class Actor:
-    """One instance and what it is doing: waiting, a forward, or a number of decode steps.
+    """An instance and what it is doing: waiting, a forward, or a number of decode steps.
 
     Decode steps run as many at once as the instance allows, until a sequence ends. A message cuts them short: the
     step in progress finishes, then the instance is asked again. With single_steps, each runs alone; nothing else
@@ -277,7 +277,7 @@ class Actor:
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
         self._gpu_free_ns = 0
-        """When the last forward that was begun ends: the next one begins behind it."""
+        """Time when the last forward that was begun ends: the next one begins behind it."""
 
     def start(self) -> None:
         self._advance(None)

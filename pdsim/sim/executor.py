@@ -68,7 +68,7 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Of a decode instance that computes requests again: their first token came with their KV."""
+    """Executor of a decode instance that computes requests again: their first token came with their KV."""
 
     def prefill(self, step: PrefillStep) -> StepResult:
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):

@@ -55,7 +55,7 @@ class FaultInjector:
                     self._timeline.after(round(share * fault.within_ns), self._cluster.abort, request_id)
 
     def _kill(self, fault: Kill) -> None:
-        """One that is dead already stays so, and comes back no sooner."""
+        """Kills an instance. One that is dead already stays so, and comes back no sooner."""
         if self._cluster.is_dead(fault.kill):
             return
         self._cluster.kill(fault.kill)

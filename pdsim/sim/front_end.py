@@ -22,7 +22,7 @@ class _Passing:
     streamed: bool = False
     ended: Callable[[], None] | None = None
     answered_ns: int | None = None
-    """When its first token reaches the client."""
+    """Time when its first token reaches the client."""
 
 
 class FrontEnd:
@@ -45,7 +45,7 @@ class FrontEnd:
         self._on_first_token = on_first_token
         self._free_ns = 0
         self._idle: deque[int] = deque([0])
-        """When the connections that idle had their last answer; a benchmark's warm-up leaves one."""
+        """Times of the last answers on idle connections; a benchmark's warm-up leaves one."""
         self._passing: dict[int, _Passing] = {}
         self._turns: deque[Callable[[], None]] = deque()
         """Work of the client in the thread that serves, in order; the first is under way, or waits for the thread."""

@@ -16,7 +16,7 @@ from pdsim.sim.timeline import Timeline
 
 
 class Rank(Actor):
-    """One rank: its steps begin with those of the others."""
+    """A rank: its steps begin with those of the others."""
 
     def join(self, lockstep: "Lockstep") -> None:
         self._lockstep = lockstep
@@ -29,7 +29,7 @@ class Rank(Actor):
 
     @property
     def free_ns(self) -> int:
-        """When its host is not busy any more."""
+        """Time when its host is not busy any more."""
         return self._host.free_ns
 
     def kill(self) -> None:
@@ -60,7 +60,7 @@ class Rank(Actor):
         return self._cost.num_computed(step.num_requests)
 
     def end_ns(self, step: PrefillStep | DecodeStep, start_ns: int, expert_tokens: float) -> int:
-        """When its step would end if none of the others were slower. Called once for each step, in order."""
+        """Time when its step would end if none of the others were slower. Called once for each step, in order."""
         if isinstance(step, PrefillStep):
             return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
         clock = DecodeClock()

@@ -28,10 +28,10 @@ class Transfer:
 
     unit: TransferUnit
     num_bytes: int
-    """That one rank sends, to all its targets together."""
+    """Bytes that one rank sends, to all its targets together."""
     start_ns: int
     since_ns: int
-    """When it began what it is doing."""
+    """Time when it began what it is doing."""
     setup_ns: int
     least_ns: float
     """The least time for its bytes, for descriptors are posted meanwhile."""

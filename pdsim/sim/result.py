@@ -35,5 +35,5 @@ class RunResult(RunTables):
         }
 
     def warnings(self) -> list[str]:
-        """One line on steps outside the range that step times were measured on; none if all are inside."""
+        """Warns of steps outside the range that step times were measured on; empty if all are inside."""
         return self.scenario.cost_warnings(self.records.steps)

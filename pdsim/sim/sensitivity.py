@@ -66,7 +66,7 @@ class Sensitivity:
 
     resource: str
     changes: Mapping[str, float]
-    """One for each metric."""
+    """Relative change of each metric."""
     relief: str
     """Fields of the scenario that give more of it."""
 

@@ -152,7 +152,7 @@ class Simulation:
         return actor
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
-        """Of servers with data-parallel attention, by name."""
+        """Locksteps of servers with data-parallel attention, by name."""
         num_ranks = Counter(server_of(instance_id) for instance_id in self._order)
         last = EventPriority(CHOICES + len(self._order))
         return {server: Lockstep(self._timeline, num, last) for server, num in num_ranks.items() if num > 1}

@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def is_last_now(self) -> bool:
-        """Whether nothing else is due at this very instant."""
+        """True if nothing else is due at this very instant."""
         return not self._queue or self._queue[0][0] > self.now_ns
 
     @property

@@ -39,8 +39,8 @@ _TAIL = {
     "identity": pa.string(),
     "classes": pa.list_(pa.string()),
 }
-"""Of each request that finished, so that other SLOs need no new run; what the key is a digest of; and, where there
-are any, the classes of all requests: those that finished come first.
+"""Columns of each request that finished, so that other SLOs need no new run; what the key is a digest of; and the
+classes of all requests, if there are any: those that finished come first.
 """
 
 
@@ -54,13 +54,13 @@ def metrics() -> dict[str, Any]:
 
 
 def means(records: RunRecords) -> dict[str, Any]:
-    """Where the time of a run's requests went, and what their transfers were cut into."""
+    """Means of where the time of a run's requests went, and of what their transfers were cut into."""
     stages = {f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(records.requests)}
     return {**stages, "descriptors": sum(transfer.num_descriptors for transfer in records.transfers)}
 
 
 def to_shard(row: Mapping[str, Any]) -> bytes:
-    """What the row does not have is null."""
+    """Encodes a row. What it does not have is null."""
     schema = pa.schema({**_HEAD, **metrics(), **_TAIL})
     sink = pa.BufferOutputStream()
     table = pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
@@ -70,7 +70,7 @@ def to_shard(row: Mapping[str, Any]) -> bytes:
 
 
 _requests: dict[str, Sequence[RequestSpec]] = {}
-"""Of the workload that this process ran last, by its digest: the points of a sweep share theirs."""
+"""Requests of the workload that this process ran last, by its digest: the points of a sweep share theirs."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _run(task: Task) -> dict[str, Any]:
 
 
 def crashed(task: Task, how: str) -> Done:
-    """Of a task whose worker died, and how."""
+    """The result of a task whose worker died, and how."""
     return Done(task.key, _shard(task, _failure("crashed", f"its worker died {how}")))
 
 

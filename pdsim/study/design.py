@@ -1,4 +1,4 @@
-"""From a sweep file to the fields that each point changes."""
+"""Turns a sweep file into the fields that each point changes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -15,7 +15,7 @@ Changes = dict[str, Any]
 
 
 def designed_points(file: SweepFile) -> list[Changes]:
-    """Of all designs but the search, in the order of the file. Raises ConfigError if an extra is missing."""
+    """Points of all designs but the search, in the order of the file. Raises ConfigError if an extra is missing."""
     made: list[Changes] = [*_grid(file.grid or {}), *map(dict, file.points or ())]
     if file.random is not None:
         made += _random(file.random)
@@ -25,7 +25,7 @@ def designed_points(file: SweepFile) -> list[Changes]:
 
 
 def num_points(file: SweepFile) -> int:
-    """Of all designs, the search too; of the grid perhaps a few less."""
+    """Number of points of all designs, the search too; of the grid perhaps a few less."""
     grid = [v.num_values if isinstance(v, Range) else len(v) for v in (file.grid or {}).values()]
     samples = [sample.count for sample in (file.random, file.sobol) if sample is not None]
     searched = 0 if file.search is None else file.search.trials
@@ -33,7 +33,7 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """One value for each field: a key of several fields has a list of theirs."""
+    """Values by field: a key of several fields has a list of theirs."""
     changes: Changes = {}
     for key, value in values.items():
         names = fields_of(key)

@@ -30,10 +30,10 @@ class Pool:
         self._num_workers = num_workers
         self._idle: list[_Worker] = []
         self._busy: dict[Any, tuple[_Worker, Task, int]] = {}
-        """By the stream that their answers come from: with the task and which attempt it is."""
+        """Workers by the stream that answers come from, with the task and which attempt it is."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        """As they are done."""
+        """Yields results as they are done."""
         waiting = deque((task, 1) for task in tasks)
         while waiting or self._busy:
             while waiting and len(self._busy) < self._num_workers:

@@ -1,4 +1,4 @@
-"""What the result of a point depends on, and nothing else: points of equal identity are computed once."""
+"""Everything that the result of a point depends on: points of equal identity are computed once."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport
 
 _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
-"""Whose code decides results."""
+"""Packages whose code decides results."""
 
 
 class Identifier:
@@ -26,7 +26,7 @@ class Identifier:
         self._digests: dict[str, str] = {}
 
     def identity(self, scenario: Scenario) -> str:
-        """As JSON. Raises ConfigError if the scenario cannot be resolved or its requests cannot be made."""
+        """Identity as JSON. Raises ConfigError if the scenario cannot be resolved or its requests cannot be made."""
         return _to_json(scenario, self._workload_digest(scenario), resolve(scenario))
 
     def _workload_digest(self, scenario: Scenario) -> str:
@@ -40,7 +40,7 @@ class Identifier:
 
 
 def identity_of_impossible(scenario: Scenario) -> str:
-    """Of a scenario that no cluster can be: it is only told apart."""
+    """Identity of a scenario that no cluster can be: it is only told apart."""
     return _to_json(scenario, json.dumps(describe_component(scenario.workload)), scenario)
 
 

@@ -1,4 +1,4 @@
-"""From the fields that points change to tasks: one for each point and seed, checked before anything runs."""
+"""Turns the fields that points change into tasks: one for each point and seed, checked before anything runs."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from pdsim.study.planning.slo import Slo
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to compute one point with one seed."""
+    """Work to compute one point with one seed."""
 
     key: str
     identity: str
@@ -32,7 +32,7 @@ class Point:
     number: int
     changes: Changes
     tasks: dict[int, Task]
-    """By seed."""
+    """Tasks by seed."""
 
 
 class Planner:
@@ -48,7 +48,7 @@ class Planner:
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
         self._identifier = Identifier()
         self._points: dict[str, Point] = {}
-        """By their fields."""
+        """Points by their fields."""
         self._first_error: ConfigError | None = None
         self._any_is_possible = False
 
@@ -87,7 +87,7 @@ class Planner:
 
 
 def described(changes: Changes) -> str:
-    """As --set takes them."""
+    """Changes as --set takes them."""
     return ", ".join(f"{path}={shown(value)}" for path, value in changes.items()) or "the base scenario"
 
 

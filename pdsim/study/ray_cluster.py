@@ -35,7 +35,7 @@ class RayCluster:
         self._compute = ray.remote(max_retries=1, num_cpus=1)(compute)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
-        """As they are done."""
+        """Yields results as they are done."""
         pending = {self._compute.remote(task): task for task in tasks}
         while pending:
             (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)

@@ -63,16 +63,16 @@ def _within(t: float, degrees: int) -> float:
 
 class Attained(NamedTuple):
     attainment: float
-    """Of all requests that were sent; those that failed do not meet it."""
+    """Share of all requests that were sent; those that failed do not meet it."""
     goodput_per_gpu: float
     """Requests that meet it, per second and GPU."""
     ttft_ms: float
-    """At the percentile that is to meet the SLO, of finished requests; as is the next."""
+    """TTFT at the percentile that is to meet the SLO, of finished requests; as is the next."""
     tpot_ms: float
 
 
 def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_tokens: Any) -> Attained:
-    """Of a row and its arrays over finished requests. A request of one token has no time per token to meet."""
+    """Result of a row and its arrays over finished requests. A request of one token has no time per token to meet."""
     meets = np.ones(len(ttft_ns), dtype=bool)
     if slo.ttft is not None:
         meets &= ttft_ns <= slo.ttft
@@ -91,7 +91,7 @@ def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_token
 
 @dataclass(frozen=True)
 class Replication:
-    """One run: its row, and what it attained of each SLO."""
+    """A run: its row, and what it attained of each SLO."""
 
     row: Mapping[str, Any]
     slos: Mapping[str, Attained]
@@ -107,7 +107,7 @@ class PointResult:
 
     @property
     def error(self) -> str:
-        """Why it has no result; empty if it has one."""
+        """Reason why it has no result; empty if it has one."""
         return next((str(r.row["message"]) for r in self.replications if r.row["status"] != "ok"), "")
 
     @property
@@ -117,7 +117,7 @@ class PointResult:
 
     @property
     def warnings(self) -> list[str]:
-        """What of it lies outside what was measured, of all its runs."""
+        """Parts of all its runs that lie outside what was measured."""
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
@@ -125,7 +125,7 @@ class PointResult:
         return int(self.replications[0].row["gpus"])
 
     def metric(self, name: str) -> Estimate:
-        """Of a number of the summary, such as p99_ttft_ms. The point has a result."""
+        """A number of the summary, such as p99_ttft_ms. The point has a result."""
         return estimate([r.row[name] for r in self.replications])
 
     def attainment(self, slo: str) -> Estimate:
@@ -172,7 +172,7 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        """One line for all points: how many lie outside what was measured, and the first of them."""
+        """A line for all points: how many lie outside what was measured, and the first of them."""
         warned = [point for point in self.points if point.warnings]
         if not warned:
             return []
@@ -182,7 +182,7 @@ class SweepResult:
         return [f"{len(warned)} of {len(self.points)}, such as {described(warned[0].changes)}: {first}"]
 
     def best(self, slo: str) -> list[PointResult]:
-        """Those with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
+        """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
         wanted = self.slos[slo]
 
         def rank(point: PointResult) -> tuple[bool, bool, float, int]:

@@ -54,7 +54,7 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
 
 
 def _objective(point: PointResult, settings: SearchSettings, slo: str, wanted: SloSettings) -> float:
-    """Where a rate does not count, below all that do, and the higher the nearer it comes."""
+    """Value to maximise. Points whose rate does not count lie below all others, the nearer to the SLO the higher."""
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean
     if not point.meets(slo, wanted):

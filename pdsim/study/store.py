@@ -35,7 +35,7 @@ class Store:
         return self._points / f"{key}.parquet"
 
     def status(self, key: str) -> str | None:
-        """Of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
+        """Status of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
         path = self.path(key)
         if not path.is_file():
             return None
@@ -71,7 +71,7 @@ class Store:
 
 
 def _column(values: Iterable[Any]) -> Any:
-    """Of one type, if all values are; else as text."""
+    """A column of one type, if all values are; else of text."""
     values = list(values)
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {bool} or kinds <= {int, float} or kinds <= {str}:
@@ -80,7 +80,7 @@ def _column(values: Iterable[Any]) -> Any:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Under another name first: a file that is there is complete, whenever the writer dies."""
+    """Writes under another name first: a file that is there is complete, whenever the writer dies."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.write(content)

@@ -114,7 +114,7 @@ class SearchSettings(Section):
     trials: int = Field(ge=1)
     seed: int = 0
     slo: str | None = None
-    """Which one; None: the only one."""
+    """Name of the SLO; None: the only one."""
     maximise: Literal["goodput", "rate"] = "goodput"
     """goodput: requests that meet the SLO, per second and GPU. rate: all requests, of points that meet the SLO."""
     fields_: Fields = Field(alias="fields")
@@ -124,7 +124,7 @@ class SweepFile(Section):
     """A base scenario and the points around it. Designs stand side by side: their points are joined."""
 
     name: str = Field(default="", pattern=r"^[^/\\]*$")
-    """Of the table and of the folder under runs/; empty: the file's name."""
+    """Name of the table and of the folder under runs/; empty: the file's name."""
     description: str = ""
     scenario: str
     """The base: a scenario file, relative to this one."""

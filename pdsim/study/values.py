@@ -15,7 +15,7 @@ _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 @dataclass(frozen=True)
 class Range:
-    """From first to last, both included, in base units."""
+    """A range from first to last, both included, in base units."""
 
     first: float
     last: float
@@ -37,7 +37,7 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """Those that a grid takes, or a few less. Raises ValueError if nothing says how many."""
+        """Number of values that a grid takes, or a few less. Raises ValueError if nothing says how many."""
         if self.step is not None:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
         if self.count is not None:
@@ -76,7 +76,7 @@ def parse_values(given: Any) -> Values:
 
 
 def pick(values: Values, share: float) -> Any:
-    """One of a list, or a place in a range, by a number from 0 up to 1."""
+    """A value of a list, or a place in a range, by a number from 0 up to 1."""
     return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 
 
@@ -120,7 +120,7 @@ def _count(given: Any) -> int | None:
 
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
-    """In base units, and of what kind it is."""
+    """The amount in base units, and of what kind it is."""
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None
     unit = str(given).lstrip("+-0123456789._ eE") if isinstance(given, str) else ""

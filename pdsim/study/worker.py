@@ -1,4 +1,4 @@
-"""One process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
+"""A process of the pool: takes tasks from its standard input and answers on its standard output, until input ends."""
 
 import gc
 import os

@@ -1,1 +1,1 @@
-"""What a cluster is made of: models, GPUs and how a model lies on them, with the source of every number."""
+"""Models, GPUs and how a model lies on them, with the source of every number."""

@@ -15,7 +15,7 @@ from pdsim.system.transport import Transport
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
-    """One GPU; `sources` says where each number comes from. Rates are per second and per direction."""
+    """A GPU; `sources` says where each number comes from. Rates are per second and per direction."""
 
     name: str
     memory_bytes: float
@@ -25,7 +25,7 @@ class GpuSpec:
     nvlink_bandwidth: float
     nic_bandwidth: float
     host_bandwidth: float
-    """Of the link to the memory of its host."""
+    """Bandwidth of the link to the memory of its host."""
     num_sms: int | None = None
     """Streaming multiprocessors, or compute units; None: not told."""
     gpus_per_server: int = 8
@@ -39,7 +39,7 @@ class GpuSpec:
             raise EntryError("flops.bf16 is missing: what a type without units of its own computes in")
 
     def flops_for(self, dtype: Dtype) -> float:
-        """Of the type itself, or of the widest narrower type's compute it runs in: bf16."""
+        """FLOP/s of the type itself, or of the widest narrower type's compute it runs in: bf16."""
         return self.flops.get(dtype, self.flops["bf16"])
 
 

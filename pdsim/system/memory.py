@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV pages: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator).
+"""KV pages that a GPU's memory has room for: SGLang's arithmetic (0.5.23, memory_hook and pool_configurator).
 
 vLLM's defaults are those of 0.33.0: config/cache.py and EngineArgs.get_batch_defaults of engine/arg_utils.py.
 """
@@ -18,7 +18,7 @@ RUNTIME_BYTES = 2e9
 
 
 Role = Literal["prefill", "decode", "aggregated"]
-"""What a server is for."""
+"""Work of a server."""
 
 STATE_SHARE = 0.9
 """Memory of linear-attention states for each byte of KV (SGLang's mamba_full_memory_ratio)."""
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def state_bytes(self) -> int:
-        """What one request keeps on one rank besides its KV."""
+        """State of one request on one rank, besides its KV."""
         return 0 if self.model.state is None else self.model.state.num_bytes(self.state_dtype) // self.tp
 
     @property
@@ -156,7 +156,7 @@ class VllmBatch(NamedTuple):
 
 
 def vllm_batch(gpu: GpuSpec) -> VllmBatch:
-    """That of `vllm serve`."""
+    """The batch of `vllm serve`."""
     if gpu.memory_bytes >= 160 * GIB:
         return VllmBatch(num_tokens=16384, num_requests=1024)
     if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name:

@@ -1,4 +1,4 @@
-"""What a language model costs: parameters, KV bytes and attention work, independent of where it runs."""
+"""Costs of a language model: parameters, KV bytes and attention work, independent of where it runs."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -11,7 +11,7 @@ KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
 
 KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
-"""By torch's name, in which rows and options of real runs have it."""
+"""KV types by torch's name, in which rows and options of real runs have it."""
 
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
@@ -40,7 +40,7 @@ class GroupedQueryAttention:
 
     @property
     def window_share(self) -> float:
-        """Of the layers, those with a window."""
+        """Share of the layers that have a window."""
         return self.num_window_layers / self.num_layers
 
     def num_kv_elements(self, tp: int) -> int:
@@ -49,7 +49,7 @@ class GroupedQueryAttention:
 
     @property
     def flops_per_pair(self) -> int:
-        """One query token against one context token, all heads and layers: QK and PV."""
+        """FLOPs of a query token against a context token, all heads and layers: QK and PV."""
         return 4 * self.num_layers * self.num_query_heads * self.head_dim
 
 
@@ -74,7 +74,7 @@ class LatentAttention:
 
     @property
     def flops_per_pair(self) -> int:
-        """As prefill computes it, with keys and values expanded from the latent."""
+        """FLOPs as prefill computes it, with keys and values expanded from the latent."""
         return 2 * self.num_layers * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
 
@@ -95,20 +95,20 @@ class Experts:
         return self.num_layers * self.num_experts * 3 * hidden_size * self.intermediate_size
 
     def fraction_read(self, num_tokens: float) -> float:
-        """Of all experts, those that at least one of num_tokens uses, if routing is uniform."""
+        """Share of all experts that at least one of num_tokens uses, if routing is uniform."""
         unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
         return 1 - unused
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentState:
-    """What linear-attention layers keep of a request, whatever its length: all ranks together."""
+    """State that linear-attention layers keep of a request, whatever its length: all ranks together."""
 
     num_layers: int
     conv_bytes: int
-    """Of one layer."""
+    """Bytes of one layer."""
     ssm_elements: int
-    """Of one layer."""
+    """Elements of one layer."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
@@ -126,7 +126,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaArchitecture:
-    """What it takes beyond the sizes to run a model of the Llama family, Qwen3 among it, for real. Costs ignore it."""
+    """Details that running a model of the Llama family, Qwen3 among it, takes beyond sizes. Costs ignore it."""
 
     intermediate_size: int
     rms_norm_eps: float
@@ -138,7 +138,7 @@ class LlamaArchitecture:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One model. Field meanings follow its config.json; `sources` says where each number comes from."""
+    """A model. Field meanings follow its config.json; `sources` says where each number comes from."""
 
     name: str
     num_params: float
@@ -173,31 +173,31 @@ class ModelSpec:
 
     @property
     def num_expert_params(self) -> int:
-        """Of the routed experts."""
+        """Parameters of the routed experts."""
         return 0 if self.experts is None else self.experts.num_params(self.hidden_size)
 
     @property
     def num_embedding_params(self) -> int:
-        """Of an input embedding that is only looked up: a tied one is the output projection too."""
+        """Parameters of an input embedding that is only looked up: a tied one is the output projection too."""
         return 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
 
     @property
     def expert_bytes(self) -> float:
-        """Of the routed experts."""
+        """Bytes of the routed experts."""
         return self.num_expert_params * DTYPE_BYTES[self.weight_dtypes[-1]]
 
     @property
     def shared_bytes(self) -> float:
-        """Of all weights but the routed experts."""
+        """Bytes of all weights but the routed experts."""
         return (self.num_params - self.num_expert_params) * DTYPE_BYTES[self.weight_dtype]
 
     @property
     def shared_bytes_read(self) -> float:
-        """By every forward."""
+        """Bytes that every forward reads."""
         return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[self.weight_dtype]
 
     def expert_bytes_read(self, num_tokens: float) -> float:
-        """By a forward over num_tokens."""
+        """Bytes that a forward over num_tokens reads."""
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
 
     @property

@@ -21,7 +21,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss"), _UNTIED),
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA),
 }
-"""By model_type, what transformers takes for fields that published files leave out."""
+"""Defaults of transformers for fields that published files leave out, by model_type."""
 
 _TYPES = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "FP8": "fp8", "NVFP4": "fp4"}
 """Weights' types by quant_method, or by ModelOpt's quant_algo."""
@@ -173,7 +173,7 @@ def _experts(config: _Config) -> dict[str, Any]:
 
 
 def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str]:
-    """Of all weights or all but the routed experts, of these if they differ, and what to know of it."""
+    """Types of all weights or all but the routed experts, of these if they differ, and what to know of it."""
     quantized = config.get("quantization_config")
     if not quantized:
         given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
@@ -234,7 +234,7 @@ def _llama(config: _Config, experts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(config: _Config, attention: Mapping[str, Any]) -> list[str]:
-    """What the entry does not say, though config.json does."""
+    """Facts that config.json tells and the entry does not."""
     told = []
     if config.count("num_nextn_predict_layers", "num_mtp_modules", default=0):
         told.append("modules that predict further tokens (MTP) are left out")

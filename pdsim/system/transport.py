@@ -1,4 +1,4 @@
-"""What a transfer engine takes for a batch of descriptors, besides the bytes on the link.
+"""Time that a transfer engine takes for a batch of descriptors, besides the bytes on the link.
 
 A batch of n descriptors and S bytes alone on its link takes
   batch + (1 - overlap) n descriptor + max(overlap n descriptor, S / bandwidth)
@@ -35,33 +35,33 @@ LinkKind = Literal["nic", "nvlink", "host"]
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """One engine over one kind of link; `sources` says where each number comes from."""
+    """An engine over one kind of link; `sources` says where each number comes from."""
 
     name: str
     link: LinkKind
-    """Which of the GPU's links carries KV; host: memory copies within one machine."""
+    """Link of the GPU that carries KV; host: memory copies within one machine."""
     efficiency: float = 1.0
-    """Of the link's nominal bandwidth."""
+    """Share of the link's nominal bandwidth."""
     max_bandwidth: float | None = None
     """Bytes per second that the engine reaches at most, whatever the link."""
     batch_ns: int = 0
-    """Of each batch, before its first byte."""
+    """Time of each batch, before its first byte."""
     staged_batch_ns: int | None = None
     """The same of requests that go through staging memory; None: batch_ns."""
     descriptor_ns: float = 0.0
-    """Of each descriptor of a batch."""
+    """Time of each descriptor of a batch."""
     overlap: float = 0.0
     """The share of the descriptors' time during which bytes move already."""
     num_queues: int = 4
     """Workers of one prefill rank."""
     queue_by: Literal["decode", "request"] = "decode"
-    """Whether all transfers to one decode instance go through one worker, or each request through any."""
+    """Worker of a transfer: one for all transfers to a decode instance, or any for each request."""
     serial: bool = False
     """The workers of a rank post descriptors and move bytes one at a time."""
     turn_ns: int = 0
     """Serial: after posting for so long a worker lets the next one post; 0: it posts all that it has."""
     loop_turn_ns: int = 0
-    """With turn_ns: what the loop of the instance gets for itself after each round of turns; 0: it needs no turn.
+    """Time that the instance's loop gets after each round of turns, with turn_ns; 0: it needs no turn.
 
     descriptor_ns is that of a worker alone, which waits for the loop after each turn.
     """
@@ -70,7 +70,7 @@ class Transport:
     sources: dict[str, str]
 
     def posting_ns(self, num_descriptors: int) -> int:
-        """Of descriptors, before the first byte moves."""
+        """Time of posting descriptors, before the first byte moves."""
         return round((1 - self.overlap) * self.descriptor_ns * num_descriptors)
 
     def loop_pace(self, num_posting: int) -> float:
@@ -83,7 +83,7 @@ class Transport:
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:
-        """One of the turns of so many workers, which share the loop's."""
+        """Turn of one among so many workers, which share the loop's."""
         return self.turn_ns + self.loop_turn_ns / num_posting
 
     def least_moving_ns(self, num_descriptors: int) -> float:

@@ -1,4 +1,4 @@
-"""What the page may change, and what it is answered."""
+"""Choices of the page, and the answers to them."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -46,14 +46,14 @@ class Board:
 
     trials: Trials
     prices: Mapping[str, float]
-    """Of an hour of each GPU, by name; others have none."""
+    """Prices of an hour of each GPU, by name; others have none."""
 
     @property
     def base(self) -> Base:
         return self.trials.base
 
     def controls(self) -> dict[str, Any]:
-        """What can be chosen, and what the scenario has."""
+        """Choices, and what the scenario has."""
         prefill, decode = self.base.scenario.pair
         load = self._load
         return {
@@ -122,7 +122,7 @@ class Board:
         }
 
     def _changes(self, chosen: Mapping[str, Any], servers: Sequence[Server], counts: Sequence[int]) -> Changes:
-        """Of the base scenario."""
+        """Changes of the base scenario."""
         changes: dict[str, Any] = {"model": chosen.get("model"), "router": chosen.get("router")}
         if len(servers) > 1:
             changes["decode.radix_cache"] = chosen.get("radix")
@@ -174,7 +174,7 @@ def with_fewer(base: Base, num_requests: int) -> Base:
 
 
 def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
-    """Of each role, and how many. Raises ConfigError."""
+    """Servers of each role, and how many. Raises ConfigError."""
     roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
     try:
         servers = [Server(chosen[role]["gpu"], chosen[role]["tp"]) for role in roles]
@@ -187,13 +187,13 @@ def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over its limit; None: the run failed, or so many of its requests that the percentile has no end."""
+    """The term against its limit; None: the run failed, or too many requests for the percentile to have an end."""
     strains = [term.strain_of_row(row) if row["status"] == "ok" else inf for row in rows]
     known = [strain if isfinite(strain) else None for strain in strains]
     return {"goal": term.goal, "strains": known, "limit": term.limit, "unit": term.unit}
 
 
 def _told(servers: Sequence[Server], counts: Sequence[int]) -> str:
-    """As "2P1D of TP4 on h100"."""
+    """Text as "2P1D of TP4 on h100"."""
     gpus = {server.gpu for server in servers}
     return label_of(servers, counts) + (f" on {gpus.pop()}" if len(gpus) == 1 else "")

@@ -66,7 +66,7 @@ async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResp
 
 
 def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
-    """Until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
+    """Serves until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
 
     async def run() -> None:
         runner = web.AppRunner(Server(board).app)

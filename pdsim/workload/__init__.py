@@ -1,1 +1,1 @@
-"""What arrives: requests with their hidden truth, from generators and from public traces."""
+"""Requests with their hidden truth, from generators and from public traces."""

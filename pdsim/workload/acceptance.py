@@ -1,4 +1,4 @@
-"""How many tokens a speculative decode step gives a sequence: a property of what it writes, like its length."""
+"""Tokens that a speculative decode step gives a sequence: a property of what it writes, like its length."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from random import Random
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """At least 1 and at most draft_tokens in each step, accept_length in the mean."""
+    """Draws 1 to draft_tokens for each step, accept_length on average."""
 
     draft_tokens: int
     accept_length: float

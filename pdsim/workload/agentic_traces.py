@@ -22,7 +22,7 @@ class AgenticMooncakeTrace(BlockTrace):
     """
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Of a cut trace, no request waits for one that was cut off."""
+        """Requests of the trace. None waits for one that was cut off."""
         del rng
         blocks = HashBlocks(self.block_tokens)
         specs: dict[str, RequestSpec] = {}
@@ -42,7 +42,7 @@ class AgenticMooncakeTrace(BlockTrace):
 
 
 _Lines = Mapping[str, tuple[Line, list[str]]]
-"""By request_id, with the ids in wait_for."""
+"""Lines by request_id, with the ids in wait_for."""
 
 
 def _named_lines(path: Path) -> _Lines:
@@ -65,7 +65,7 @@ def _named_lines(path: Path) -> _Lines:
 
 
 def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
-    """As in the file, but that what others wait for comes before them."""
+    """Lines as in the file, but each comes behind those that it waits for."""
     names = list(lines)
     places = {name: i for i, name in enumerate(names)}
     sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})
@@ -86,7 +86,7 @@ def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedComputeTrace(Trace):
-    """One conversation a line, a request for each of num_turns calls of a tool and one for the final answer.
+    """Agents, a conversation a line: a request for each of num_turns calls of a tool and one for the final answer.
 
     A prompt is the whole conversation before it: a first prompt of input_prompt_length, then for each turn an answer
     (assistant_response_length) and what the tool gave (tool_call_output_length), which took tool_call_latency (s).

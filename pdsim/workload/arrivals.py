@@ -1,4 +1,4 @@
-"""When requests arrive at a client that does not wait for answers."""
+"""Arrival times at a client that does not wait for answers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class Bursts:
     burst_factor: float = 5.0
     """Rate of a burst over the mean."""
     burst_share: float = 0.1
-    """Of the time."""
+    """Share of the time."""
     burst_ns: int = 5_000_000_000
     """Mean length of a burst."""
 
@@ -114,7 +114,7 @@ class Profile:
     levels: tuple[float, ...]
     """Rates to each other: 1, 4, 2."""
     level_ns: int
-    """How long each lasts."""
+    """Length of each level."""
     smooth: bool = False
     """The rate goes in a straight line from each level to the next."""
 

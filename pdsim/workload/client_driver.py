@@ -35,7 +35,7 @@ class ClosedLoop:
 Client = OpenLoop | ClosedLoop
 
 
-class Timeline(Protocol):
+class Clock(Protocol):
     """Simulated time, or the real one."""
 
     @property
@@ -51,7 +51,7 @@ class ClientDriver:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: Clock,
         client: Client,
         requests: Sequence[RequestSpec],
         *,

@@ -14,7 +14,7 @@ class BlockRun(NamedTuple):
     first_id: int
     stream: int
     offset: int
-    """Of the first block's first token."""
+    """Position of the first block's first token."""
     num_blocks: int
 
 
@@ -30,9 +30,9 @@ class HashBlocks:
         self._streams = fresh_streams()
         self._first_ids: list[int] = []
         self._runs: list[BlockRun] = []
-        """Of ids that are above all before them, as most traces number theirs: sorted."""
+        """Runs of ids above all before them, as most traces number theirs: sorted."""
         self._others: dict[int, BlockRun] = {}
-        """Of one block each."""
+        """Runs of one block each."""
         self._parents: set[int] = set()
         """Ids at the end of a run whose first child is in another."""
 
@@ -92,7 +92,7 @@ class HashBlocks:
 
 
 def _num_rising(ids: list[int], at: int, limit: int) -> int:
-    """How many ids from here on, at most `limit`, rise by one."""
+    """Number of ids from here on, at most `limit`, that rise by one."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
     for i in range(at + 1, stop):

@@ -1,4 +1,4 @@
-"""One request as the workload knows it, with the truth that no policy sees."""
+"""A request as the workload knows it, with the truth that no policy sees."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
@@ -12,17 +12,17 @@ class RequestSpec(NamedTuple):
     request_id: int
     prompt: Spans
     output: Spans
-    """What the model will answer. Its length is the truth that executors know and policies do not."""
+    """The model's answer. Its length is the truth that executors know and policies do not."""
     max_output_tokens: int
-    """What the client allows, and a policy may see."""
+    """Limit that the client sets, and a policy may see."""
     arrival_ns: int = 0
-    """In a trace; an open-loop client may replace it, a closed loop does not look at it."""
+    """Time in a trace; an open-loop client may replace it, a closed loop does not look at it."""
     after: tuple[int, ...] = ()
-    """Those whose ends it follows, all of them: most often the turn before."""
+    """Requests whose ends it follows, all of them: most often the turn before."""
     think_ns: int = 0
-    """How long after the last of these ends."""
+    """Pause after the last of these ends."""
     request_class: str = ""
-    """In a trace: an SLO may have limits for it. No policy sees it."""
+    """Class in a trace: an SLO may have limits for it. No policy sees it."""
 
 
 def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
@@ -31,13 +31,13 @@ def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
 
 
 class Workload(Protocol):
-    """What a scenario names: a dataclass that yields the requests."""
+    """A dataclass that a scenario names and that yields the requests."""
 
     def requests(self, rng: "Streams") -> Sequence[RequestSpec]: ...
 
 
 class Streams:
-    """One reproducible random generator per purpose, so that a draw added in one place moves no other."""
+    """Reproducible random generators, one for each purpose, so that a draw added in one place moves no other."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -39,7 +39,7 @@ class PrefixPool:
     num_prefixes: int
     prefix_tokens: int
     input_tokens: Lengths
-    """Of the body; the prefix comes on top."""
+    """Length of the body; the prefix comes on top."""
     output_tokens: Lengths
 
     def __post_init__(self) -> None:

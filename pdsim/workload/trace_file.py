@@ -24,7 +24,7 @@ class InputWarning(UserWarning):
 
 
 class Line:
-    """One record of a trace and where it stands."""
+    """A record of a trace and where it stands."""
 
     def __init__(self, where: str, fields: dict[str, Any]) -> None:
         self._where = where
@@ -99,7 +99,7 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 
 def json_records(path: Path) -> Iterator[Line]:
-    """Of one JSON list."""
+    """Records of one JSON list."""
     with open_trace(path) as file:
         try:
             found = json.load(file)
@@ -133,7 +133,7 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """By arrival, and numbered so; ties stay as in the file. Specs are numbered as they stand.
+    """Requests by arrival, and numbered so; ties stay as in the file. Specs are numbered as they stand.
 
     Warns if the file is not in this order: "the first so many" are then not the earliest.
     """

@@ -23,7 +23,7 @@ from pdsim.workload.trace_file import (
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeTrace(BlockTrace):
-    """One JSON object a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
+    """JSON objects, one a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
 
     Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
     says, or else as their timestamps are apart.
@@ -158,7 +158,7 @@ class RequestTable(TimedTrace):
 
 
 _LEAST_TOKENS = 2
-"""Of a prompt and of an answer: SGLang's client drops shorter ones."""
+"""Least tokens of a prompt and of an answer: SGLang's client drops shorter ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,20 +122,20 @@ class Tokens:
     """Counts each request's tokens from the steps of decode instances."""
 
     def __init__(self) -> None:
-        self.of: Counter[int] = Counter()
+        self.num_tokens: Counter[int] = Counter()
         self._batches: dict[str, set[int]] = {}
 
     def see(self, instance_id: str, step: PrefillStep | DecodeStep, num_steps: int, ended: set[int]) -> None:
         batch = self._batches.setdefault(instance_id, set())
         if isinstance(step, PrefillStep):
-            self.of.update(chunk.request_id for chunk in step.chunks if chunk.is_last)
+            self.num_tokens.update(chunk.request_id for chunk in step.chunks if chunk.is_last)
             return
         for request_id in step.joined:
-            self.of[request_id] = self.of[request_id] or 1
+            self.num_tokens[request_id] = self.num_tokens[request_id] or 1
         batch -= set(step.left)
         batch |= set(step.joined)
         assert len(batch) == step.num_requests
-        self.of.update(dict.fromkeys(batch, num_steps))
+        self.num_tokens.update(dict.fromkeys(batch, num_steps))
         batch -= ended
 
 
@@ -151,15 +151,15 @@ def test_a_preempted_request_computes_all_that_it_had_and_has_as_many_tokens(sce
             for chunk in step.chunks if isinstance(step, PrefillStep) else ():
                 r = requests[chunk.request_id]
                 if chunk.is_last:
-                    had = r.num_prompt_tokens + (tokens.of[r.request_id] or 1)
+                    had = r.num_prompt_tokens + (tokens.num_tokens[r.request_id] or 1)
                     assert chunk.num_context_tokens + chunk.num_tokens == had
-                    tokens.of[r.request_id] = tokens.of[r.request_id] or 1
+                    tokens.num_tokens[r.request_id] = tokens.num_tokens[r.request_id] or 1
                     again[r.request_id] += 1
             tokens.see(entry.instance_id, step, result.num_steps, {request_id for request_id, _ in result.ended})
     for r in traced.records.requests:
         assert r.outcome == "finished", r.reason
         assert again[r.request_id] == r.num_retractions
-        assert (tokens.of[r.request_id] or 1) == r.num_output_tokens
+        assert (tokens.num_tokens[r.request_id] or 1) == r.num_output_tokens
     for instance in traced.cluster.instances:
         assert instance.num_available_pages == instance.cache.pool.num_pages
 

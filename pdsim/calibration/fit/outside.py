@@ -66,7 +66,7 @@ def without_around(measurements: Measurements) -> tuple[Measurements, Around | N
 
 
 def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
-    """What a prompt's TTFT has beyond the wait of streams; a round trip where there are none on the same GPUs."""
+    """Part of a prompt's TTFT beyond the wait of streams; a round trip where there are none on the same GPUs."""
     if "stall" in rows:
         stall = rows["stall"].columns
         alone_ns = _alone_ns(rows["ttft"].columns, stall["new_tokens"])
@@ -84,7 +84,7 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """Of the medians by length."""
+    """The least of the medians by length."""
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 

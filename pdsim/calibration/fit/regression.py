@@ -164,7 +164,7 @@ def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
 SOFT = 0.03
 """Relative error from which on a residual counts by its size, no longer by its square."""
 LEAST_RATIO = 1e-6
-"""Of a fitted to a measured time: keeps logarithms finite."""
+"""Least ratio of a fitted to a measured time: keeps logarithms finite."""
 ABOVE_LEAST = (1.3, 3.0)
 """Times by so much above the least of all are taken for work at first, and the others for the least that it takes."""
 NUM_FOLDS = 5

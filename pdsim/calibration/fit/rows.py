@@ -171,7 +171,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
 
 
 def _shapes(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """One row a shape, which is all columns but the time, with the mean time."""
+    """Mean times, a row for each shape, which is all columns but the time."""
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")

@@ -57,7 +57,7 @@ _TOOLS = (
 
 
 def read_results(path: Path) -> list[Imported]:
-    """One for each line, element or benchmark of the file. Raises ConfigError for what no tool writes."""
+    """Results, a line, element or benchmark of the file each. Raises ConfigError for what no tool writes."""
     found = [_imported(path, number, row) for number, row in enumerate(_rows(path), start=1)]
     if not found:
         raise ConfigError(f"{path} has no results")

@@ -68,7 +68,7 @@ class ResultFields:
             raise ConfigError(f"{self._file}: {self._to(name)}: expected a whole number, found {value!r}") from None
 
     def numbers(self, names: Mapping[str, str], factor: float = 1) -> dict[str, float]:
-        """Those that are there, under our names: `names` are ours by theirs."""
+        """Numbers that are there, under our names: `names` are ours by theirs."""
         found = {ours: self.number(theirs) for theirs, ours in names.items()}
         return {ours: value * factor for ours, value in found.items() if value is not None}
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from pdsim.calibration.observe.plan import ROUND_TRIPS, SHORTEST_TOKENS, STEPS_TIMED, Load, Probe
-from pdsim.calibration.observe.server import Completion, Server, ServerError
+from pdsim.calibration.observe.server import Completion, ServerClient, ServerError
 from pdsim.calibration.observe.stages import mean_stages_ms, totals
 
 _SETTLE_S = 0.2
@@ -21,21 +21,21 @@ _WARM_STEPS = 8
 """Steps of a stream before and after what disturbs it."""
 
 
-def round_trips(server: Server) -> Iterator[Row]:
+def round_trips(server: ServerClient) -> Iterator[Row]:
     for _ in range(ROUND_TRIPS):
         yield {"kind": "round_trip", "time_us": server.round_trip_ns() / 1e3}
 
 
-def observe(server: Server, probe: Probe) -> Iterator[Row]:
+def observe(server: ServerClient, probe: Probe) -> Iterator[Row]:
     """Rows of one probe; none where its streams did not overlap. Raises ServerError."""
     yield from _PROBES[probe.kind](server, probe)
 
 
-def _ttft(server: Server, probe: Probe) -> Iterator[Row]:
+def _ttft(server: ServerClient, probe: Probe) -> Iterator[Row]:
     yield _prompt_row(server.complete(server.text(probe.prompt_tokens), probe.output_tokens))
 
 
-def _prefix(server: Server, probe: Probe) -> Iterator[Row]:
+def _prefix(server: ServerClient, probe: Probe) -> Iterator[Row]:
     """A prompt, one that differs from it in its last quarter, and one that differs only in its last few tokens."""
     quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
     head, middle = server.text(probe.prompt_tokens - quarter), server.text(quarter - end)
@@ -53,14 +53,14 @@ def _prompt_row(completion: Completion) -> Row:
     return {"kind": "ttft", **sizes, "time_us": completion.ttft_ns / 1e3}
 
 
-def _burst(server: Server, probe: Probe) -> Iterator[Row]:
+def _burst(server: ServerClient, probe: Probe) -> Iterator[Row]:
     done = _together(server, probe)
     last_ns = max(one.event_ns[0] for one in done) - min(one.sent_ns for one in done)
     new = sum(one.prompt_tokens - (one.cached_tokens or 0) for one in done)
     yield {"kind": "burst", "prompts": len(done), "new_tokens": new, "time_us": last_ns / 1e3}
 
 
-def _decode(server: Server, probe: Probe) -> Iterator[Row]:
+def _decode(server: ServerClient, probe: Probe) -> Iterator[Row]:
     """The mean step while all streams decode."""
     enough = Enough(probe.num_requests, STEPS_TIMED)
     done = _together(server, probe, enough)
@@ -102,7 +102,9 @@ class Enough:
             return not self._is_over
 
 
-def _together(server: Server, probe: Probe, on_event: Callable[[Completion], bool] | None = None) -> list[Completion]:
+def _together(
+    server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
+) -> list[Completion]:
     """Completions of equal prompts, sent at once from as many threads. Raises the first ServerError."""
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))
@@ -120,7 +122,7 @@ def _together(server: Server, probe: Probe, on_event: Callable[[Completion], boo
         return list(pool.map(one, prompts))
 
 
-def _stall(server: Server, probe: Probe) -> Iterator[Row]:
+def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
     """Gaps of running streams until a prompt's first token, less as many usual gaps, are its forward."""
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]
@@ -165,7 +167,7 @@ def _waited_ns(stream: Completion, disturbing: Completion) -> float | None:
     return after[num_during] - before[-1] - (num_during + 1) * usual_ns
 
 
-_PROBES: dict[str, Callable[[Server, Probe], Iterator[Row]]] = {
+_PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
     "ttft": _ttft,
     "prefix": _prefix,
     "burst": _burst,
@@ -174,7 +176,7 @@ _PROBES: dict[str, Callable[[Server, Probe], Iterator[Row]]] = {
 }
 
 
-def play(server: Server, load: Load, end_s: float) -> dict[str, Any]:
+def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
     """A closed loop: what each request saw, in s since the first was sent. After `end_s` no more are sent."""
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()

@@ -1,4 +1,4 @@
-"""What an observation sends: probes by round, within a budget of requests, then a load that is not fitted."""
+"""Plan of an observation: probes by round, within a budget of requests, then a load that is not fitted."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LOAD_OUTPUT_TOKENS = (16, 64)
 
 
 class Probe(NamedTuple):
-    """One measurement. Its requests are sent together."""
+    """A measurement. Its requests are sent together."""
 
     kind: str
     num_requests: int
@@ -116,7 +116,7 @@ def _lengths(longest: int) -> list[int]:
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
-    """From first to last, both among them."""
+    """Powers from first to last, both among them."""
     found = [min(first, last)]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)

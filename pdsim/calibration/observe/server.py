@@ -60,14 +60,14 @@ class ServerError(Exception):
 
 @dataclass
 class Completion:
-    """One streamed completion. Times are of the monotonic clock, in ns."""
+    """A streamed completion. Times are of the monotonic clock, in ns."""
 
     sent_ns: int
     event_ns: list[int] = field(default_factory=list)
     """Arrivals of events with tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    """As many as events where the server reports no usage."""
+    """Equals the number of events where the server reports no usage."""
     cached_tokens: int | None = None
     """None: not reported."""
 
@@ -85,8 +85,8 @@ OnEvent = Callable[[Completion], bool]
 """Called at every event with tokens; False ends the completion early."""
 
 
-class Server:
-    """One model of a server. Every completion has a connection of its own, opened before its clock starts."""
+class ServerClient:
+    """A client of one model of a server. Each completion opens its own connection before its clock starts."""
 
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
@@ -109,7 +109,7 @@ class Server:
         port = f":{parts.port}" if parts.port else ""
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.url = f"{parts.scheme}://{host}{port}{self._base}"
-        """Without credentials."""
+        """Address without credentials."""
         self.model = model or ""
 
     def describe(self) -> dict[str, Any]:

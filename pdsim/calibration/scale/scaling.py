@@ -81,7 +81,7 @@ class Scaling:
 
     @property
     def weights_ns(self) -> float:
-        """One read of a rank's weights on the source."""
+        """Time to read a rank's weights once on the source."""
         rate = self.source.memory_bandwidth * Roofline().memory_efficiency
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 

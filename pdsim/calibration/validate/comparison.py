@@ -133,7 +133,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One variant."""
+    """Errors of a variant."""
 
     name: str
     num_requests: int

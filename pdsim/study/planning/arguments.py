@@ -9,7 +9,7 @@ from pdsim.system.catalog import CatalogError, load_gpu
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """From "h100=2.5" or "h100", whose price is 1 unless others have theirs. Raises ConfigError."""
+    """Prices of "h100=2.5" or "h100", whose price is 1 unless others have theirs. Raises ConfigError."""
     found: dict[str, float] = {}
     unpriced = []
     for gpu in gpus:
@@ -31,7 +31,7 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
-    """From "page_size=[1, 64]". Raises ConfigError."""
+    """Fields and values of "page_size=[1, 64]". Raises ConfigError."""
     found: dict[str, list[Any]] = {}
     for one in tried:
         path, equals, text = one.partition("=")

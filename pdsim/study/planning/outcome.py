@@ -1,4 +1,4 @@
-"""What became of a cluster: its runs read back, whole or ended when they missed the SLO."""
+"""The outcome of a cluster: its runs read back, whole or ended when they missed the SLO."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ SATURATED = "cannot take the load"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all seeds together."""
+    """Outcome of all seeds together."""
 
     meets: bool
     reason: str
-    """Why it does not; empty if it does."""
+    """Reason why it does not; empty if it does."""
     num_ended: int
     """Requests that had ended when it was sure."""
     strains: Mapping[Term, float]
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
-    """From the shards of a point, one for each seed. Generated arrivals must not leave a growing queue;
+    """Reads the shards of a point, one for each seed. Generated arrivals must not leave a growing queue;
     a record, with its own times, is judged as it was.
     """
     rows = [parquet.read_table(path).to_pylist()[0] for path in paths]

@@ -15,7 +15,7 @@ class Row(NamedTuple):
     candidate: Candidate
     outcome: Outcome
     limit: Limit | None = None
-    """Of one that misses the SLO, in the term that it misses most."""
+    """Limit of one that misses the SLO, in the term that it misses most."""
 
     def to_json(self) -> dict[str, Any]:
         one = self.candidate
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}
-"""What is said of each kind of row, in the order in which they are listed."""
+"""Remarks on each kind of row, in the order in which they are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,26 +37,26 @@ class Plan:
     chosen: Row | None
     """None: nothing meets it."""
     others: tuple[Row, ...]
-    """As cheap, and within the SLO, too."""
+    """Rows as cheap, and within the SLO, too."""
     nearest: tuple[Row, ...]
-    """As cheap or cheaper, and outside the SLO: the nearest to it first."""
+    """Rows as cheap or cheaper, and outside the SLO: the nearest to it first."""
     faster: tuple[Row, ...] = ()
     """Dearer, each with more to spare than all that are cheaper."""
     load_factor: float | None = None
     """Times the load that it still takes; None: the load cannot be scaled."""
     breaks: str = ""
-    """What breaks first beyond that; empty: nothing that was tried."""
+    """The part that breaks first beyond that; empty: nothing that was tried."""
     lost: Mapping[str, Outcome] = field(default_factory=dict)
-    """Of the cluster with one instance less, by role."""
+    """Outcome of the cluster with one instance less, by role."""
     ends: Mapping[str, Outcome] = field(default_factory=dict)
-    """On the fastest and the slowest server that it may be, where no server was measured."""
+    """Outcomes on the fastest and the slowest server that it may be, where no server was measured."""
 
     certain: Row | None = None
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
     own: Row | None = None
     """The cluster of the scenario that the plan began with."""
     checked: Outcome | None = None
-    """On the trace that it was not made from."""
+    """Outcome on the trace that it was not made from."""
 
     @property
     def text(self) -> str:
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """How firm it stands, a sentence each."""
+        """Sentences on how firm it stands."""
         found = [
             f"{row.candidate.label}: {row.outcome.reason}; {row.limit}."
             for row in self.nearest
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """By price: the plan after those that miss the SLO."""
+        """Rows by price: the plan after those that miss the SLO."""
         return [row for kind in REMARKS for row in self.kinds[kind]]
 
     @property

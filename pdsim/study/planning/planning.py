@@ -1,4 +1,4 @@
-"""From a load and an SLO to the cheapest cluster that meets it, and what speaks for and against it."""
+"""Finds the cheapest cluster that meets an SLO under a load, and what speaks for and against it."""
 
 import json
 import os
@@ -172,7 +172,7 @@ class Finder:
         return found
 
     def _firmest(self, equal: list[Candidate]) -> list[Candidate]:
-        """By what they have to spare on the slowest server that this may be, where that is not known."""
+        """The candidates with most to spare on the slowest server that this may be, where that is not known."""
         if "slowest" not in self._trials.base.ends:
             return equal
         slow = [_changed(one, self._trials.base.ends["slowest"]) for one in equal]
@@ -196,7 +196,7 @@ class Finder:
         return [*first, *(one for one in of_families if one not in first)][:_NUM_TOLD]
 
     def _missed_by(self, candidates: Sequence[Candidate]) -> tuple[Row, ...]:
-        """By how much and because of what, the nearest to the SLO first."""
+        """Candidates that miss the SLO, by how much and because of what, the nearest first."""
         outcomes = self._trials.whole([one.changes for one in candidates])
         rows = [
             Row(one, outcome, None if outcome.worst is None else self._trials.limit(one.changes, outcome.worst))

@@ -18,7 +18,7 @@ Evaluate = Callable[[Sequence[Candidate]], Sequence[Outcome]]
 
 
 def search(candidates: Sequence[Candidate], evaluate: Evaluate) -> dict[Candidate, Outcome]:
-    """What was tried. The cheapest of those that meet the SLO are all in it. candidates: by price."""
+    """Outcomes of what was tried. The cheapest that meet the SLO are all in it. candidates: by price."""
     tried: dict[Candidate, Outcome] = {}
     while left := _left(candidates, tried):
         batch = _middle(left)
@@ -27,7 +27,7 @@ def search(candidates: Sequence[Candidate], evaluate: Evaluate) -> dict[Candidat
 
 
 def cheapest(tried: dict[Candidate, Outcome]) -> list[Candidate]:
-    """Those of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
+    """Candidates of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
     equal = [one for one in meeting if one.price_per_h == least]
@@ -35,7 +35,7 @@ def cheapest(tried: dict[Candidate, Outcome]) -> list[Candidate]:
 
 
 def _left(candidates: Iterable[Candidate], tried: dict[Candidate, Outcome]) -> list[Candidate]:
-    """Those that might be the cheapest, or as cheap as it."""
+    """Candidates that might be the cheapest, or as cheap as it."""
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
     return [
@@ -48,7 +48,7 @@ def _left(candidates: Iterable[Candidate], tried: dict[Candidate, Outcome]) -> l
 
 
 def _middle(left: Sequence[Candidate]) -> list[Candidate]:
-    """Of the middle price and below, one of each family in turn, the dearest of each first."""
+    """Candidates of the middle price and below, one of each family in turn, the dearest of each first."""
     middle = left[len(left) // 2].price_per_h
     below = sorted(
         (one for one in left if one.price_per_h <= middle),

@@ -40,7 +40,7 @@ class Term:
     """
 
     limits_ms: tuple[tuple[str, float], ...]
-    """By metric: ttft, tpot or e2e."""
+    """Limits by metric: ttft, tpot or e2e."""
     percentile: float
     request_class: str = ""
     """The class of the requests; empty: all requests."""
@@ -94,18 +94,18 @@ class Term:
 
     @property
     def limit(self) -> float:
-        """In its unit."""
+        """The limit in its unit."""
         return 100.0 if self.is_joint else self._limit_ms
 
     def number(self, strain: float) -> str:
-        """In its unit."""
+        """The measured number in its unit."""
         return f"{strain * self.limit:,.0f}"
 
     def covers(self, request_class: str) -> bool:
         return self.request_class in ("", request_class)
 
     def is_missed(self, request: RequestRecord) -> bool:
-        """Of a request that has ended."""
+        """True if a request that has ended misses it."""
         if request.outcome != "finished":
             return True
         if request.num_output_tokens < 2 and self._is_of_tpot:  # noqa: PLR2004
@@ -136,7 +136,7 @@ class Term:
         ).percentile(self.percentile)
 
     def strain_of_row(self, row: Mapping[str, Any]) -> float:
-        """In a shard: the smallest value that so many requests are within; infinite: failures."""
+        """Strain in a shard: the smallest value that so many requests are within; infinite: failures."""
         times_ns = _times_ns(row)
         values = np.max([times_ns[metric] / (limit_ms * 1e6) for metric, limit_ms in self.limits_ms], axis=0)
         num_missed = int(row["failed"] + row["unfinished"])
@@ -221,7 +221,7 @@ class Slo:
 
 
 def _terms(group: str, text: str) -> list[Term]:
-    """From "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or without a class."""
+    """Terms of "chat: ttft p99 < 2 s, tpot p99 < 50 ms", or of the same without a class."""
     found = _OF_CLASS.fullmatch(group)
     assert found is not None
     name = (found["name"] or "").strip()

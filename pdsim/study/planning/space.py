@@ -34,9 +34,9 @@ class Candidate:
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
     kw: float | None = field(compare=False)
-    """Of the GPUs' boards; None: a GPU's is not known."""
+    """Power of the GPUs' boards; None: a GPU's is not known."""
     changes: Changes = field(compare=False, repr=False)
-    """Of the base scenario."""
+    """Changes of the base scenario."""
 
     @property
     def is_aggregated(self) -> bool:
@@ -57,7 +57,7 @@ class Space:
     """Values of further fields, by their path in the scenario."""
 
     def candidates(self, base: Base) -> list[Candidate]:
-        """By price. Raises ConfigError if the model fits none of the GPUs."""
+        """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
         found: list[Candidate] = []
         reasons: list[str] = []
         servers = [Server(gpu, tp) for gpu in self.prices for tp in _sizes(gpu)]
@@ -87,7 +87,7 @@ class Space:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
 
     def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[Candidate]:
-        """Those of these servers that have no more GPUs than they may."""
+        """Candidates of these servers that have no more GPUs than they may."""
         most = [self.max_gpus // server.tp for server in roles]
         for counts in product(*(range(1, count + 1) for count in most)):
             num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
@@ -138,7 +138,7 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int]) -> str:
-    """As "3P of TP4, 1D of TP4 on h100"; without counts for all of a family."""
+    """A name as "3P of TP4, 1D of TP4 on h100"; without counts for all of a family."""
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)
     gpus = list(dict.fromkeys(server.gpu for server in roles))

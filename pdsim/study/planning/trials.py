@@ -42,7 +42,7 @@ class Trials:
         return self._computed(self._planner.plan(changes))
 
     def limit(self, changes: Changes, term: Term) -> Limit:
-        """What limits a cluster in a term of the SLO."""
+        """The resource that limits a cluster in a term of the SLO."""
         scenario = self.base.changed(changes)
         classes = classes_of(requests_of(scenario)) if term.request_class else {}
 

@@ -18,7 +18,7 @@ from pdsim.study.result import Estimate
 class Column:
     title: str
     field: str = ""
-    """Of a sweep's row; empty: see read."""
+    """Field of a sweep's row; empty: see read."""
     scale: float = 1.0
     is_latency: bool = True
     """Says nothing of a saturated arm."""
@@ -75,7 +75,7 @@ COLUMNS = {
     "merge": Column("wait for merge, ms", "mean_decode_transferred_ms"),
     "outside": Column("front end, ms", "mean_front_end_ms"),
 }
-"""In titles, {p} is the percentile that is to meet the SLO."""
+"""Titles; {p} is the percentile that is to meet the SLO."""
 
 
 if TYPE_CHECKING:
@@ -87,17 +87,17 @@ SATURATED = "saturated"
 
 @dataclass(frozen=True)
 class Row:
-    """One way of doing it."""
+    """A way of doing it."""
 
     arm: str
     changes: Changes
-    """Of the scenario."""
+    """Changes of the scenario."""
     x: float | None
-    """Where it stands on the figure's axis; None: it is no number."""
+    """Place on the figure's axis; None: it is no number."""
     estimates: Mapping[str, Estimate | None]
-    """By column; None: it has none, or it says nothing of a saturated system."""
+    """Estimates by column; None: it has none, or it says nothing of a saturated system."""
     remark: str
-    """What is wrong with it."""
+    """Fault that the way has."""
 
     def to_json(self) -> dict[str, Any]:
         estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
@@ -109,22 +109,22 @@ class Answer:
     name: str
     asks: str
     load: str
-    """What it is about: cluster, load, SLO, replications."""
+    """Setting of the answer: cluster, load, SLO, replications."""
     winner: str
     """The arm that is recommended; if none is, the nearest to the SLO, or the one that the question is about."""
     is_recommended: bool
     text: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    """What of it lies outside what was measured."""
+    """Parts of it that lie outside what was measured."""
     limit: Limit | None
-    """Of the winner, in its throughput or the latency that is the least within its SLO; None: it came to a halt."""
+    """Limit of the winner, in throughput or the latency that is the least within its SLO; None: it came to a halt."""
     run: RunResult = field(repr=False)
-    """Of the winner, with levels."""
+    """Run of the winner, with levels."""
     percentile: str
-    """Of latencies, that is to meet the SLO."""
+    """Percentile of latencies that is to meet the SLO."""
     axis: str
-    """What x is, with its unit; empty: the figure has dots side by side."""
+    """Meaning of x, with its unit; empty: the figure has dots side by side."""
     columns: tuple[str, ...]
     rows: tuple[Row, ...] = field(repr=False)
 
@@ -141,7 +141,7 @@ class Answer:
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """What limits the winner, and all else that is to be said."""
+        """Limits of the winner, and all else that is to be said."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
         return [*limit, *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
@@ -174,7 +174,7 @@ class Answer:
         return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
 
     def _repr_markdown_(self) -> str:
-        """As Jupyter shows it."""
+        """Markdown for Jupyter."""
         table = [self.titles, ["---"] * len(self.titles), *(self.cells(row) for row in self.rows)]
         parts = [
             self.load,

@@ -1,4 +1,4 @@
-"""From a question to its answer: run the arms, judge, look at the winner once more, and say what limits it."""
+"""Answers a question: runs the arms, judges, looks at the winner once more, and says what limits it."""
 
 import json
 from collections import defaultdict
@@ -125,12 +125,12 @@ def _verdict(name: str, question: Question, study: Study, arms: list[Arm]) -> Ve
 
 
 def _set(changes: Changes) -> list[str]:
-    """As --set takes them."""
+    """Changes as --set takes them."""
     return [f"{path}={shown(value)}" for path, value in changes.items()]
 
 
 def _held(verdict: Verdict, at_ends: Mapping[str, Verdict]) -> list[str]:
-    """Whether the answer is the same at the ends of a cost that no server was measured for."""
+    """Says whether the answer is the same at the ends of a cost that no server was measured for."""
     others = [f"'{one.winner}' on the {end}" for end, one in at_ends.items() if one.winner != verdict.winner]
     if others:
         return [f"Undecided: it is {' and '.join(others)} server that this may be. A profile of yours decides."]
@@ -149,7 +149,7 @@ def _folder(out: Path | str | None) -> Iterator[Path]:
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
-    """What misses the SLO is not recommended, whatever speaks for it: another arm is, or the nearest is named."""
+    """Verdict that recommends only what meets the SLO: another arm if need be, or names the nearest."""
     chosen = verdict.winner
     if study.meets(chosen):
         return verdict
@@ -165,7 +165,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 
 def _missed(study: Study, label: str) -> str:
-    """By how much, and of which latency."""
+    """Says by how much the SLO is missed, and in which latency."""
     options = study.options
     found = [f"{share(study.attained(label))} of the requests meet it, {share(options.attainment)} should"]
     if study[label].is_saturated:
@@ -250,7 +250,7 @@ def _latencies_ms(result: RunResult) -> dict[str, list[float]]:
 
 
 def _errors(study: Study) -> list[str]:
-    """Why arms failed: each reason once."""
+    """Reasons why arms failed, each once."""
     arms = defaultdict(list)
     for arm in study.arms:
         arms[study.error(arm.label)].append(arm.label)
@@ -273,7 +273,7 @@ def _row(question: Question, study: Study, label: str) -> Row:
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Whether the SLO is missed without any queue: then no number of instances helps."""
+    """Says whether the SLO is missed without any queue: then no number of instances helps."""
     one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
     found = _latencies_ms(simulate(study.base.changed(one)))
     for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
@@ -307,7 +307,7 @@ def _load(study: Study) -> str:
 
 
 def _requests(study: Study, label: str) -> str:
-    """How many were sent; of a trace that is cut, what was used of what."""
+    """Says how many were sent; of a trace that is cut, what was used of what."""
     row, workload = study[label].replications[0].row, study.base.scenario.workload
     count = int(row["completed"] + row["failed"] + row["unfinished"])
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0

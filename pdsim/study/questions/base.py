@@ -69,7 +69,7 @@ class AskOptions:
 class Base:
     path: Path
     changes: tuple[str, ...]
-    """As --set takes them."""
+    """Changes as --set takes them."""
     scenario: Scenario
     is_sample: bool
     """Its requests are a record, with their times: other seeds say nothing new."""
@@ -119,7 +119,7 @@ class Base:
         return parse_scenario(data, base=self.path.parent, where=str(self.path))
 
     def _data(self) -> dict[str, Any]:
-        """What its file and --set say, without defaults."""
+        """Plain data of its file and --set, without defaults."""
         data: dict[str, Any] = read_yaml(self.path)
         for change in self.changes:
             apply_change(data, change)

@@ -12,9 +12,9 @@ from pdsim.workload.arrivals import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Of what the cluster serves when all requests are there. Nearer to it, queues grow for longer than the run lasts."""
+"""Shares of what the cluster serves when all requests are there. Nearer to it, queues outlast the run."""
 _FINER = (1 / 3, 2 / 3)
-"""Of the way from the highest rate that meets the SLO to the next."""
+"""Shares of the way from the highest rate that meets the SLO to the next."""
 _UNBOUNDED = 1_000_000
 _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 _SPEEDUPS = (0.5, 1.0, 2.0, 4.0)

@@ -23,7 +23,7 @@ def arms(base: Base) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    """By throughput and latency, of which either may gain."""
+    """Judges by throughput and latency, of which either may gain."""
     if failed := study.error(_OFF) or study.error(_ON):
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")

@@ -49,7 +49,7 @@ def _why_none(row: Row) -> str:
 
 
 def _draw_line(panel: Any, answer: Answer, name: str) -> None:
-    """Over the arms that have a place on the axis."""
+    """Draws a line over the arms that have a place on the axis."""
     places = [row.x for row in answer.rows if row.x is not None]
     found = [(row.x, value) for row in answer.rows if row.x is not None and (value := row.estimates[name]) is not None]
     means = [value.mean for _, value in found]

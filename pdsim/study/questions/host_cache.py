@@ -12,7 +12,7 @@ _OFF = "off"
 _RATIOS = (1, 2, 4, 8)
 """Host memory for each byte of the prefill pool; SGLang's default is 2."""
 _EQUAL = 0.02
-"""Of requests/s and TTFT."""
+"""Relative difference of requests/s and TTFT that does not count."""
 
 
 def arms(base: Base) -> list[Arm]:

@@ -15,7 +15,7 @@ from pdsim.study.questions.answering import begin
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions
 
 _WIDTH = 116
-"""Of prose, behind the sign of a comment."""
+"""Width of prose, behind the sign of a comment."""
 
 
 def write_notebook(path: Path, name: str, scenario: Path | None = None, /, **given: Any) -> None:
@@ -37,7 +37,7 @@ def write_notebook(path: Path, name: str, scenario: Path | None = None, /, **giv
 
 
 def notebook_of(source: str) -> Any:
-    """Of text in percent format. Cells are numbered, so that it is the same whenever it is made."""
+    """A notebook from text in percent format. Cells are numbered, so that it is the same whenever it is made."""
     notebook = _jupytext().reads(source, fmt="py:percent")
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for number, cell in enumerate(notebook.cells):

@@ -48,7 +48,7 @@ def verdict(study: Study) -> Verdict:
 
 
 def _others(study: Study, best: str) -> list[str]:
-    """What of it chunks alone bring."""
+    """Says what of it chunks alone bring."""
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
     gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")

@@ -14,7 +14,7 @@ from pdsim.study.questions.words import milliseconds, number
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE = 0.05
-"""Of the time of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
+"""Share of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 
 
@@ -22,7 +22,7 @@ class Torn(NamedTuple):
     """A prompt's KV whose pages do not follow each other: the most descriptors that it can have."""
 
     num_descriptors: int
-    """Of one pair of ranks, as are the bytes."""
+    """Number of one pair of ranks, as are the bytes."""
     num_bytes: int
     ms: float
     """Alone on its links."""
@@ -33,7 +33,7 @@ def arms(_base: Base) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    """By pages that do not follow each other: the pools of a run of minutes are younger than those of a server."""
+    """Judges by pages that do not follow each other: the pools of a short run are younger than those of a server."""
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
     first, last = next(iter(torn)), next(reversed(torn))

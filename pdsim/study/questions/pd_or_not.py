@@ -10,7 +10,7 @@ from pdsim.study.questions.words import change, is_told_apart, number, share, ti
 AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
-"""Of the prompts' own tokens: where the crossover is looked for."""
+"""Shares of the prompts' own tokens, where the crossover is looked for."""
 
 
 def aggregated(base: Base) -> Changes:
@@ -78,7 +78,7 @@ def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
 
 
 def _crossover(study: Study) -> list[str]:
-    """Where, in prompts, the winner changes."""
+    """Says where, in prompts, the winner changes."""
     lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
     if not lengths:
         return []
@@ -92,7 +92,7 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """Which of the two meets the SLO; if both or none do, by goodput; where that is the same, by latency."""
+    """The better of the two: the one that meets the SLO; else by goodput; where that is the same, by latency."""
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
         return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
@@ -102,7 +102,7 @@ def _better(study: Study, apart: str, together: str, series: str) -> str:
 
 
 def _own_tokens(study: Study) -> float:
-    """Of a prompt, without the prefix that it shares."""
+    """Tokens of a prompt, without the prefix that it shares."""
     return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
 
 

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Arm(NamedTuple):
-    """One way to do it."""
+    """A way to do it."""
 
     label: str
     changes: Changes
     x: float | None = None
-    """Where it stands on the figure's axis; None: it is no number."""
+    """Place on the figure's axis; None: it is no number."""
     series: str = ""
-    """Of arms that are compared among themselves."""
+    """Name of arms that are compared among themselves."""
     axis: str = ""
-    """What x is, where it is not what the question says."""
+    """Meaning of x, where it is not what the question says."""
 
 
 def place_of(arm: Arm) -> float:
-    """By which arms are in order; those without a number come first."""
+    """Key that orders arms; those without a number come first."""
     return arm.x or 0.0
 
 
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
     winner: str
     """The label of the arm that the answer is about."""
     advice: str
-    """What to do, without the numbers; empty: nothing is recommended."""
+    """Advice without the numbers; empty: nothing is recommended."""
     why: str
     """A sentence or two with the numbers, which follow the advice."""
     notes: Sequence[str] = ()
@@ -44,21 +44,21 @@ class Verdict(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Question:
     asks: str
-    """In the user's words."""
+    """The question in the user's words."""
     varies: str
-    """What is compared, as docs/ask.md has it."""
+    """Subject of the comparison, as docs/ask.md has it."""
     columns: tuple[str, ...]
     """Numbers of table and figure, by their names in COLUMNS."""
     arms: Callable[[Base], list[Arm]]
-    """What varies."""
+    """Arms to compare."""
     verdict: Callable[["Study"], Verdict]
-    """What to choose, and what to say."""
+    """Chooses an arm, and says why."""
     then: Callable[["Study"], list[Arm]] = lambda _study: []
-    """What to look at next, when the arms have their results."""
+    """Arms to look at next, when the first have their results."""
     starter: Changes = field(default_factory=dict)
     """Changes of the starter scenario, where the question is about something that it does not have."""
     axis: str = ""
-    """What x is, with its unit; empty: the figure has dots side by side."""
+    """Meaning of x, with its unit; empty: the figure has dots side by side."""
 
 
 NAMES = (

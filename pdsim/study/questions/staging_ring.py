@@ -16,7 +16,7 @@ _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
 """SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB where it is not set, in versions that have it (0.5.12); 0.5.23 sizes it."""
 _EQUAL = 0.02
-"""Of requests/s and TTFT; and of the KV that may go as slices."""
+"""Relative difference of requests/s, TTFT and KV sent as slices that does not count."""
 
 
 def arms(base: Base) -> list[Arm]:
@@ -34,7 +34,7 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Where sizes are equal: two GPUs to each prefill server, half as many servers."""
+    """Changes where sizes are equal: two GPUs to each prefill server, half as many servers."""
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
         return {}
@@ -90,7 +90,7 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Of what one forward computes of a prompt, from one prefill rank to one decode rank."""
+    """Bytes that a prefill rank sends a decode rank of what one forward computes of a prompt."""
     wire = wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)

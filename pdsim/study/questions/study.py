@@ -16,7 +16,7 @@ from pdsim.study.sweep_file import SloSettings
 
 SLO = "asked"
 _EQUAL = 0.02
-"""Of the goodput: what differs less is chosen by its latency."""
+"""Share of the goodput: a smaller difference is decided by latency."""
 
 
 class Study:
@@ -36,7 +36,7 @@ class Study:
         self.options = options
         self.arms: list[Arm] = []
         self.warnings: list[str] = []
-        """What of the arms lies outside what was measured."""
+        """Parts of the arms that lie outside what was measured."""
         self._results: dict[str, PointResult] = {}
         self._folder = folder
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
@@ -76,28 +76,28 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def error(self, label: str) -> str:
-        """Why an arm has no result; empty if it has one."""
+        """Reason why an arm has no result; empty if it has one."""
         point = self[label]
         if not point.error and not any(replication.row["completed"] for replication in point.replications):
             return "every request failed"
         return point.error
 
     def failed_share(self, label: str) -> float:
-        """Of the requests: those that did not come through."""
+        """Share of the requests that did not come through."""
         rows = [replication.row for replication in self[label].replications]
         failed = sum(row["failed"] + row["unfinished"] for row in rows)
         return float(failed / max(1, failed + sum(row["completed"] for row in rows)))
 
     def labels(self, series: str | None = None) -> list[str]:
-        """Of arms with a result."""
+        """Arms with a result."""
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
-        """Those whose latencies say something."""
+        """Arms whose latencies say something."""
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:
-        """Of a request: total_input_tokens or total_output_tokens of all, by their number."""
+        """Mean tokens of a request: total_input_tokens or total_output_tokens of all, by their number."""
         row = self[self.labels()[0]].replications[0].row
         return float(row[field] / row["completed"])
 
@@ -120,11 +120,11 @@ class Study:
         return self[label].attainment(SLO).mean
 
     def tail_ms(self, label: str, time: str) -> Estimate:
-        """Of ttft or tpot, at the percentile that is to meet the SLO."""
+        """Ttft or tpot at the percentile that is to meet the SLO."""
         return estimate([getattr(run.slos[SLO], f"{time}_ms") for run in self[label].replications])
 
     def best(self, labels: Iterable[str]) -> str:
-        """Of those that meet the SLO the most goodput; of those that hardly differ in it, the shortest latency.
+        """The arm with most goodput that meets the SLO; if some hardly differ in it, the one with the shortest latency.
 
         If none meets it, the nearest: the largest share of requests that do, and no request that fails. If all are
         saturated, the most requests a second.
@@ -161,7 +161,7 @@ class Study:
         ]
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
-        """Of the same requests in both: seed by seed, so that what both share cancels."""
+        """Ratio over the same requests: seed by seed, so that what both share cancels."""
         pairs = zip(self[label].replications, self[other].replications, strict=True)
         return _ratio((a.row[name], b.row[name]) for a, b in pairs)
 
@@ -171,7 +171,7 @@ class Study:
 
 
 def others_against(study: Study, best: str, others: Sequence[str], field: str, what: str) -> list[str]:
-    """Which of the others cannot be told apart from the best, and how many times as much each other one has.
+    """Says which of the others cannot be told apart from the best, and how many times as much each other one has.
 
     One that misses the SLO, which the best meets, is told apart by that.
     """

@@ -9,7 +9,7 @@ _ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cu
 _RDMA = "mooncake-rdma"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
-"""Of the mean TTFT with the fastest link: what a faster one would still save."""
+"""Share of the mean TTFT with the fastest link that a faster one would still save."""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 _LINKS = "links of RDMA's engine"
 

@@ -49,5 +49,5 @@ def change(value: Estimate) -> str:
 
 
 def is_told_apart(ratio: Estimate) -> bool:
-    """Whether 1 lies outside the interval. Where one run is all there is, or none varies: whether it differs by 2 %."""
+    """True if 1 lies outside the interval. Where one run is all there is, or none varies: if it differs by 2 %."""
     return abs(ratio.mean - 1) > (ratio.half_width or 0.02)
