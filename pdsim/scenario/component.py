@@ -216,6 +216,8 @@ def _describe(value: Any, dimension: Dimension | None) -> Any:
         return describe_component(value)
     if dimension is not None and isinstance(value, Mapping):
         return {key: dimension.show(amount) for key, amount in value.items()}
+    if dimension is not None and isinstance(value, tuple):
+        return [dimension.show(amount) for amount in value]
     if dimension is not None and value is not None:
         return dimension.show(value)
     return str(value.absolute()) if isinstance(value, Path) else value
@@ -255,6 +257,8 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
             return build_component(seam, value, base)
     if dimension is not None and any(get_origin(option) is Mapping for option in options):
         return _quantities(dimension, value)
+    if dimension is not None and isinstance(value, list) and any(get_origin(option) is tuple for option in options):
+        return tuple(_convert(options[0], dimension, one, base) for one in value)
     if dimension is not None:
         amount = dimension.parse(value)
         return round(amount) if int in options else amount

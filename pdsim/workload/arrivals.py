@@ -109,36 +109,54 @@ class Bursts:
 class Profile:
     """Poisson arrivals whose rate follows levels, and begins again after the last: stages, or the hours of a day."""
 
-    rate_per_s: float
-    """The mean of all levels."""
     levels: tuple[float, ...]
-    """Rates to each other: 1, 4, 2."""
-    level_ns: int
-    """Length of each level."""
+    """Requests per second; with a rate, relative to each other: 1, 4, 2."""
+    level_ns: int | tuple[int, ...]
+    """Length of each level: one for all, or one for each."""
+    rate_per_s: float | None = None
+    """Mean over time; None: the mean of the levels."""
     smooth: bool = False
     """The rate goes in a straight line from each level to the next."""
 
     def __post_init__(self) -> None:
-        if self.rate_per_s <= 0 or self.level_ns <= 0:
-            raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
         if not self.levels or min(self.levels) < 0 or not sum(self.levels):
             raise ValueError(f"a profile needs levels, none below 0 and one above, found {list(self.levels)}")
+        if len(self._lengths_s) != len(self.levels):
+            raise ValueError(f"a profile of {len(self.levels)} levels has {len(self._lengths_s)} lengths of them")
+        if self.rate_per_s is None:
+            object.__setattr__(self, "rate_per_s", self._mean_level)
+        if self.rate_per_s <= 0 or min(self._lengths_s) <= 0:  # type: ignore[operator]  # it was None
+            raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
 
     def times_ns(self, random: Random) -> Iterator[int]:
         """Arrivals of rate 1, each at the time by which so many are expected."""
-        level_s = self.level_ns / 1e9
-        rates = [self.rate_per_s * level * len(self.levels) / sum(self.levels) for level in self.levels]
-        ends = [*rates[1:], rates[0]] if self.smooth else rates
+        assert self.rate_per_s is not None
+        scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0
         while True:
-            for rate, end in zip(rates, ends, strict=True):
-                area = (rate + end) / 2 * level_s
-                growth = (end - rate) / level_s
+            for length_s, level, end in self._stages():
+                area = (level + end) / 2 * scale * length_s
+                growth = (end - level) * scale / length_s
                 while expected < area:
-                    yield round((begin_s + _reached(expected, rate, growth)) * 1e9)
+                    yield round((begin_s + _reached(expected, level * scale, growth)) * 1e9)
                     expected += random.expovariate(1.0)
                 expected -= area
-                begin_s += level_s
+                begin_s += length_s
+
+    def _stages(self) -> Iterator[tuple[float, float, float]]:
+        """Length, level at its begin and at its end."""
+        ends = (*self.levels[1:], self.levels[0]) if self.smooth else self.levels
+        return zip(self._lengths_s, self.levels, ends, strict=True)
+
+    @property
+    def _lengths_s(self) -> tuple[float, ...]:
+        if isinstance(self.level_ns, int):
+            return (self.level_ns / 1e9,) * len(self.levels)
+        return tuple(level_ns / 1e9 for level_ns in self.level_ns)
+
+    @property
+    def _mean_level(self) -> float:
+        return sum(length_s * (level + end) / 2 for length_s, level, end in self._stages()) / sum(self._lengths_s)
 
 
 def _reached(area: float, rate: float, growth: float) -> float:

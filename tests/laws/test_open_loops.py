@@ -18,7 +18,7 @@ arrivals = st.one_of(
     st.builds(Poisson, rates),
     st.builds(Gamma, rates, st.floats(0.1, 10)),
     st.builds(lambda rate, share, part: Bursts(rate, part / share, share), rates, shares, st.floats(0, 0.99)),
-    st.builds(Profile, rates, levels, st.integers(10**8, 10**11), st.booleans()),
+    st.builds(Profile, levels, st.integers(10**8, 10**11), st.none() | rates, st.booleans()),
 )
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from bisect import bisect
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -103,8 +104,10 @@ def test_lengths_stay_in_their_range():
         Constant(50),
         Bursts(50, burst_ns=100_000_000),
         Bursts(50, burst_factor=10, burst_ns=20_000_000),
-        Profile(50, (1, 4, 0), 1_000_000_000),
-        Profile(50, (1, 4, 0), 1_000_000_000, smooth=True),
+        Profile((1, 4, 0), 1_000_000_000, 50),
+        Profile((1, 4, 0), (1_000_000_000, 500_000_000, 200_000_000), 50),
+        Profile((1, 4, 0), 1_000_000_000, 50, smooth=True),
+        Profile((1, 4, 0), (1_000_000_000, 500_000_000, 200_000_000), 50, smooth=True),
     ],
     ids=repr,
 )
@@ -129,11 +132,22 @@ def test_burstiness_is_the_shape_of_the_gaps():
 )
 def test_a_profile_has_its_levels_again_and_again(smooth, shares):
     """Of straight lines, each level's share is that of the mean of its ends."""
-    times = Profile(300, (1, 3, 2), 2_000_000_000, smooth=smooth).times_ns(Streams(2).named("arrivals"))
+    times = Profile((1, 3, 2), 2_000_000_000, 300, smooth=smooth).times_ns(Streams(2).named("arrivals"))
     counts = [0, 0, 0]
     for _ in range(90_000):
         counts[next(times) // 2_000_000_000 % 3] += 1
     assert [count / 90_000 for count in counts] == pytest.approx(shares, rel=0.03)
+
+
+def test_stages_have_their_own_rates_and_lengths():
+    """Without a rate, levels are requests a second: each stage has its own number of them."""
+    profile = Profile((20, 100, 50), (3_000_000_000, 1_000_000_000, 2_000_000_000))
+    assert profile.rate_per_s == pytest.approx((60 + 100 + 100) / 6)
+    times = profile.times_ns(Streams(2).named("arrivals"))
+    counts, cycles = [0, 0, 0], 300
+    while (at := next(times)) < cycles * 6_000_000_000:
+        counts[bisect([3_000_000_000, 4_000_000_000], at % 6_000_000_000)] += 1
+    assert [count / cycles for count in counts] == pytest.approx([60, 100, 100], rel=0.03)
 
 
 @pytest.mark.parametrize(("factor", "share"), [(4.0, 0.2), (8.0, 0.125)])
@@ -156,9 +170,11 @@ def test_counts_of_bursts_are_dispersed_as_the_closed_form_says(factor, share):
     [
         (lambda: Bursts(5, burst_factor=20), "burst_factor of at most 10"),
         (lambda: Bursts(5, burst_share=0), "0 < burst_share < 1"),
-        (lambda: Profile(5, (), 1), "needs levels"),
-        (lambda: Profile(5, (0, 0), 1), "needs levels"),
-        (lambda: Profile(5, (1,), 0), "level > 0"),
+        (lambda: Profile((), 1, 5), "needs levels"),
+        (lambda: Profile((0, 0), 1, 5), "needs levels"),
+        (lambda: Profile((1,), 0, 5), "level > 0"),
+        (lambda: Profile((1, 2), (5, 0)), "level > 0"),
+        (lambda: Profile((1, 2), (5, 5, 5)), "2 levels has 3 lengths"),
     ],
 )
 def test_impossible_arrivals_are_refused(make, message):
