@@ -4,6 +4,7 @@ docs/metrics.md has the formulas. Times are those of the client: TTFT includes t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import sqrt
 from typing import Any, Literal
 
@@ -205,19 +206,40 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 _SHARE = 0.05
 """Share of the arrivals: slower growth is not told from the end of a burst."""
 _DEVIATIONS = 3
-"""Deviations of a Poisson count: less is chance."""
+"""Standard deviations of the number of arrivals: less is chance."""
+_NUM_WINDOWS = 8
+"""Parts of the arrivals' time, between which their number varies."""
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
-    """True if, in the second half of an open loop's arrivals, clearly fewer requests ended than arrived.
+    """Whether an open loop's queue grows: clearly fewer requests ended in the second half than had to.
 
-    Its latencies then say how long it was run, not how long requests take. Where requests take about as long as
-    arrivals go on, the run is too short to tell, and counts as saturated. False if all arrived at once.
+    Its latencies then say how long it was run, not how long requests take. Those had to end that arrived a typical
+    latency earlier, so that a rate that rises is no growing queue. A burst at the end is chance, as far as the number
+    of arrivals varies. Where requests take about as long as arrivals go on, the run is too short to tell, and counts
+    as saturated. False if all arrived at once.
     """
     first_ns = min((r.arrival_ns for r in requests), default=0)
     last_ns = max((r.arrival_ns for r in requests), default=0)
+    if first_ns == last_ns:
+        return False
     middle_ns = (first_ns + last_ns) // 2
-    num_arrived = sum(r.arrival_ns > middle_ns for r in requests)
+    latencies_ns = sorted(_end_ns(r) - r.arrival_ns for r in requests if r.arrival_ns <= middle_ns and r.end_ns)
+    typical_ns = latencies_ns[len(latencies_ns) // 2] if latencies_ns else 0
+    lag_ns = min(typical_ns, (last_ns - first_ns) // 4)
+    num_due = sum(middle_ns < r.arrival_ns + lag_ns <= last_ns for r in requests)
     num_ended = sum(r.end_ns is not None and middle_ns < r.end_ns <= last_ns for r in requests)
-    growth = num_arrived - num_ended
-    return first_ns < last_ns and growth > max(_SHARE * num_arrived, _DEVIATIONS * sqrt(num_arrived))
+    chance = _DEVIATIONS * max(sqrt(num_due), _deviation([r.arrival_ns for r in requests], first_ns, last_ns))
+    return num_due - num_ended > max(_SHARE * num_due, chance)
+
+
+def _deviation(arrivals_ns: Iterable[int], first_ns: int, last_ns: int) -> float:
+    """Standard deviation of the number of arrivals in half of the time, from how it differs between windows.
+
+    Differences of neighbours, so that a rate that rises slowly is no chance.
+    """
+    counts = [0] * _NUM_WINDOWS
+    for arrival_ns in arrivals_ns:
+        counts[min(_NUM_WINDOWS - 1, (arrival_ns - first_ns) * _NUM_WINDOWS // (last_ns - first_ns))] += 1
+    variance = sum((b - a) ** 2 for a, b in pairwise(counts)) / (2 * (_NUM_WINDOWS - 1))
+    return sqrt(variance * _NUM_WINDOWS / 2)
