@@ -20,13 +20,16 @@ def init(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Write a first scenario with comments. On a terminal it asks for what no flag says; nothing is written over."""
+    """Write a first scenario with comments. On a terminal, without --set, it asks for what no flag says.
+
+    Nothing is written over.
+    """
     from pdsim.scenario.starter import commented, first_scenario
     from pdsim.scenario.yaml_file import ConfigError
 
     if file.exists():
         raise ConfigError(f"{file}: exists already, and is kept; name another file")
-    if sys.stdin.isatty() and not json_:
+    if sys.stdin.isatty() and not json_ and not set_:
         try:
             options = _asked(options)
         except (EOFError, KeyboardInterrupt):

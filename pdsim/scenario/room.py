@@ -70,7 +70,12 @@ def _shown(time_s: float) -> str:
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError if a request alone does not fit the model's context or the pools, in a resolved scenario."""
+    """Raises ConfigError if a request alone does not fit the model's context or the pools, in a resolved scenario.
+
+    Raises it if there is no request, too.
+    """
+    if not requests:
+        raise ConfigError("workload: it has no requests")
     prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
 
     def require(sizes: list[int], room: int, what: str, where: str) -> None:

@@ -157,11 +157,16 @@ class Board:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
 
     def _command(self, changes: Changes) -> str:
-        """The same on a command line."""
+        """The same on a command line, which writes a scenario first where there is none."""
         given = [*self.base.changes, *(described({path: value}) for path, value in changes.items())]
-        return " ".join(
-            ["pdsim run", shlex.quote(str(self.base.path)), "--seed 1", *(f"--set {shlex.quote(one)}" for one in given)]
-        )
+        made = self.base.of_starter
+        path = str(self.base.path) if made is None else self.base.path.name
+        begin = [] if made is None else ["pdsim init", path, *_set(made), "&&"]
+        return " ".join([*begin, "pdsim run", shlex.quote(path), "--seed 1", *_set(given)])
+
+
+def _set(changes: Sequence[str]) -> list[str]:
+    return [f"--set {shlex.quote(change)}" for change in changes]
 
 
 def with_fewer(base: Base, num_requests: int) -> Base:

@@ -92,3 +92,8 @@ def test_each_rank_of_vllm_has_a_batch_of_its_own():
     scenario = of_vllm(prefill={"gpu": "h100", "tp": 4, "dp": 4})
     assert scenario.prefill.rank_chunk_tokens == 8192
     assert scenario.prefill.max_running_requests == 1024
+
+
+def test_a_workload_has_requests():
+    with pytest.raises(ConfigError, match="workload: it has no requests"):
+        build(small())

@@ -72,6 +72,29 @@ def test_an_answer_is_what_a_run_says(board, kind, capsys):
     assert answer["kw"] == pytest.approx(0.7 * num_gpus)
 
 
+def test_without_a_scenario_the_command_writes_one(tmp_path, monkeypatch, capsys):
+    """Nothing of it depends on the server's own folder."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,in_tokens,out_tokens\n" + "".join(f"{i / 8},{700 + 9 * i},30\n" for i in range(50)))
+    (tmp_path / "server").mkdir()
+    (tmp_path / "user").mkdir()
+    base = base_of(None, AskOptions(trace=trace), ["page_size=32"], folder=tmp_path / "server", starter={"seed": 4})
+    with closing(InProcessEngine()) as engine:
+        store = Store(tmp_path / "runs")
+        trials = Trials(with_fewer(base, 40), Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None))
+        answer = Board(trials, {}).answer({**CHOSEN, "load": 2})
+    monkeypatch.chdir(tmp_path / "user")
+    summaries = []
+    for command in answer["command"].split("&&"):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*shlex.split(command)[1:], "--json"])
+        assert not ended.value.code
+        summaries.append(json.loads(capsys.readouterr().out))
+    assert answer["metrics"][0]["values"][0] == pytest.approx(summaries[1]["mean_ttft_ms"])
+    assert str(tmp_path / "server") not in answer["command"]
+
+
 def test_a_load_moves_latencies(board):
     ttft = [board.answer({**CHOSEN, "load": load})["slo"][0]["strains"][0] for load in (1, 100)]
     assert ttft[0] < ttft[1]

@@ -203,8 +203,8 @@ class Slo:
         return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
 
     def require_classes(self, scenario: Scenario) -> None:
-        """Raises ConfigError if no request has one of its classes."""
-        known = dict.fromkeys(classes_of(requests_of(scenario)).values()) if self.classes else {}
+        """Raises ConfigError if no request has one of its classes, or if the workload cannot be read."""
+        known = dict.fromkeys(classes_of(requests_of(scenario)).values())
         for name in self.classes:
             if name not in known:
                 found = f"there are {', '.join(known)}" if known else "they have no classes"

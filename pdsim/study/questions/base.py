@@ -73,6 +73,8 @@ class Base:
     scenario: Scenario
     is_sample: bool
     """Its requests are a record, with their times: other seeds say nothing new."""
+    of_starter: tuple[str, ...] | None = None
+    """What makes it from the starter, as --set takes it; None: it has a file of its own."""
 
     @property
     def has_lengths(self) -> bool:
@@ -132,12 +134,12 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
     Raises ConfigError.
     """
     changes = (*_trace_changes(options.trace), *changes)
+    of_starter = None
     if path is None:
         path = folder / "scenario.yaml"
         data = starting_point()
-        for field, value in starter.items():
-            set_field(data, field, deepcopy(value), where=field)
-        for change in changes:
+        of_starter = (*(f"{field}={json.dumps(value)}" for field, value in starter.items()), *changes)
+        for change in of_starter:
             apply_change(data, change)
         changes, scenario = (), parse_scenario(data, base=folder, where="--set")
         write_yaml(data, path)
@@ -147,7 +149,7 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
         raise ConfigError(f"{path}: questions are about prefill and decode instances; this cluster is aggregated")
     times = getattr(scenario.client, "arrivals", None)
     is_sample = hasattr(scenario.workload, "path") and times is None and not isinstance(scenario.client, ClosedLoop)
-    return Base(path, changes, scenario, is_sample)
+    return Base(path, changes, scenario, is_sample, of_starter)
 
 
 def _trace_changes(path: Path | None) -> list[str]:
