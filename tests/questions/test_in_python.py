@@ -16,7 +16,7 @@ CHANGES = [
     "workload.num_requests=60",
     "workload.input_tokens={use: uniform, low: 3200, high: 4800}",
     "workload.output_tokens={use: uniform, low: 20, high: 40}",
-    "client={use: open_loop, arrivals: {use: poisson, rate: 200/s}}",
+    "client={use: open_loop, arrivals: {use: poisson, rate: 120/s}}",
 ]
 """More than 1P3D can take."""
 
