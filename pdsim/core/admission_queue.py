@@ -2,7 +2,7 @@
 
 uncomputed    NewRequest came, and pages are granted to computed       on_computed
               prompts only (allocation: prefill_complete)
-queued        first come, first served                                 admit_next: matched, locked, pages reserved
+queued        by priority, then first come, first served               admit_next: matched, locked, pages reserved
 retracted     ran, and gave its pages back                             resume_next: pages reserved
 """
 
@@ -73,20 +73,28 @@ class AdmissionQueue:
             num_tokens,
             message.max_output_tokens,
             prefill_id=message.prefill_id,
+            priority=message.priority,
         )
         if self._grants_computed_only and request.request_id not in self._computed_early:
             self.uncomputed[request.request_id] = request
         else:
             self._computed_early.discard(request.request_id)
-            self.queued.append(request)
+            self._enqueue(request)
         return []
 
     def on_computed(self, request_id: int) -> None:
         """Nothing new where pages are granted early."""
         if request := self.uncomputed.pop(request_id, None):
-            self.queued.append(request)
+            self._enqueue(request)
         elif self._grants_computed_only and request_id not in self._refused:
             self._computed_early.add(request_id)
+
+    def _enqueue(self, request: DecodeRequest) -> None:
+        """Behind all of its priority, and before those of lower ones."""
+        place = len(self.queued)
+        while place and self.queued[place - 1].priority < request.priority:
+            place -= 1
+        self.queued.insert(place, request)
 
     # Getting pages.
 

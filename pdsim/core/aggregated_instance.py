@@ -71,6 +71,9 @@ class AggregatedLimits:
     """Requests whose attention runs at a time, and reads what they share once; None: all."""
     waiting_timeout_ns: int | None = None
     """Time from a request's arrival here until it must be begun (SGLANG_REQ_WAITING_TIMEOUT)."""
+    preemption_threshold: int | None = None
+    """A running request gives way to one that waits for a slot, if its priority is lower by more than this
+    (--priority-scheduling-preemption-threshold). None: nobody does."""
 
 
 @dataclass(slots=True)
@@ -150,6 +153,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns)
         self._num_prefill_steps = 0
+        self._may_give_way = False
+        """Requests of lower priorities run, and do not leave enough room for the one that waits."""
         self._blocked_by = ""
         """Lacking to the first prompt that could not be begun: none is tried again before a request leaves the batch
         (SGLang's batch_is_full)."""
@@ -192,7 +197,12 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             return [Failed(message.request_id, reason)]
         max_output_tokens = min(message.max_output_tokens, room)  # or it could never be begun
         request = AggregatedRequest(
-            message.request_id, message.arrival_ns, message.prompt, num_tokens, max_output_tokens
+            message.request_id,
+            message.arrival_ns,
+            message.prompt,
+            num_tokens,
+            max_output_tokens,
+            priority=message.priority,
         )
         self._arrived.append(request)
         return self._unbegun.add(request.request_id, now_ns)
@@ -212,6 +222,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
         if isinstance(step, DecodeStep) and self._builder.waiting and not self._blocked_by:
+            step = step._replace(max_steps=1)
+        if isinstance(step, DecodeStep) and self._may_give_way:
             step = step._replace(max_steps=1)
         return step, commands
 
@@ -261,6 +273,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._arrived = []
 
     def _choose(self, commands: list[Command]) -> Step | Wait:
+        if self.limits.preemption_threshold is not None:
+            self._give_way(self.limits.preemption_threshold, commands)
         while True:
             forward = self._fill_forward()
             if forward.chunks:
@@ -273,17 +287,48 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             if self.batch.num_requests:
                 return self.batch.step(FOREVER)
 
+    def _give_way(self, threshold: int, commands: list[Command]) -> None:
+        """Without a slot, running requests of lower priorities give theirs to the first that waits."""
+        self._may_give_way = False
+        if not self._builder.waiting or self._builder.is_midway or self._num_slots > 0:
+            return
+        waiting = max(self._builder.waiting, key=lambda request: request.priority)
+        running = self.batch.requests()
+        ratio = self._ratio.at(self.batch.num_steps)
+        growth = sum(request.num_growth_tokens for request in running) * ratio
+        lacking = waiting.num_tokens - self.cache.num_cached_tokens(waiting.prompt) + waiting.num_growth_tokens + growth
+        lacking -= self.num_available_pages * self.page_size
+        victims: list[AggregatedRequest] = []
+        for request in sorted(running, key=lambda r: (r.priority, -r.arrival_ns, -r.request_id)):
+            if waiting.priority - request.priority <= threshold or (victims and lacking <= 0):
+                break
+            victims.append(request)
+            lacking -= request.num_growth_tokens * ratio
+        self._may_give_way = bool(victims) and lacking > 0
+        if lacking > 0:
+            return
+        for request in victims:
+            self.batch.remove(request.request_id)
+            self._retracted[request.request_id] = request
+            self._builder.enqueue(request)
+            commands.append(Retracted(request.request_id))
+        if victims:
+            self._blocked_by = ""
+
     def _fill_forward(self) -> Forward:
         forward = self._builder.fill(self.now_ns, self._room())
         self._blocked_by = forward.blocked_by or self._blocked_by
         return forward
 
+    @property
+    def _num_slots(self) -> int:
+        return self.limits.max_running_requests - self.batch.num_requests - len(self._builder.begun)
+
     def _room(self) -> Room | None:
         """None: no prompt may be begun."""
         if self._blocked_by or not self._builder.waiting:
             return None
-        num_slots = self.limits.max_running_requests - self.batch.num_requests - len(self._builder.begun)
-        if num_slots <= 0:
+        if (num_slots := self._num_slots) <= 0:
             self._blocked_by = "slots"
             return None
         growth = sum(request.num_growth_tokens for request in self.batch.requests())

@@ -33,6 +33,7 @@ class PrefillRequest:
     """Attempts to compute it before its grant, this one included."""
     ends_with_first_token: bool = False
     """Known of a parked one."""
+    priority: int = 0
 
     @property
     def is_optimistic(self) -> bool:

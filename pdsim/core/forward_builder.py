@@ -21,6 +21,7 @@ class Prompt(Protocol):
     arrival_ns: int
     prompt: TokenSequence
     num_prompt_tokens: int
+    priority: int
     lease: Lease
     num_cached_tokens: int
     num_scheduled_tokens: int

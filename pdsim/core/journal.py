@@ -120,6 +120,8 @@ _TYPES: dict[str, Any] = {
 }
 
 
+_LATER = {messages.Arrival: 1, messages.NewRequest: 1}
+"""Fields at the end that are left out where they have their defaults: older journals do not have them."""
 _PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 _LONG = 8
@@ -134,8 +136,16 @@ def to_json(value: Any) -> Any:
         return {"Spans": [list(span) for span in value.spans]}
     if kind is TokenIds:
         return {"TokenIds": bytes(value).hex()}
+    if kind in _LATER:
+        value = _told(value)
     items = list(value) if _PLAIN.issuperset(map(type, value)) else [to_json(v) for v in value]
     return items if kind is tuple or kind is list else {kind.__name__: items}
+
+
+def _told(value: Any) -> tuple[Any, ...]:
+    num_later = _LATER[type(value)]
+    defaults = tuple(value._field_defaults[name] for name in value._fields[-num_later:])
+    return tuple(value[:-num_later]) if value[-num_later:] == defaults else tuple(value)
 
 
 def from_json(value: Any) -> Any:
@@ -171,8 +181,10 @@ def _sequence_text(value: Sequence[Any]) -> str:
 def _named_text(kind: Any) -> Callable[[Any], str]:
     """Writes named tuples of this kind."""
     hints = get_type_hints(kind)
-    template = f'{{"{kind.__name__}":[{",".join(["%s"] * len(hints))}]}}'
     others = [(i, _TEXT.get(hint, to_text)) for i, hint in enumerate(hints.values()) if hint is not int]
+    if kind in _LATER:
+        return lambda value: f'{{"{kind.__name__}":{_sequence_text(_told(value))}}}'
+    template = f'{{"{kind.__name__}":[{",".join(["%s"] * len(hints))}]}}'
 
     def text(value: Any) -> str:
         items = list(value)

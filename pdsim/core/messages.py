@@ -17,6 +17,8 @@ class Arrival(NamedTuple):
     request_id: int
     prompt: TokenSequence
     max_output_tokens: int
+    priority: int = 0
+    """Larger goes first."""
 
 
 class NewRequest(NamedTuple):
@@ -28,6 +30,7 @@ class NewRequest(NamedTuple):
     max_output_tokens: int
     prefill_id: str
     decode_id: str
+    priority: int = 0
 
     @property
     def instance_ids(self) -> tuple[str, ...]:

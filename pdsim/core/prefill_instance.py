@@ -254,7 +254,14 @@ class PrefillInstance:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             self._bootstrap.refuse(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]
-        request = PrefillRequest(message.request_id, message.arrival_ns, message.prompt, num_tokens, message.decode_id)
+        request = PrefillRequest(
+            message.request_id,
+            message.arrival_ns,
+            message.prompt,
+            num_tokens,
+            message.decode_id,
+            priority=message.priority,
+        )
         if early := self._bootstrap.early.pop(request.request_id, None):
             return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:

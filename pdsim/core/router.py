@@ -18,7 +18,7 @@ from typing import ClassVar
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.prompt_memory import PromptMemory
-from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.protocols import RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence
 
@@ -143,6 +143,14 @@ class _Request:
     at_decode: bool = False
     streamed: bool = False
 
+    @property
+    def request_id(self) -> int:
+        return self.arrival.request_id
+
+    @property
+    def priority(self) -> int:
+        return self.arrival.priority
+
 
 class Router:
     """The router of prefill and decode instances, or with one role only, of aggregated instances.
@@ -153,8 +161,15 @@ class Router:
 
     instance_id: ClassVar[str] = "router"
 
-    def __init__(self, *, prefill: RoleRouter, decode: RoleRouter | None, limits: RetryLimits = NO_RETRIES) -> None:
-        """decode: None if the instances are aggregated."""
+    def __init__(
+        self,
+        *,
+        prefill: RoleRouter,
+        decode: RoleRouter | None,
+        limits: RetryLimits = NO_RETRIES,
+        shedding: SheddingPolicy | None = None,
+    ) -> None:
+        """decode: None if the instances are aggregated. shedding: None refuses nobody."""
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
         """Requests by the client's id, in the order in which they were routed."""
@@ -162,7 +177,8 @@ class Router:
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
         self._limits = limits
-        self.retries = limits.max_retries > 0
+        self._shedding = shedding
+        self.hears_first_tokens = limits.max_retries > 0 or shedding is not None
         """True if it must be told of first tokens."""
         self._backing_off: list[tuple[int, int, int]] = []
         """(when, request, retry), as a heap; entries of requests that were cancelled are stale."""
@@ -176,7 +192,8 @@ class Router:
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         match message:
             case m.Arrival():
-                return self._try(_Request(message, len(message.prompt)), now_ns)
+                new = _Request(message, len(message.prompt))
+                return self._try(new, now_ns) if self._shedding is None else self._take_or_shed(new, now_ns)
             case m.PrefillDone():
                 if request := self._under_way(message.request_id):
                     self._leave_prefill(request)
@@ -211,10 +228,28 @@ class Router:
             return None
         return request if request.at_decode or request.at_prefill else None
 
+    # Shedding.
+
+    @property
+    def waiting(self) -> list[_Request]:
+        return [request for request in self.live.values() if request.at_decode and not request.streamed]
+
+    def _take_or_shed(self, request: _Request, now_ns: int) -> list[m.Command]:
+        assert self._shedding is not None
+        shed = self._shedding.shed(request, self)
+        if shed is None:
+            return self._try(request, now_ns)
+        if shed == request.request_id:
+            return [m.Failed(shed, "shed: too many requests wait")]
+        if (other := self.live.get(shed)) is None or other.streamed:
+            raise PolicyError(f"{self._shedding}: shed request {shed}, which does not wait")
+        given_up = self._cancel(m.Cancel(shed, "shed for a request of a higher priority"))
+        return [*given_up, *self._try(request, now_ns)]
+
     # Attempts.
 
     def _try(self, request: _Request, now_ns: int) -> list[m.Command]:
-        request_id, prompt, max_output_tokens = request.arrival
+        request_id, prompt, max_output_tokens, priority = request.arrival
         self.live.pop(request_id, None)
         self.live[request_id] = request
         for role, instances in self.roles.items():
@@ -226,7 +261,7 @@ class Router:
         if not self._is_aggregated:
             decode_id = self._decode.pick(prompt, now_ns, "" if last is None else last.decode_id)
         attempt = attempt_id(request_id, request.num_retries)
-        new = m.NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id)
+        new = m.NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id, priority)
         request.attempt, request.at_prefill, request.at_decode = new, not self._is_aggregated, True
         return [m.Send(to, new) for to in new.instance_ids]
 

@@ -37,6 +37,7 @@ class RunningRequest:
     """Brought up to date when it leaves the batch, and for a policy that looks."""
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     joined_at_step: int = 0
+    priority: int = 0
 
     @property
     def num_kv_tokens(self) -> int:

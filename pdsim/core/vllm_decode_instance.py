@@ -56,6 +56,7 @@ class Recomputation:
     num_prompt_tokens: int
     num_tokens: int
     """Prompt and outputs so far; the last of them is an input like the others."""
+    priority: int
     lease: Lease = field(default_factory=lambda: NO_LEASE)
     num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
@@ -75,6 +76,7 @@ def recomputation(request: DecodeRequest) -> Recomputation:
         request.prompt,
         request.num_prompt_tokens,
         request.num_prompt_tokens + request.num_output_tokens,
+        request.priority,
     )
 
 

@@ -34,7 +34,7 @@ SERVER, GATEWAY, LOAD = (
 )
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
-PREFILL_POLICIES = ("fcfs", "lpm")
+PREFILL_POLICIES = ("fcfs", "lpm", "priority")
 EVICTION_POLICIES = ("lru", "lfu")
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl")
@@ -74,6 +74,9 @@ RULES: dict[str, Rule] = {
     "*.max_prefill_tokens": None,
     "*.policy": one_of(PREFILL_POLICIES, "SGLang"),
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
+    "priorities": None,
+    "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
+    "aggregated.priority_preemption_threshold": None,
     "aggregated.schedule_conservativeness": None,
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
@@ -223,12 +226,16 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
-            ("schedule-policy", component_name(servers.policy)),
+            ("schedule-policy", "fcfs" if scenario.priorities else component_name(servers.policy)),
+            ("enable-priority-scheduling", bool(scenario.priorities)),
             ("disable-radix-cache", not servers.radix_cache),
             ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
         ]
     if isinstance(servers, AggregatedSettings):
-        flags.append(("schedule-conservativeness", servers.schedule_conservativeness))
+        flags += [
+            ("schedule-conservativeness", servers.schedule_conservativeness),
+            ("priority-scheduling-preemption-threshold", servers.priority_preemption_threshold),
+        ]
     else:
         flags += _disaggregation_flags(scenario, servers)
     if isinstance(servers, DecodingSettings) and servers.acceptance is not None:

@@ -62,6 +62,7 @@ SERVER_RULES: dict[str, Rule] = {
     "page_size": _block_size,
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs",), "vLLM"),
+    "priorities": "start vLLM with --scheduling-policy priority yourself; leave it out",
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),

@@ -54,8 +54,25 @@ def summarize(
         "accept_length": _accept_length(records) if speculative else None,
         "max_output_tokens_per_s": _peak_tokens(records, start_ns),
         "max_concurrent_requests": _peak_requests(done, start_ns),
-        "pdsim": {**_own_fields(records, duration_s), **(extra or {})},
+        "pdsim": {**_own_fields(records, duration_s), **_classes(records.requests), **(extra or {})},
     }
+
+
+def _classes(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Latencies of each class, where requests have classes."""
+    names = sorted({r.request_class for r in requests} - {""})
+    return (
+        {"classes": {name: _of_class([r for r in requests if r.request_class == name]) for name in names}}
+        if names
+        else {}
+    )
+
+
+def _of_class(requests: Sequence[RequestRecord]) -> dict[str, Any]:
+    done = [r for r in requests if r.outcome == "finished"]
+    ttft, tpot = Samples(ttft_ms(r) for r in done), Samples(tpot_ms(r) for r in done if r.num_output_tokens > 1)
+    failed = sum(r.outcome == "failed" for r in requests)
+    return {"completed": len(done), "failed": failed, **statistics("ttft", ttft), **statistics("tpot", tpot)}
 
 
 def e2e_ms(request: RequestRecord) -> float:

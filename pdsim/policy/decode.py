@@ -85,6 +85,21 @@ class FewestOutputsFirst:
 
 
 @dataclass
+class LowestPriorityFirst:
+    """The lowest priority; of these as fewest_outputs_first (SGLang's --retraction-policy priority)."""
+
+    last_arrived: bool = False
+    """Of these the youngest, as vLLM's priority scheduling."""
+
+    def victim(self, view: DecodeView) -> int:
+        lowest = min(request.priority for request in view.running)
+        among = [request for request in view.running if request.priority == lowest]
+        if self.last_arrived:
+            return max(among, key=lambda r: (r.arrival_ns, r.request_id)).request_id
+        return min(among, key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens, r.request_id)).request_id
+
+
+@dataclass
 class LastArrivedFirst:
     """The youngest request, so that the oldest keep their progress."""
 

@@ -16,6 +16,14 @@ class FirstComeFirstServed:
 
 
 @dataclass
+class HighestPriorityFirst:
+    """Higher priorities first, each in the order in which decode granted them (SGLang's priority scheduling, fcfs)."""
+
+    def select(self, view: PrefillView) -> Iterable[Pick]:
+        return (Pick(r.request_id) for r in sorted(view.waiting, key=lambda request: -request.priority))
+
+
+@dataclass
 class ShortestPromptFirst:
     """Short prompts first, but nobody waits longer than patience_ns after its arrival."""
 

@@ -14,7 +14,9 @@ from pdsim.policy.views import (
     PrefillView,
     RoutingView,
     SendingPrefill,
+    SheddingView,
     TokenSequence,
+    WaitingRequest,
 )
 
 
@@ -92,4 +94,12 @@ class RoutingPolicy(Protocol):
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         """The instance_id of one of view.instances."""
+        ...
+
+
+class SheddingPolicy(Protocol):
+    """Decides whom the router refuses as a request arrives."""
+
+    def shed(self, request: WaitingRequest, view: SheddingView) -> int | None:
+        """The request_id of the one that arrives, or of one of view.waiting; None: nobody."""
         ...

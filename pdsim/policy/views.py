@@ -36,6 +36,10 @@ class QueuedRequest(Protocol):
     def arrival_ns(self) -> int: ...
     @property
     def num_prompt_tokens(self) -> int: ...
+    @property
+    def priority(self) -> int:
+        """Larger goes first; 0 unless the scenario gives its class one."""
+        ...
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
@@ -195,4 +199,27 @@ class RoutingView(Protocol):
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompt tokens that were routed to this instance before, as far as the router remembers."""
+        ...
+
+
+class WaitingRequest(Protocol):
+    """A request as a router sees it."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Length of its prompt."""
+        ...
+
+    @property
+    def priority(self) -> int: ...
+
+
+class SheddingView(Protocol):
+    """What a router knows as a request arrives."""
+
+    @property
+    def waiting(self) -> Sequence[WaitingRequest]:
+        """Requests whose clients have no token yet, in the order in which they were routed."""
         ...

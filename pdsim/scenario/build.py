@@ -73,6 +73,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         requests = requests_of(scenario)
     check_requests(scenario, requests)
     _check_faults(scenario, len(requests))
+    _check_priorities(scenario, requests)
     is_aggregated = scenario.aggregated is not None
     return Cluster(
         scenario=scenario,
@@ -92,6 +93,14 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         requests=requests,
         client=scenario.client,
     )
+
+
+def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
+    classes = sorted({spec.request_class for spec in requests} - {""}) if scenario.priorities else []
+    for name in scenario.priorities:
+        if name not in classes:
+            known = f"there are {', '.join(classes)}" if classes else "its requests have no classes"
+            raise ConfigError(f"priorities: the workload has no class {name!r}{did_you_mean(name, classes)}; {known}")
 
 
 def _check_faults(scenario: Scenario, num_requests: int) -> None:

@@ -26,6 +26,7 @@ from pdsim.policy.protocols import (
     PreemptionPolicy,
     PrefillPolicy,
     RoutingPolicy,
+    SheddingPolicy,
     TransferPolicy,
 )
 from pdsim.scenario.faults import Fault
@@ -70,6 +71,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     PrefillPolicy: {
         "fcfs": "pdsim.policy.prefill:FirstComeFirstServed",
         "shortest_prompt_first": "pdsim.policy.prefill:ShortestPromptFirst",
+        "priority": "pdsim.policy.prefill:HighestPriorityFirst",
         "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
     },
     AdmissionPolicy: {
@@ -80,6 +82,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     PreemptionPolicy: {
         "fewest_outputs_first": "pdsim.policy.decode:FewestOutputsFirst",
         "last_arrived_first": "pdsim.policy.decode:LastArrivedFirst",
+        "lowest_priority_first": "pdsim.policy.decode:LowestPriorityFirst",
     },
     EvictionPolicy: {
         "lru": "pdsim.policy.eviction:LeastRecentlyUsed",
@@ -96,6 +99,9 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "random": "pdsim.policy.routing:RandomChoice",
         "power_of_two": "pdsim.policy.routing:PowerOfTwo",
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
+    },
+    SheddingPolicy: {
+        "queue_limit": "pdsim.policy.shedding:QueueLimit",
     },
     CostSettings: {
         "kernels": "pdsim.cost.settings:Kernels",

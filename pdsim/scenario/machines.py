@@ -88,6 +88,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 speculation=_speculation(aggregated),
                 wave_requests=_wave_requests(scenario, role),
                 waiting_timeout_ns=waiting_timeout_ns,
+                preemption_threshold=aggregated.priority_preemption_threshold,
             ),
             policy=deepcopy(aggregated.policy),
             preemption_policy=deepcopy(aggregated.preemption),
@@ -212,5 +213,7 @@ def build_router(scenario: Scenario) -> Router:
             seed=scenario.seed,
         )
     if scenario.aggregated is not None:
-        return Router(prefill=role("aggregated", settings.prefill), decode=None, limits=limits)
-    return Router(prefill=role("prefill", settings.prefill), decode=role("decode", settings.decode), limits=limits)
+        prefill, decode = role("aggregated", settings.prefill), None
+    else:
+        prefill, decode = role("prefill", settings.prefill), role("decode", settings.decode)
+    return Router(prefill=prefill, decode=decode, limits=limits, shedding=deepcopy(settings.shedding))

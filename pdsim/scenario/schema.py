@@ -20,6 +20,7 @@ from pdsim.policy.protocols import (
     PreemptionPolicy,
     PrefillPolicy,
     RoutingPolicy,
+    SheddingPolicy,
     TransferPolicy,
 )
 from pdsim.policy.routing import CacheAware
@@ -176,6 +177,11 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
+    priority_preemption_threshold: int | None = Field(default=None, ge=0)
+    """Running requests give way to those whose priority is higher by more than this.
+
+    None: 10 where there are priorities (--priority-scheduling-preemption-threshold), else nobody does.
+    """
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
 
@@ -185,6 +191,8 @@ class RouterSettings(Section):
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
+    shedding: Annotated[SheddingPolicy, Component("queue_limit")] | None = None
+    """Whom the router refuses when too many wait; None: nobody."""
 
 
 class StagingSettings(Section):
@@ -409,6 +417,21 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
 
 
+PREEMPTION_THRESHOLD = 10
+"""SGLang's default."""
+
+
+def with_priority_policy(data: Any) -> Any:
+    """Prompts are computed by priority where requests have one, unless the scenario says otherwise."""
+    if not isinstance(data, dict) or not data.get("priorities"):
+        return data
+    roles = {role: data[role] for role in ("prefill", "aggregated") if isinstance(data.get(role), dict)}
+    filled = {role: {"policy": "priority", **given} for role, given in roles.items()}
+    if "aggregated" in filled:
+        filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
+    return {**data, **filled}
+
+
 def with_defaults_of_engine(data: Any) -> Any:
     """Fill in what a scenario leaves to its engine."""
     if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
@@ -479,6 +502,8 @@ class Scenario(Section):
     )
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
+    priorities: dict[str, int] = Field(default={})
+    """Priorities of classes of requests, the larger first; a class that is not here has 0."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
     """Things that go wrong, and when."""
     health: HealthSettings | None = None
@@ -487,7 +512,7 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_defaults_of_its_engine(cls, data: Any) -> Any:
-        return with_defaults_of_engine(data)
+        return with_priority_policy(with_defaults_of_engine(data))
 
     @model_validator(mode="after")
     def _is_of_its_engine(self) -> "Scenario":
@@ -496,6 +521,15 @@ class Scenario(Section):
         wrong = _wrong_for_vllm(self) if self.engine == "vllm" else _wrong_for_sglang(self)
         if wrong:
             raise ValueError(f"engine {self.engine}: {wrong}")
+        return self
+
+    @model_validator(mode="after")
+    def _sheds_from_an_open_loop(self) -> "Scenario":
+        if self.router.shedding is not None and isinstance(self.client, ClosedLoop):
+            raise ValueError(
+                "router.shedding: a client of a closed loop that is refused sends its next request at once; "
+                "use: open_loop, or leave shedding out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ class Clients:
         self._progress = progress
         self._ended = ended
         self._num_requests = len(cluster.requests)
+        self._priorities = cluster.scenario.priorities
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
         self._front_end: FrontEnd | None = None
@@ -92,7 +93,11 @@ class Clients:
 
     def _route(self, spec: RequestSpec) -> None:
         if spec.request_id in self._waiting:
-            self.tell_router(m.Arrival(spec.request_id, spec.prompt, spec.max_output_tokens))
+            self.tell_router(
+                m.Arrival(
+                    spec.request_id, spec.prompt, spec.max_output_tokens, self._priorities.get(spec.request_class, 0)
+                )
+            )
 
     # The router and the attempts under way.
 
@@ -136,7 +141,7 @@ class Clients:
     def _on_first_token(self, token: m.FirstToken) -> None:
         now_ns = self._timeline.now_ns
         request_id = self._router.client_of(token.request_id)
-        if self._router.retries:
+        if self._router.hears_first_tokens:
             self._recorded_router.on_message(token, now_ns)
         self._recorder.on_streamed(token.request_id, now_ns)
         if request_id is None:

@@ -89,6 +89,14 @@ def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_token
     return Attained(number / sent if sent else 0.0, number / seconds if seconds else 0.0, *tails)
 
 
+class OfClass(NamedTuple):
+    """What the requests of one class attained of an SLO."""
+
+    sent: int
+    attainment: float
+    failed: int
+
+
 @dataclass(frozen=True)
 class Replication:
     """A run: its row, and what it attained of each SLO."""
@@ -97,6 +105,8 @@ class Replication:
     slos: Mapping[str, Attained]
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Resolved, without its workload; empty: the run has no result."""
+    classes: Mapping[str, Mapping[str, OfClass]] = field(default_factory=dict)
+    """By SLO and class, where requests have classes."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +240,27 @@ def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
     table = parquet.read_table(path)
     (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
     scenario = scenario_of(row.pop("identity"))
-    row.pop("classes", None)
+    classes = np.asarray(row.pop("classes", None) or [], str)
     if row["status"] != "ok":
         return Replication(row, {})
     arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]
-    return Replication(row, {name: attained(slo, row, *arrays) for name, slo in slos.items()}, scenario)
+    found = {name: attained(slo, row, *arrays) for name, slo in slos.items()}
+    by_class = {name: _by_class(slo, row, classes, arrays) for name, slo in slos.items()} if len(classes) else {}
+    return Replication(row, found, scenario, by_class)
+
+
+def _by_class(slo: SloSettings, row: Any, classes: Any, arrays: Sequence[Any]) -> dict[str, OfClass]:
+    """classes: of all requests, those that finished first."""
+    num_done = len(arrays[0])
+    found = {}
+    for name in dict.fromkeys(classes.tolist()):
+        is_of = classes == name
+        done, sent = is_of[:num_done], int(is_of.sum())
+        completed = int(done.sum())
+        sent_row = {**row, "completed": completed, "failed": sent - completed, "unfinished": 0}
+        share = attained(slo, sent_row, *(array[done] for array in arrays)).attainment
+        found[name] = OfClass(sent, share, sent - completed)
+    return found
 
 
 def is_sweep_folder(folder: Path) -> bool:

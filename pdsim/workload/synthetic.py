@@ -1,6 +1,6 @@
 """Generated loads, by the rules of the clients that others measure with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -16,9 +16,13 @@ class RandomLengths:
     num_requests: int
     input_tokens: Lengths
     output_tokens: Lengths
+    classes: Mapping[str, float] | None = None
+    """Shares of classes, drawn; None: requests have none."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
+        if self.classes is not None and (min(self.classes.values(), default=0) < 0 or not sum(self.classes.values())):
+            raise ValueError(f"classes are shares, none below 0 and one above, found {dict(self.classes)}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         inputs = self.input_tokens.sampler(rng.named("input lengths"))
@@ -28,7 +32,10 @@ class RandomLengths:
             num_output_tokens = outputs()
             output = Spans.of(2 * i + 1, num_output_tokens)
             specs.append(RequestSpec(i, Spans.of(2 * i, inputs()), output, num_output_tokens))
-        return specs
+        if not self.classes:
+            return specs
+        drawn = rng.named("classes").choices(list(self.classes), list(self.classes.values()), k=len(specs))
+        return [spec._replace(request_class=name) for spec, name in zip(specs, drawn, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,7 +145,8 @@ class Clients:
         if self.stopped:
             return
         sampling = Sampling(spec.max_output_tokens, stop_after_tokens=len(spec.output), ignore_eos=True)
-        self._launcher.submit(self._tokens.ids(spec.prompt), sampling, request_id=spec.request_id)
+        priority = self._scenario.priorities.get(spec.request_class, 0)
+        self._launcher.submit(self._tokens.ids(spec.prompt), sampling, request_id=spec.request_id, priority=priority)
         for fault in self._scenario.faults:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()

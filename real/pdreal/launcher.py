@@ -92,7 +92,14 @@ class Launcher:
     def instance_ids(self) -> list[str]:
         return self._instances.fleet.instance_ids
 
-    def submit(self, prompt_ids: list[int] | TokenIds, sampling: Sampling, *, request_id: int | None = None) -> Request:
+    def submit(
+        self,
+        prompt_ids: list[int] | TokenIds,
+        sampling: Sampling,
+        *,
+        request_id: int | None = None,
+        priority: int = 0,
+    ) -> Request:
         """Send a request; iterate over it for its tokens. Without an id of the caller's it gets the next one."""
         if request_id is None:
             request_id = self._num_requests
@@ -105,7 +112,7 @@ class Launcher:
             failed = m.Failed(request_id, self.failure)
             asyncio.get_running_loop().call_soon(self._end, failed)  # a closed loop sends the next one as this one ends
         else:
-            self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens))
+            self._tell_router(m.Arrival(request_id, prompt, sampling.max_tokens, priority))
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
@@ -238,7 +245,7 @@ class Launcher:
         """A request that has a token is not tried again."""
         if (request := self._under_way(attempt)) is None:
             return
-        if self._plain_router.retries and not request.tokens:
+        if self._plain_router.hears_first_tokens and not request.tokens:
             self._tell_router(m.FirstToken(attempt))
         request.put(token)
 

@@ -96,6 +96,8 @@ OTHER = {
         ]
         for role in ("prefill", "decode")
     },
+    "router.shedding": ["{max_queued_requests: 8}"],
+    "priorities": ["{chat: 1}"],
     "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],
     **{f"network.{name}": ["1 GB/s"] for name in ("bandwidth", "shared_bandwidth")},
     **{
@@ -210,6 +212,7 @@ AGGREGATED = {
     "host_cache": ["{size: 200 GiB}"],
     "radix_cache": ["false"],
     "schedule_conservativeness": ["0.5"],
+    "priority_preemption_threshold": ["3"],
     "speculative_draft_tokens": [],
     "speculative_accept_length": [],
     "speculative_drafting": [],

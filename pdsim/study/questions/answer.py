@@ -45,12 +45,23 @@ def _attained(study: Study, arm: str) -> Estimate:
     return Estimate(100 * found.mean, None if found.half_width is None else 100 * found.half_width)
 
 
+def _of_classes(*, first: bool) -> Callable[[Study, str], Estimate]:
+    def read(study: Study, arm: str) -> Estimate:
+        found = study.attained_by(arm, study.base.first_classes if first else study.base.other_classes)
+        return Estimate(100 * found.mean, None if found.half_width is None else 100 * found.half_width)
+
+    return read
+
+
 def _goodput(study: Study, arm: str) -> Estimate:
     return study[arm].goodput_per_gpu(SLO)
 
 
 COLUMNS = {
     "attained": Column("meet SLO, %", read=_attained, is_latency=False, digits=4),
+    "first": Column("first class meets SLO, %", read=_of_classes(first=True), is_latency=False, digits=4),
+    "others": Column("others meet SLO, %", read=_of_classes(first=False), is_latency=False, digits=4),
+    "failed": Column("failed", "failed", is_latency=False),
     "goodput": Column("goodput, requests/s, per GPU", read=_goodput, is_latency=False),
     "rate": Column("requests/s", "request_throughput", is_latency=False),
     "tokens": Column("output tokens/s", "output_throughput", is_latency=False),

@@ -275,6 +275,8 @@ def _row(question: Question, study: Study, label: str) -> Row:
 def _alone(study: Study, changes: Changes) -> str:
     """Says whether the SLO is missed without any queue: then no number of instances helps."""
     one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
+    if study.base.changed(changes).router.shedding is not None:
+        one = {**one, "router.shedding": None}  # one alone waits for nobody
     found = _latencies_ms(simulate(study.base.changed(one)))
     for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
         times_ms = found[what]

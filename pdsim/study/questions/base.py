@@ -4,18 +4,21 @@ import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from pdsim.cost.settings import Kernels
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
 from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.request_spec import classes_of
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
 from pdsim.workload.trace_file import TraceError, open_trace
 from pdsim.workload.trace_kind import LONGEST_LINE, WITHOUT_TIMES, trace_kind
@@ -102,6 +105,23 @@ class Base:
             if end.front_end != self.scenario.front_end and end.front_end is not None:
                 found[name]["front_end.latency_in"] = f"{end.front_end.latency_in} ns"
         return found
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """Classes of its requests."""
+        return sorted(set(classes_of(requests_of(self.scenario)).values()))
+
+    @property
+    def first_classes(self) -> list[str]:
+        """Those of the highest priority."""
+        priorities = self.scenario.priorities
+        most = max((priorities.get(name, 0) for name in self.classes), default=0)
+        return [name for name in self.classes if priorities.get(name, 0) == most]
+
+    @property
+    def other_classes(self) -> list[str]:
+        """Requests without a class, too."""
+        return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     @property
     def names_router(self) -> bool:

@@ -74,6 +74,7 @@ NAMES = (
     "admission",
     "overlap",
     "capacity",
+    "priorities",
 )
 
 

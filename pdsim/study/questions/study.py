@@ -1,7 +1,7 @@
 """Runs the arms of a question as a sweep: each with the same requests, as often as there are seeds."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,14 @@ class Study:
     def attained(self, label: str) -> float:
         """The share of its requests that meet the SLO."""
         return self[label].attainment(SLO).mean
+
+    def attained_by(self, label: str, classes: Collection[str]) -> Estimate:
+        """The share of the requests of these classes that meet the SLO."""
+        shares = []
+        for run in self[label].replications:
+            of = [found for name, found in run.classes[SLO].items() if name in classes]
+            shares.append(sum(one.sent * one.attainment for one in of) / max(1, sum(one.sent for one in of)))
+        return estimate(shares)
 
     def tail_ms(self, label: str, time: str) -> Estimate:
         """Ttft or tpot at the percentile that is to meet the SLO."""
