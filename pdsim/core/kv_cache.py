@@ -200,11 +200,9 @@ class KvCache:
         """Cached tokens that a decode step reads, each counted once."""
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
-    def num_repeated_tokens(self, leases: Iterable[Lease]) -> int:
-        """Cached tokens that decode steps of these readers read again after the first of them."""
-        if self.prefix_cache is None:
-            return 0
-        return self.prefix_cache.num_repeated_tokens([lease.read_node for lease in leases if lease.read_node])
+    def num_repeated_tokens(self, read_nodes: Iterable[Node | None]) -> int:
+        """Cached tokens that decode steps of these leases' readers read again after the first of them."""
+        return 0 if self.prefix_cache is None else self.prefix_cache.num_repeated_tokens(read_nodes)
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Hand the whole pages to the prefix cache; what it holds already is freed and replaced in the table."""

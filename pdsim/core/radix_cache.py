@@ -34,6 +34,7 @@ class Node:
         "sequence",
         "start",
         "stop",
+        "walk",
     )
 
     def __init__(
@@ -55,6 +56,8 @@ class Node:
         self.children: dict[Hashable, Node] = {}
         self.locks = 0
         self.readers = 0
+        self.walk = 0
+        """The last count of repeated tokens that came by."""
         self.last_access = born
         self.num_hits = 0
         self.born = born
@@ -85,6 +88,7 @@ class RadixCache:
         self._pool = pool
         self._eviction = eviction
         self.num_accesses = 0
+        self._num_walks = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
         self._compact_above = 64
@@ -169,18 +173,19 @@ class RadixCache:
                 self.num_read_pages -= len(step.pages)
             step = step.parent
 
-    def num_repeated_tokens(self, nodes: Iterable[Node]) -> int:
-        """Tokens of the paths to these nodes, without the first time that each is there."""
-        seen: set[Node] = set()
+    def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
+        """Tokens of the paths to these nodes, which are read, without the first time that each is there."""
+        self._num_walks += 1
+        walk = self.root.walk = self._num_walks
         num_tokens = 0
         for node in nodes:
-            step: Node | None = node
-            while step is not None:
-                if step in seen:
-                    num_tokens += step.stop
-                    break
-                seen.add(step)
+            step = node
+            while step is not None and step.readers == 1:
                 step = step.parent
+            while step is not None and step.walk != walk:
+                step.walk = walk
+                step = step.parent
+            num_tokens += 0 if step is None else step.stop
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:

@@ -64,6 +64,8 @@ class RunningBatch(Generic[Request]):
         self._wave_requests = wave_requests
         self._num_shared_pages = 0
         """Pages of the prefix cache that they read, counted once for each of them."""
+        self._num_repeated: int | None = None
+        """Tokens that each step reads again, until a request joins or leaves."""
         self._requests: dict[int, Request] = {}
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
         """Leases by request, in the order in which they joined."""
@@ -93,6 +95,7 @@ class RunningBatch(Generic[Request]):
         self.num_requests += 1
         self.num_kv_tokens += request.num_kv_tokens
         self._num_shared_pages += request.lease.num_shared
+        self._num_repeated = None
         self._cache.add_reader(request.lease)
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
@@ -127,13 +130,16 @@ class RunningBatch(Generic[Request]):
     def step(self, ask_again_steps: int) -> DecodeStep:
         """The next step."""
         num_context_tokens = self.num_kv_tokens + self.num_requests * self.num_written_tokens
+        num_repeated = self._num_repeated
+        if num_repeated is None:
+            num_repeated = self._num_repeated = self._num_repeated_tokens()
         step = DecodeStep(
             self.num_steps,
             tuple(self._joined),
             tuple(self._left),
             self.num_requests,
             num_context_tokens,
-            num_context_tokens - self._num_repeated_tokens(),
+            num_context_tokens - num_repeated,
             min(self._max_steps(), ask_again_steps),
         )
         if self._joined or self._left:
@@ -146,9 +152,9 @@ class RunningBatch(Generic[Request]):
         num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
         if size is None or self.num_requests <= size or not num_repeated:
             return num_repeated
-        leases = [request.lease for request in self._requests.values()]
-        ends = [ceil(wave * size - _ROUNDING) for wave in range(ceil(len(leases) / size) + 1)]
-        return sum([self._cache.num_repeated_tokens(leases[start:end]) for start, end in pairwise(ends)])
+        nodes = [request.lease.read_node for request in self._requests.values()]
+        ends = [ceil(wave * size - _ROUNDING) for wave in range(ceil(len(nodes) / size) + 1)]
+        return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
         """Steps were run; the pages of the first were opened before."""
@@ -196,6 +202,7 @@ class RunningBatch(Generic[Request]):
         self.num_requests -= 1
         self.num_kv_tokens -= request.num_kv_tokens
         self._num_shared_pages -= request.lease.num_shared
+        self._num_repeated = None
         self._cache.remove_reader(request.lease)
         return request
 
