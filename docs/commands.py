@@ -19,7 +19,7 @@ The text of `--help`; `python docs/commands.py` writes this page. [Metrics](metr
 that commands print, [scenario files](scenario.md#errors) the exit codes.
 
 """
-SHARED_BY = 3
+SHARED_BY = 2
 """Flags with the same text in this many commands or more are listed once."""
 
 
@@ -29,7 +29,8 @@ def page() -> str:
     shared = [line for line, count in counts.items() if count >= SHARED_BY]
     for line in shared:
         texts = [text.replace(line, "") for text in texts]
-    texts = [re.sub(r"\*\*Parameters\*\*:\n\n(?!\*)", "", text).strip() + "\n" for text in texts]
+    texts = [re.sub(r"\*\*(Arguments|Parameters)\*\*:\n\n", "", text) for text in texts]
+    texts = [re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for text in texts]
     parts = [HEAD, "Flags of several commands:\n\n", *shared, "\n", "\n".join(texts)]
     return "".join(parts).replace(" *[default: False]*", "")
 
