@@ -10,6 +10,7 @@ from pdkernels.decode import DecodeTiling, DecodeWorkspace, paged_decode
 from pdkernels.gather import gather, gather_batch
 from pdkernels.heads import HeadMove, head_moves
 from pdkernels.interpreter import repair_interpreter
+from pdkernels.latent import latent_decode, latent_workspace
 from pdkernels.layout import KvLayout, Pool
 from pdkernels.prefill import packed_prefill
 from pdkernels.scatter import scatter, scatter_batch
@@ -29,6 +30,8 @@ __all__ = [
     "gather",
     "gather_batch",
     "head_moves",
+    "latent_decode",
+    "latent_workspace",
     "packed_prefill",
     "paged_decode",
     "scatter",

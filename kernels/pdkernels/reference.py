@@ -131,6 +131,19 @@ def paged_decode_reference(
     return out
 
 
+def latent_decode_reference(
+    query: torch.Tensor, latents: torch.Tensor, slots: Sequence[torch.Tensor], rank: int, scale: float
+) -> torch.Tensor:
+    """Attention of one new token per sequence to the latents in its slots, [batch, query_heads, rank], in float64."""
+    out = query.new_zeros(*query.shape[:2], rank)
+    for row, own in enumerate(slots):
+        if len(own):
+            seen = latents[own, 0].double()
+            weights = (query[row].double() @ seen.T * scale).softmax(-1)
+            out[row] = (weights @ seen[:, :rank]).to(out.dtype)
+    return out
+
+
 def packed_prefill_reference(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_new: Sequence[int], num_all: Sequence[int]
 ) -> torch.Tensor:

@@ -125,15 +125,46 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN's stretch of rotary position embeddings, which scales attention too: rope_scaling of type yarn."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedRouting:
+    """DeepSeek-V3's choice of experts: by sigmoids, and a learned bias that weighs nothing, in the best groups only."""
+
+    num_groups: int
+    """Each is judged by its best two experts."""
+    num_active_groups: int
+    scale: float
+    """Of what the chosen experts say together."""
+    num_shared: int
+    """Experts beside them that see every token."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LlamaArchitecture:
-    """Details that running a model of the Llama family, Qwen3 among it, takes beyond sizes. Costs ignore it."""
+    """Details that running a model of Llama's family, Qwen3's or DeepSeek's takes beyond sizes. Costs ignore it."""
 
     intermediate_size: int
+    """Of layers without experts."""
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    yarn: YarnScaling | None = None
     qk_norm: bool = False
     """Query and key heads are normalised before they are rotated, as Qwen3 does."""
+    query_rank: int = 0
+    """Width of the queries' own latent, with latent attention; 0: none."""
+    routing: GroupedRouting | None = None
+    """None: the softmax of all experts."""
 
 
 @dataclass(frozen=True, kw_only=True)

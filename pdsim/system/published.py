@@ -87,7 +87,9 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
     dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
     if expert_dtype:
         experts["weight_dtype"] = expert_dtype
-    llama = _llama(config, experts) if not of_types and "num_window_layers" not in attention else {}
+    in_blocks = bool((config.get("quantization_config") or {}).get("weight_block_size"))
+    can_be_read = (not of_types or in_blocks) and "num_window_layers" not in attention
+    llama = _llama(config, experts) if can_be_read else {}
     notes = [of_types, *_left_out(config, attention)]
     return {
         "num_params": params,
@@ -209,7 +211,7 @@ def _quantized(quantized: Mapping[str, Any]) -> tuple[str, str]:
     return _TYPES[named], ""
 
 
-_RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True}
+_RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True, "deepseek_v3": False, "kimi_k2": False}
 """Families that real mode runs, and whether they normalise query and key heads."""
 
 
@@ -218,19 +220,40 @@ def _llama(config: _Config, experts: Mapping[str, Any]) -> dict[str, Any]:
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     has_bias = config.get("attention_bias") or config.get("mlp_bias")
-    if config.family not in _RUNNABLE or has_bias or kind not in ("default", "llama3"):
+    is_latent = bool(config.get("kv_lora_rank"))
+    stretched = {"yarn": ("yarn", _YARN)} if is_latent else {"llama3": ("rope_scaling", _LLAMA3)}
+    scalings: dict[str, tuple[str, tuple[str, ...]]] = {"default": ("", ()), **stretched}
+    if config.family not in _RUNNABLE or has_bias or kind not in scalings:
         return {}
-    if experts and (experts["num_layers"] != config.count("num_hidden_layers") or not config.get("norm_topk_prob")):
+    is_mixed = experts and experts["num_layers"] != config.count("num_hidden_layers") and not is_latent
+    is_untold = is_latent and None in (config.get("n_group"), config.get("rms_norm_eps"))
+    if is_mixed or is_untold or (experts and not config.get("norm_topk_prob")):
         return {}
+    section, names = scalings[kind]
     theta = rope.get("rope_theta", config.get("rope_theta"))
-    scaling = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {
         "intermediate_size": config.count("intermediate_size"),
         "rms_norm_eps": config.get("rms_norm_eps"),
         "rope_theta": theta,
-        **({"rope_scaling": {name: rope.get(name) for name in scaling}} if kind == "llama3" else {}),
+        **({section: {name: rope[name] for name in names if rope.get(name) is not None}} if section else {}),
         **({"qk_norm": True} if _RUNNABLE[config.family] else {}),
+        **(_deepseek(config) if is_latent else {}),
     }
+
+
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+
+
+def _deepseek(config: _Config) -> dict[str, Any]:
+    routing = {
+        "num_groups": config.count("n_group"),
+        "num_active_groups": config.count("topk_group"),
+        "scale": config.get("routed_scaling_factor"),
+        "num_shared": config.count("n_shared_experts"),
+    }
+    rank = config.count("q_lora_rank", default=0)
+    return {**({"query_rank": rank} if rank else {}), "routing": routing}
 
 
 def _left_out(config: _Config, attention: Mapping[str, Any]) -> list[str]:

@@ -86,7 +86,7 @@ class DecodeGraphs:
 
     def _forward(self, size: int) -> Tensor:
         tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
-        attend = KernelDecode(self._kv, self._model.num_query_heads, positions, page_tables)
+        attend = KernelDecode(self._kv, self._model, positions, page_tables)
         return self._model.best_tokens(self._model.logits(tokens, positions, attend))
 
     def _capture(self) -> None:

@@ -1,7 +1,7 @@
 """Layout of KV: the planes of a rank's cache, which heads each pair of ranks exchanges, and the copies of a unit.
 
 A plane is K or V of one layer: [slots, heads, head_dim], token after token, with slot = page * page_size + offset.
-Plane 2 * layer holds K, plane 2 * layer + 1 holds V.
+Plane 2 * layer holds K, plane 2 * layer + 1 holds V; or plane `layer` holds latents, one head that all ranks have.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,11 @@ class CacheGeometry:
     head_dim: int
     itemsize: int
     """Bytes of an element."""
+    planes_per_layer: int = 2
 
     @property
     def num_planes(self) -> int:
-        return 2 * self.num_layers
+        return self.planes_per_layer * self.num_layers
 
     @property
     def head_bytes(self) -> int:
@@ -100,7 +101,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         if self.wire.state_bytes or self.wire.num_planes != self.prefill.num_planes:
-            raise ValueError("models with linear-attention state or latent KV run in simulation only")
+            raise ValueError("models with linear-attention state run in simulation only")
         for pair in self.pairs:
             moved = len(pair.source_heads) * self.prefill.head_bytes * self.prefill.page_size * self.prefill.num_planes
             if moved != self.wire.page_bytes:
@@ -149,7 +150,8 @@ def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
     if unit.after_layers is None:
         return range(exchange.prefill.num_planes)
     layers = layers_of_group(exchange.prefill.num_layers, unit.after_layers[1], exchange.layer_groups)
-    return range(2 * layers.start, 2 * layers.stop)
+    planes_per_layer = exchange.prefill.planes_per_layer
+    return range(planes_per_layer * layers.start, planes_per_layer * layers.stop)
 
 
 def _pages(source: Integers, target: Integers, planes: range, wire: RankPairLayout, page_bytes: int) -> Move:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pdreal.geometry import CacheGeometry, Exchange, Integers, Move, RankPair, heads_of_rank, move_of
+from pdreal.model.config import from_catalog
 from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
 from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines
@@ -19,7 +20,7 @@ from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
 from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
-from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention
+from pdsim.system.model import DTYPE_BYTES
 
 _GREETING_BYTES = 16
 
@@ -214,15 +215,11 @@ def _enter(planes: Sequence[torch.Tensor]) -> None:
 def exchange_of(scenario: Scenario) -> Exchange:
     """The exchange of a resolved scenario. Raises ConfigError for a model that only the simulator has."""
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    attention = prefill.model.attention
-    if prefill.model.state is not None or not isinstance(attention, GroupedQueryAttention):
-        raise ConfigError(
-            f"model: {prefill.model.name} has linear-attention state or latent KV, which run in simulation only; "
-            "real mode has models with grouped-query attention in every layer"
-        )
+    if prefill.model.state is not None:
+        raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
     return Exchange(
         wire=wiring.wire_of(scenario, prefill, decode),
-        num_kv_heads=attention.num_kv_heads,
+        num_kv_heads=from_catalog(scenario.model).num_kv_heads,
         prefill_tp=prefill.tp,
         decode_tp=decode.tp,
         prefill=cache_geometry(scenario, scenario.pair.prefill, prefill),
@@ -233,16 +230,16 @@ def exchange_of(scenario: Scenario) -> Exchange:
 
 def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSettings, layout: Layout) -> CacheGeometry:
     """The cache of any rank of a role, in a resolved scenario."""
-    attention = layout.model.attention
-    assert isinstance(attention, GroupedQueryAttention)
+    model = from_catalog(scenario.model)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     return CacheGeometry(
         num_pages=settings.pool_tokens // scenario.page_size,
         page_size=scenario.page_size,
-        num_layers=attention.num_layers,
-        num_kv_heads=len(heads_of_rank(attention.num_kv_heads, layout.tp, 0)),
-        head_dim=attention.head_dim,
+        num_layers=model.num_layers,
+        num_kv_heads=len(heads_of_rank(model.num_kv_heads, layout.tp, 0)),
+        head_dim=model.head_dim,
         itemsize=int(DTYPE_BYTES[layout.kv_dtype]),
+        planes_per_layer=model.planes_per_layer,
     )
 
 

@@ -15,10 +15,11 @@ SCRATCH_PAGE = 0
 
 
 class PagedKv:
-    """Keys and values of every layer, in pages.
+    """Keys and values of every layer, in pages; or latents.
 
     planes[2 * layer] holds the layer's keys and planes[2 * layer + 1] its values, each a contiguous
-    [slots, KV heads of the rank, head_dim] of one allocation. The slot of a token is page * page_size + offset.
+    [slots, KV heads of the rank, head_dim] of one allocation; planes[layer] holds latents, with one head. The slot of a
+    token is page * page_size + offset.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class PagedKv:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        planes_per_layer: int = 2,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
         """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
@@ -40,15 +42,16 @@ class PagedKv:
         self.num_pages = num_pages
         self.page_size = page_size
         self.num_layers = num_layers
-        shape = (2 * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
+        self._planes_per_layer = planes_per_layer
+        shape = (planes_per_layer * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
         if allocate is None:
             self.memory = torch.zeros(shape, dtype=dtype, device=device)
         else:
             self.memory = allocate(prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
-        self._layers = self.memory.view(num_layers, 2 * self._num_slots, num_kv_heads, head_dim).unbind()
-        """The two planes of each as one."""
+        self._layers = self.memory.view(num_layers, planes_per_layer * self._num_slots, num_kv_heads, head_dim).unbind()
+        """The planes of each as one."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
         """Slots of a sequence's tokens [start, stop), in int32 on the CPU."""
@@ -56,29 +59,30 @@ class PagedKv:
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
-    def append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write [tokens, heads, head_dim] to their slots."""
-        keys, values = self.layer(layer)
-        if keys.is_cuda:
+    def append(self, layer: int, slots: Tensor, *new: Tensor) -> None:
+        """Write to their slots keys and values [tokens, heads, head_dim], or latents."""
+        planes = self.layer(layer)
+        if planes[0].is_cuda and len(new) > 1:
             import pdkernels  # noqa: PLC0415  Triton is needed on GPUs only
 
-            pdkernels.append(keys, values, slots, key, value)
+            pdkernels.append(planes[0], planes[1], slots, new[0], new[1])
         else:
-            keys[slots], values[slots] = key, value
+            for plane, part in zip(planes, new, strict=True):
+                plane.index_copy_(0, slots.long(), part)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Rows that `read` takes for slots: where a layer has their keys, and then where it has their values."""
+        """Rows that `read` takes for slots: in each plane of a layer, one plane behind another."""
         slots = slots.long()  # indexing by int32 would convert them again at each layer
-        return torch.cat((slots, slots + self._num_slots))
+        return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
 
-    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A copy of keys and values, [tokens, heads, head_dim]."""
-        keys, values = self._layers[layer][rows].chunk(2)
-        return keys, values
+    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, ...]:
+        """A copy of keys and values, [tokens, heads, head_dim], or of latents."""
+        return self._layers[layer][rows].chunk(self._planes_per_layer)
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Its planes of keys and of values."""
-        return self.planes[2 * layer], self.planes[2 * layer + 1]
+    def layer(self, layer: int) -> Sequence[Tensor]:
+        """Its planes of keys and of values, or of latents."""
+        begin = self._planes_per_layer * layer
+        return self.planes[begin : begin + self._planes_per_layer]
 
 
 class SavedKv:

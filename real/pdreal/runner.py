@@ -93,6 +93,7 @@ class ModelRunner:
             num_layers=model.config.num_layers,
             num_kv_heads=model.num_kv_heads,
             head_dim=model.config.head_dim,
+            planes_per_layer=model.config.planes_per_layer,
             dtype=model.dtype,
             device=model.device,
             allocate=allocate,

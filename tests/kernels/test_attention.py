@@ -2,8 +2,13 @@
 
 import pytest
 import torch
-from pdkernels import DecodeTiling, DecodeWorkspace, append, packed_prefill, paged_decode
-from pdkernels.reference import append_reference, packed_prefill_reference, paged_decode_reference
+from pdkernels import DecodeTiling, DecodeWorkspace, append, latent_decode, packed_prefill, paged_decode
+from pdkernels.reference import (
+    append_reference,
+    latent_decode_reference,
+    packed_prefill_reference,
+    paged_decode_reference,
+)
 
 from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_pages, random_pool, same_bytes
 
@@ -47,6 +52,29 @@ def test_paged_decode(order, page_size, group, splits):
         tiling=DecodeTiling(tokens=16),
     )
     torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("heads", "rank", "splits"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, TOLERANCE)])
+def test_latent_decode(page_size, heads, rank, splits, dtype, tolerance):
+    rotated, lengths, pages = rank // 8, [1, 0, 45], 96 // page_size
+    latents = torch.randn((pages + 1) * page_size, 1, rank + rotated, device=DEVICE).to(dtype)
+    table = torch.stack([random_pages(-(-48 // page_size), pages) for _ in lengths])
+    query = torch.randn(3, heads + 2, rank + rotated, device=DEVICE).to(dtype)[:, :heads]
+    slots = (table[:, :, None] * page_size + torch.arange(page_size, device=DEVICE)).flatten(1)
+    own = [row[:length] for row, length in zip(slots, lengths, strict=True)]
+    expected = latent_decode_reference(query, latents, own, rank, 0.1)
+    out = latent_decode(
+        query,
+        latents,
+        table,
+        torch.tensor(lengths, dtype=torch.int32, device=DEVICE),
+        page_size=page_size,
+        scale=0.1,
+        workspace=DecodeWorkspace(3, heads, 1, rank, DEVICE, splits=splits),
+    )
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("torch", reason="real mode needs torch")
 
 from array import array
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -24,6 +25,9 @@ class WholeSequence:
 
     def __call__(self, layer, query, key, value):
         return causal_attention(query, key, value)
+
+    def latent(self, layer, query, latent, heads):
+        return causal_attention(query, *heads.expand(latent), heads.scale)
 
 
 @torch.inference_mode()
@@ -65,6 +69,21 @@ LLAMA = ModelConfig(
 @cache
 def tiny_model() -> Transformer:
     return load(from_catalog("tiny-qwen3"))
+
+
+DEEPSEEK = replace(from_catalog("tiny-deepseek-v3"), vocab_size=300, hidden_size=64, max_context_tokens=512)
+MOONLIGHT = replace(
+    DEEPSEEK,
+    name="tiny-moonlight",
+    llama=replace(
+        DEEPSEEK.llama,
+        rms_norm_eps=1e-5,
+        yarn=None,
+        query_rank=0,
+        routing=replace(DEEPSEEK.llama.routing, num_groups=1, num_active_groups=1, num_shared=2),
+    ),
+)
+"""Queries without a latent, one group of experts, and two shared ones."""
 
 
 def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:

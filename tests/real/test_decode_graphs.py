@@ -10,14 +10,15 @@ from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
 from pdreal.tasks import DecodeBatch, PrefillBatch
 
-from tests.real.models import CPU, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
+from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 
 
+@pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "latent"])
 @pytest.mark.parametrize("page_size", [1, 64])
-def test_padded_batches_over_pages_make_the_same_tokens(page_size):
+def test_padded_batches_over_pages_make_the_same_tokens(page_size, config):
     """A step is a chunk of one token behind its context."""
-    model = load(LLAMA, device=GPU_OR_CPU)
-    prompts = [tokens(seed, 3 + 7 * seed, LLAMA.vocab_size) for seed in range(3)]
+    model = load(config, device=GPU_OR_CPU)
+    prompts = [tokens(seed, 3 + 7 * seed, config.vocab_size) for seed in range(3)]
     num_pages = -(-64 // page_size)
     tables = [[1 + num_pages * i + page for page in range(num_pages)] for i in range(3)]
     r = runner(model, page_size=page_size, num_pages=3 * num_pages)
@@ -67,6 +68,15 @@ def test_fused_rotation(normed, position_dtype):
     norms = norms and tuple(norm.to(GPU_OR_CPU) for norm in norms)
     close(fused.norm_rotate_(qkv[:, :11], 8, norms, 1e-6, angles, positions), expected)
     close(qkv[:, 11:], values, rtol=0, atol=0)
+
+
+def test_fused_rotation_of_a_part_of_each_head():
+    angles, positions = operations.rotary_angles(DEEPSEEK.llama, 16, 100, CPU), torch.tensor([7, 0, 99])
+    heads = torch.randn(3, 5, 48)
+    expected = operations.norm_rotate_(heads[..., 32:].clone(), 5, None, 1e-6, angles, positions)
+    given = heads.to(GPU_OR_CPU, copy=True)
+    fused.norm_rotate_(given[..., 32:], 5, None, 1e-6, angles.to(GPU_OR_CPU), positions.to(GPU_OR_CPU))
+    close(given, torch.cat((heads[..., :32], expected), dim=-1))
 
 
 @pytest.mark.parametrize("size", [96, 1500])

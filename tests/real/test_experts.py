@@ -17,11 +17,24 @@ from torch.nn.functional import linear, silu
 from tests.real.models import CPU, GPU_OR_CPU
 
 CONFIG = replace(from_catalog("tiny-qwen3-moe"), num_layers=1)
+_DEEPSEEK = from_catalog("tiny-deepseek-v3")
+_ONE_LAYER = replace(_DEEPSEEK, num_layers=1, experts=replace(_DEEPSEEK.experts, num_layers=1))
+UNGROUPED = replace(_DEEPSEEK.llama.routing, num_groups=1, num_active_groups=1)
+CONFIGS = {
+    "softmax": CONFIG,
+    "groups": _ONE_LAYER,
+    "one group": replace(_ONE_LAYER, llama=replace(_DEEPSEEK.llama, routing=UNGROUPED)),
+    "odd sizes": replace(
+        _ONE_LAYER,
+        experts=replace(_ONE_LAYER.experts, num_experts=30, num_active=3),
+        llama=replace(_DEEPSEEK.llama, routing=replace(_DEEPSEEK.llama.routing, num_groups=3)),
+    ),
+}
 TOLERANCES = {torch.bfloat16: 0.02, torch.float32: 1e-5}
 
 
-def experts(tp=None, dtype=torch.float32, device=CPU) -> ExpertWeights:
-    weights = load_weights(CONFIG, RandomWeights(0, CPU), tp or TensorParallel(), dtype, device).layers[0].mlp
+def experts(tp=None, dtype=torch.float32, device=CPU, config=CONFIG) -> ExpertWeights:
+    weights = load_weights(config, RandomWeights(0, CPU), tp or TensorParallel(), dtype, device).layers[0].mlp
     assert isinstance(weights, ExpertWeights)
     return weights
 
@@ -42,10 +55,14 @@ def one_by_one(x, weights):
     return torch.stack(rows)
 
 
+CASES = [("softmax", 1), ("softmax", 3), ("softmax", 40), ("softmax", 150)]
+CASES += [("groups", 9), ("one group", 9), ("odd sizes", 9)]
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("num_tokens", [1, 3, 40, 150])
-def test_the_mix_is_that_of_each_token_alone(num_tokens, dtype, fused):
+@pytest.mark.parametrize(("config", "num_tokens"), CASES)
+def test_the_mix_is_that_of_each_token_alone(config, num_tokens, dtype, fused):
     """fused: the kernels of GPUs, without one in Triton's interpreter."""
     device, run = CPU, run_experts
     if fused:
@@ -53,7 +70,7 @@ def test_the_mix_is_that_of_each_token_alone(num_tokens, dtype, fused):
         from pdreal.model import fused_experts
 
         device, run = GPU_OR_CPU, fused_experts.run_experts
-    weights, x = experts(dtype=dtype, device=device), hidden(num_tokens, dtype).to(device)
+    weights, x = experts(dtype=dtype, device=device, config=CONFIGS[config]), hidden(num_tokens, dtype).to(device)
     expected = one_by_one(x, weights)
     assert expected.std() > 0.1
     assert (run(x, weights).float() - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
@@ -64,6 +81,23 @@ def test_each_token_has_as_many_experts_as_the_model_says(num_tokens):
     shares, chosen = route(hidden(num_tokens), experts())
     assert all(len(set(row)) == CONFIG.experts.num_active for row in chosen.tolist())
     torch.testing.assert_close(shares.sum(-1), torch.ones(num_tokens))
+
+
+@given(st.integers(1, 64))
+def test_experts_come_from_the_best_groups(num_tokens):
+    """One after another, in words other than the code's."""
+    weights, routing = experts(config=_ONE_LAYER), _ONE_LAYER.llama.routing
+    x = hidden(num_tokens)
+    shares, chosen = route(x, weights)
+    scores = (x @ weights.router.T).sigmoid()
+    size = _ONE_LAYER.experts.num_experts // routing.num_groups
+    for row, found, said in zip(scores, chosen.tolist(), shares, strict=True):
+        judged = (row + weights.bias).tolist()
+        groups = [range(first, first + size) for first in range(0, len(judged), size)]
+        groups.sort(key=lambda group: -sum(sorted(judged[i] for i in group)[-2:]))
+        candidates = [i for group in groups[: routing.num_active_groups] for i in group]
+        assert set(found) == set(sorted(candidates, key=judged.__getitem__)[-weights.num_active :])
+        torch.testing.assert_close(said, routing.scale * row[found] / row[found].sum())
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -12,12 +12,16 @@ from pdreal.model.weights import Checkpoint, RandomWeights, weight_source
 from pdreal.options import Options
 
 from pdsim.system.catalog import load_model, names
-from tests.real.models import CPU, LLAMA, WholeSequence, generate, load, tokens
+from tests.real.models import CPU, DEEPSEEK, LLAMA, MOONLIGHT, WholeSequence, generate, load, tokens
 
 TINY = from_catalog("tiny-qwen3")
 QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)
 MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, hidden_size=64, max_context_tokens=512)
-FAMILIES = pytest.mark.parametrize("config", [QWEN, MOE, LLAMA], ids=["qwen3", "qwen3-moe", "llama"])
+FAMILIES = pytest.mark.parametrize(
+    "config",
+    [QWEN, MOE, LLAMA, DEEPSEEK, MOONLIGHT],
+    ids=["qwen3", "qwen3-moe", "llama", "deepseek-v3", "moonlight"],
+)
 
 
 def logits_of(model, prompt):
@@ -40,32 +44,75 @@ def save(config, folder, weights=None, **changes):
 
 
 def published(config):
-    scaling = config.llama.rope_scaling
-    family = "Llama" if not config.llama.qk_norm else "Qwen3" if config.experts is None else "Qwen3Moe"
-    experts = config.experts and {
-        "num_experts": config.experts.num_experts,
-        "num_experts_per_tok": config.experts.num_active,
-        "moe_intermediate_size": config.experts.intermediate_size,
-        "norm_topk_prob": True,
-    }
+    family = family_of(config)
     return {
         "architectures": [f"{family}ForCausalLM"],
-        "model_type": {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe"}[family],
-        **(experts or {}),
+        "model_type": {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "DeepseekV3": "deepseek_v3"}[
+            family
+        ],
+        **published_attention(config),
+        **published_experts(config),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.llama.intermediate_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_query_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
         "max_position_embeddings": config.max_context_tokens,
         "rms_norm_eps": config.llama.rms_norm_eps,
         "rope_theta": config.llama.rope_theta,
-        "rope_scaling": None if scaling is None else {"rope_type": "llama3", **vars(scaling)},
+        "rope_scaling": published_rope(config.llama),
         "tie_word_embeddings": config.tied_embeddings,
         "eos_token_id": 7,
     }
+
+
+MODEL_TYPES = {"Llama": "llama", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "DeepseekV3": "deepseek_v3"}
+
+
+def family_of(config):
+    if config.latent is not None:
+        return "DeepseekV3"
+    return "Llama" if not config.llama.qk_norm else "Qwen3" if config.experts is None else "Qwen3Moe"
+
+
+def published_attention(config):
+    if (latent := config.latent) is None:
+        return {"num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim}
+    return {
+        "num_key_value_heads": config.num_query_heads,
+        "q_lora_rank": config.llama.query_rank or None,
+        "kv_lora_rank": latent.kv_lora_rank,
+        "qk_rope_head_dim": latent.rope_dim,
+        "qk_nope_head_dim": latent.nope_dim,
+        "v_head_dim": latent.value_dim,
+    }
+
+
+def published_experts(config):
+    if (experts := config.experts) is None:
+        return {}
+    common = {
+        "num_experts_per_tok": experts.num_active,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": True,
+    }
+    if (routing := config.llama.routing) is None:
+        return {**common, "num_experts": experts.num_experts}
+    return {
+        **common,
+        "n_routed_experts": experts.num_experts,
+        "first_k_dense_replace": config.num_dense_layers,
+        "n_group": routing.num_groups,
+        "topk_group": routing.num_active_groups,
+        "routed_scaling_factor": routing.scale,
+        "n_shared_experts": routing.num_shared,
+    }
+
+
+def published_rope(llama):
+    if llama.yarn is not None:
+        return {"rope_type": "yarn", **vars(llama.yarn)}
+    return None if llama.rope_scaling is None else {"rope_type": "llama3", **vars(llama.rope_scaling)}
 
 
 @FAMILIES
@@ -184,9 +231,9 @@ def test_weights_that_are_none(text, complaint):
         weight_source(text, CPU)
 
 
-def test_a_model_of_latent_attention_cannot_be_run():
+def test_a_model_with_windows_cannot_be_run():
     with pytest.raises(ModelError, match="no section `llama`"):
-        from_catalog("deepseek-v3")
+        from_catalog("gemma-3-27b")
 
 
 def test_attention_plans_nothing_for_each_length():

@@ -22,7 +22,12 @@ def serve(config, tp=None):
     return decode_on(r, first, [len(prompt) for prompt in prompts], tables, 12)
 
 
-CONFIGS = [from_catalog("tiny-qwen3"), from_catalog("tiny-qwen3-moe"), replace(LLAMA, num_kv_heads=1)]
+CONFIGS = [
+    from_catalog("tiny-qwen3"),
+    from_catalog("tiny-qwen3-moe"),
+    from_catalog("tiny-deepseek-v3"),
+    replace(LLAMA, num_kv_heads=1),
+]
 """Heads are divided, and experts; a single KV head is held by both."""
 
 

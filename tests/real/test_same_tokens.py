@@ -33,6 +33,16 @@ PATHS = {
     "TP2 to TP1, staged": {"prefill__tp": 2, "network__staging": STAGING},
     "TP1 to TP2, staged": {"decode__tp": 2, "network__staging": STAGING},
     "experts, TP2 to TP1, slices": {"model": "tiny-qwen3-moe", "prefill__tp": 2},
+    "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
+    "latents, aggregated": {"model": "tiny-deepseek-v3", "prefill": None, "decode": None, "aggregated": AGGREGATED},
+    "latents, TP2 to TP1": {"model": "tiny-deepseek-v3", "prefill__tp": 2},
+    "latents, TP1 to TP2, layer by layer": {
+        "model": "tiny-deepseek-v3",
+        "decode__tp": 2,
+        "prefill__layer_groups": 2,
+        "decode__pool_tokens": 260,
+        "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
+    },
     "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
 }
 TRANSPORTS = ["mooncake-tcp", "nixl-cma"]

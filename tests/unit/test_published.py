@@ -46,7 +46,10 @@ DEEPSEEK = f"""{{
     "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "first_k_dense_replace": 3,
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_layer_freq": 1,
-    "num_nextn_predict_layers": 1, "vocab_size": 129280, "max_position_embeddings": 163840, {FP8}
+    "num_nextn_predict_layers": 1, "vocab_size": 129280, "max_position_embeddings": 163840, {FP8},
+    "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_topk_prob": true, "rms_norm_eps": 1e-06,
+    "rope_theta": 10000, "rope_scaling": {{"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"}}
 }}"""
 KIMI = f"""{{
     "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,

@@ -238,7 +238,8 @@ def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages:
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
     """Bytes of a page in all layers and heads."""
-    return 2 * config.num_layers * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    num_planes = config.planes_per_layer * config.num_layers
+    return num_planes * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int:

@@ -59,7 +59,10 @@ class Measurement:
 
     def _round(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         yield from self._forward_rows(left_out)
-        if copies := [kind for kind in self.kinds if kind in {"gather", "scatter"}]:
+        copies = [kind for kind in self.kinds if kind in {"gather", "scatter"}]
+        if copies and self.model.latent is not None:
+            left_out(f"{', '.join(copies)}: latents are not staged")
+        elif copies:
             yield from copy_rows(
                 copies,
                 self.model,

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from pdreal.model.latent import LatentHeads
 from pdreal.paged_kv import PagedKv
 from pdreal.tasks import DecodeBatch, PrefillBatch
+
+if TYPE_CHECKING:
+    from pdreal.model.transformer import Transformer
 
 torch.backends.cuda.enable_cudnn_sdp(False)
 """cuDNN, which would be preferred, builds a plan for each new length of a prompt: 46 ms for 917 tokens on an H200."""
@@ -17,8 +22,11 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 _FLASH_DTYPES = torch.bfloat16, torch.float16
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of a sequence's last tokens to all. [tokens, heads, head_dim]; query heads may share a key."""
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """Attention of a sequence's last tokens to all. [tokens, heads, head_dim]; query heads may share a key.
+
+    scale: of scores; None for 1 / sqrt(head_dim)
+    """
     num_new, num_all = len(query), len(key)
     whole, grouped = num_new == num_all, query.shape[1] != key.shape[1]
     mask: Tensor | CausalBias | None = None
@@ -30,7 +38,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mask = torch.ones(num_new, num_all, dtype=torch.bool).tril(num_all - num_new)
     query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
     out = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=whole and num_new > 1, enable_gqa=grouped
+        query, key, value, attn_mask=mask, is_causal=whole and num_new > 1, scale=scale, enable_gqa=grouped
     )
     return out[0].transpose(0, 1)
 
@@ -46,23 +54,29 @@ class PackedAttention:
         self._slices = [[slice(*ends) for ends in pairwise(b)] for b in bounds]
         self._bounds = torch.tensor(bounds, dtype=torch.int32).to(device).unbind()
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim]."""
-        if query.is_cuda and query.dtype in _FLASH_DTYPES:
-            return self._on_gpu(query, key, value)
-        sequences = zip(*self._slices, strict=True)
-        return torch.cat([causal_attention(query[new], key[whole], value[whole]) for new, whole in sequences])
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+        """Query [all new tokens, heads, head_dim], key and value [all tokens, KV heads, head_dim].
 
-    def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        Values may be narrower than keys. scale: of scores; None for 1 / sqrt(head_dim)
+        """
+        if query.is_cuda and query.dtype in _FLASH_DTYPES:
+            return self._on_gpu(query, key, value, scale)
+        sequences = zip(*self._slices, strict=True)
+        return torch.cat([causal_attention(query[new], key[whole], value[whole], scale) for new, whole in sequences])
+
+    def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """One launch."""
         from pdkernels.prefill import is_fastest, packed_prefill  # noqa: PLC0415
 
-        if is_fastest(query, self._num_new):
+        if missing := key.shape[2] - value.shape[2]:
+            padded = self._flash(query, key, pad(value, (0, missing)), scale)
+            return padded[..., : value.shape[2]]
+        if scale is None and is_fastest(query, self._num_new):
             new_bounds, all_bounds = self._bounds
             return packed_prefill(query, key, value, new_bounds, all_bounds, self._longest[0])
-        return self._flash(query, key, value)
+        return self._flash(query, key, value, scale)
 
-    def _flash(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """A sequence alone goes in unpacked: then its context is split over processors that are idle."""
         alone = len(self._slices[0]) == 1
         bounds = (None, None) if alone else self._bounds
@@ -71,7 +85,8 @@ class PackedAttention:
         dropout, is_causal, with_mask = 0.0, True, False
         # not torch.nn.attention.varlen: its signature changes from version to version, and it costs more host time
         flash = torch.ops.aten._flash_attention_forward.default  # noqa: SLF001
-        out: Tensor = flash(query, key, value, *bounds, *self._longest, dropout, is_causal, with_mask)[0]
+        given = *bounds, *self._longest, dropout, is_causal, with_mask
+        out: Tensor = flash(query, key, value, *given, scale=scale)[0]
         return out[0] if alone else out
 
 
@@ -92,11 +107,18 @@ class PagedPrefill:
         self._attention = PackedAttention([len(c.tokens) for c in chunks], [c.num_kv_tokens for c in chunks], device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self._kv.append(layer, self._new_slots, key, value)
-        self._on_kv(layer)
-        if self._rows is not None:
-            key, value = self._kv.read(layer, self._rows)
+        key, value = self._with_context(layer, key, value)
         return self._attention(query, key, value)
+
+    def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        (latent,) = self._with_context(layer, latent)
+        return self._attention(query, *heads.expand(latent), heads.scale)
+
+    def _with_context(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
+        """Append what is new; with it what lies before it in the cache."""
+        self._kv.append(layer, self._new_slots, *new)
+        self._on_kv(layer)
+        return new if self._rows is None else self._kv.read(layer, self._rows)
 
 
 class GatheredDecode:
@@ -112,36 +134,47 @@ class GatheredDecode:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._kv.append(layer, self._new_slots, key, value)
-        return self._attention(query, *self._kv.read(layer, self._rows))
+        key, value = self._kv.read(layer, self._rows)
+        return self._attention(query, key, value)
+
+    def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        self._kv.append(layer, self._new_slots, latent)
+        (latents,) = self._kv.read(layer, self._rows)
+        attended = self._attention(heads.absorb(query), latents, latents[..., : heads.rank], heads.scale)
+        return heads.read_out(attended)
 
 
 class KernelDecode:
     """One token of each sequence, by Triton kernels over the pages where they lie: for GPUs, and their graphs."""
 
-    def __init__(self, kv: PagedKv, num_query_heads: int, positions: Tensor, page_tables: Tensor) -> None:
+    def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
         """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""
-        from pdkernels import DecodeWorkspace  # noqa: PLC0415  Triton is needed on GPUs only
+        from pdkernels import DecodeWorkspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._kv = kv
-        self._page_tables = page_tables
         self._lengths = positions + 1
         pages = page_tables.gather(1, (positions // kv.page_size)[:, None].long())[:, 0]
         self._new_slots = pages * kv.page_size + positions % kv.page_size
-        num_kv_heads, head_dim = kv.planes[0].shape[1:]
-        self._workspace = DecodeWorkspace(len(positions), num_query_heads, num_kv_heads, head_dim, positions.device)
+        batch, heads, device = len(positions), model.num_query_heads, positions.device
+        if (latent := model.config.latent) is None:
+            workspace = DecodeWorkspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
+        else:
+            workspace = latent_workspace(batch, heads, latent.kv_lora_rank, device)
+        self._where: dict[str, Any] = {"page_size": kv.page_size, "workspace": workspace}
+        self._sequences = page_tables, self._lengths
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        from pdkernels import append, paged_decode  # noqa: PLC0415
+        from pdkernels import paged_decode  # noqa: PLC0415
 
+        self._kv.append(layer, self._new_slots, key, value)
         keys, values = self._kv.layer(layer)
-        append(keys, values, self._new_slots, key, value)
-        attended: Tensor = paged_decode(
-            query,
-            keys,
-            values,
-            self._page_tables,
-            self._lengths,
-            page_size=self._kv.page_size,
-            workspace=self._workspace,
-        )
+        attended: Tensor = paged_decode(query, keys, values, *self._sequences, **self._where)
         return attended
+
+    def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        from pdkernels import latent_decode  # noqa: PLC0415
+
+        self._kv.append(layer, self._new_slots, latent)
+        (latents,) = self._kv.layer(layer)
+        query = heads.absorb(query)
+        return heads.read_out(latent_decode(query, latents, *self._sequences, scale=heads.scale, **self._where))

@@ -1,7 +1,7 @@
 """The shape of one model, from the catalog or a checkpoint's config.json, and the parameters that follow from it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -9,9 +9,22 @@ from typing import Any
 
 from pdreal.options import Options
 from pdsim.system.catalog import load_model
-from pdsim.system.model import Experts, GroupedQueryAttention, LlamaArchitecture, RopeScaling
+from pdsim.system.model import (
+    Experts,
+    GroupedQueryAttention,
+    GroupedRouting,
+    LatentAttention,
+    LlamaArchitecture,
+    RopeScaling,
+    YarnScaling,
+)
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
+ARCHITECTURES = {
+    "LlamaForCausalLM": False,
+    "Qwen3ForCausalLM": True,
+    "Qwen3MoeForCausalLM": True,
+    "DeepseekV3ForCausalLM": False,
+}
 """Those that can be run, by config.json's name, and whether they normalise query and key heads."""
 
 _ONLY = {
@@ -21,12 +34,16 @@ _ONLY = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "moe_layer_freq": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "rope_interleave": True,
 }
 """Fields of config.json that can have one value here."""
 
 _SHAPE = (
     *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
-    *("llama.intermediate_size", "llama.qk_norm", "experts"),
+    *("llama.intermediate_size", "llama.qk_norm", "llama.query_rank", "llama.routing", "experts", "latent"),
 )
 
 
@@ -47,50 +64,104 @@ class ModelConfig:
     tied_embeddings: bool
     llama: LlamaArchitecture
     experts: Experts | None = None
-    """In place of every layer's MLP."""
+    """In place of the MLP of the last experts.num_layers layers."""
+    latent: LatentAttention | None = None
+    """In place of grouped queries: one KV head, which all query heads share, and no values beside it."""
     end_tokens: tuple[int, ...] = ()
     """A sequence ends with any of these, unless a request ignores them."""
+
+    @property
+    def planes_per_layer(self) -> int:
+        """Of the cache: keys and values, or latents."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def output_inputs(self) -> int:
+        """What all query heads say together."""
+        return self.num_query_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def num_dense_layers(self) -> int:
+        """They come first."""
+        return self.num_layers - (0 if self.experts is None else self.experts.num_layers)
 
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes as a checkpoint has them, matrices as [outputs, inputs]."""
         hidden = self.hidden_size
-        query, kv = self.num_query_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (hidden,),
-            "self_attn.q_proj": (query, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, query),
-            "post_attention_layernorm": (hidden,),
-            **self._mlp,
-        }
-        if self.llama.qk_norm:
-            layer |= {"self_attn.q_norm": (self.head_dim,), "self_attn.k_norm": (self.head_dim,)}
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for index in range(self.num_layers):
-            shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+            layer = {
+                "input_layernorm": (hidden,),
+                **(self._grouped_attention if self.latent is None else self._latent_attention(self.latent)),
+                "post_attention_layernorm": (hidden,),
+                **self._mlp(index),
+            }
+            at = f"model.layers.{index}"
+            shapes |= {f"{at}.{name}.weight": shape for name, shape in layer.items()}
+            if self.experts is not None and self.has_routing(index):
+                shapes[f"{at}.mlp.gate.e_score_correction_bias"] = (self.experts.num_experts,)
         shapes["model.norm.weight"] = (hidden,)
         if not self.tied_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         return shapes
 
-    @property
-    def inner_size(self) -> int:
-        """Of the MLP, or of each expert."""
-        return self.llama.intermediate_size if self.experts is None else self.experts.intermediate_size
+    def has_routing(self, layer: int) -> bool:
+        """Whether a layer has experts, shared ones among them, that DeepSeek-V3's router picks."""
+        return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
-    def _mlp(self) -> dict[str, tuple[int, ...]]:
-        if self.experts is None:
-            return self._gated("mlp")
+    def inner_sizes(self) -> list[int]:
+        """Of MLPs and of experts, where there are any."""
+        sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
+        if self.experts is not None:
+            sizes.append(self.experts.intermediate_size)
+        return sizes
+
+    @property
+    def _grouped_attention(self) -> dict[str, tuple[int, ...]]:
+        hidden, dim = self.hidden_size, self.head_dim
+        query, kv = self.num_query_heads * dim, self.num_kv_heads * dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, query),
+        }
+        return shapes | ({"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)} if self.llama.qk_norm else {})
+
+    def _latent_attention(self, of: LatentAttention) -> dict[str, tuple[int, ...]]:
+        hidden, heads, rank = self.hidden_size, self.num_query_heads, self.llama.query_rank
+        query = heads * (of.nope_dim + of.rope_dim)
+        shapes: dict[str, tuple[int, ...]] = (
+            {
+                "self_attn.q_a_proj": (rank, hidden),
+                "self_attn.q_a_layernorm": (rank,),
+                "self_attn.q_b_proj": (query, rank),
+            }
+            if rank
+            else {"self_attn.q_proj": (query, hidden)}
+        )
+        return shapes | {
+            "self_attn.kv_a_proj_with_mqa": (of.kv_lora_rank + of.rope_dim, hidden),
+            "self_attn.kv_a_layernorm": (of.kv_lora_rank,),
+            "self_attn.kv_b_proj": (heads * (of.nope_dim + of.value_dim), of.kv_lora_rank),
+            "self_attn.o_proj": (hidden, heads * of.value_dim),
+        }
+
+    def _mlp(self, layer: int) -> dict[str, tuple[int, ...]]:
+        if self.experts is None or layer < self.num_dense_layers:
+            return self._gated("mlp", self.llama.intermediate_size)
+        inner, routing = self.experts.intermediate_size, self.llama.routing
         shapes: dict[str, tuple[int, ...]] = {"mlp.gate": (self.experts.num_experts, self.hidden_size)}
         for index in range(self.experts.num_experts):
-            shapes |= self._gated(f"mlp.experts.{index}")
+            shapes |= self._gated(f"mlp.experts.{index}", inner)
+        if routing is not None:
+            shapes |= self._gated("mlp.shared_experts", routing.num_shared * inner)
         return shapes
 
-    def _gated(self, at: str) -> dict[str, tuple[int, ...]]:
-        into, out = (self.inner_size, self.hidden_size), (self.hidden_size, self.inner_size)
+    def _gated(self, at: str, inner: int) -> dict[str, tuple[int, ...]]:
+        into, out = (inner, self.hidden_size), (self.hidden_size, inner)
         return {f"{at}.gate_proj": into, f"{at}.up_proj": into, f"{at}.down_proj": out}
 
     @property
@@ -101,23 +172,33 @@ class ModelConfig:
 def from_catalog(name: str) -> ModelConfig:
     """Raises CatalogError, or ModelError if the catalog knows too little of the model to run it."""
     spec = load_model(name)
-    if spec.llama is None or not isinstance(spec.attention, GroupedQueryAttention):
+    if spec.llama is None or spec.state is not None:
         raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")
-    if spec.experts is not None and spec.experts.num_layers != spec.num_layers:
+    if spec.experts is not None and spec.llama.routing is None and spec.experts.num_layers != spec.num_layers:
         raise ModelError(f"model {name!r} cannot be run for real: some of its layers have no experts")
+    attention = spec.attention
+    num_kv_heads, head_dim = _kv_heads(attention)
     return ModelConfig(
         name=name,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         num_layers=spec.num_layers,
-        num_query_heads=spec.attention.num_query_heads,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
+        num_query_heads=attention.num_query_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         max_context_tokens=spec.max_context_tokens,
         tied_embeddings=spec.tied_embeddings,
         llama=spec.llama,
-        experts=spec.experts,
+        experts=None if spec.experts is None else replace(spec.experts, weight_dtype=None),
+        latent=attention if isinstance(attention, LatentAttention) else None,
     )
+
+
+def _kv_heads(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
+    """Their number and size, as the cache has them."""
+    if isinstance(attention, LatentAttention):
+        return 1, attention.kv_lora_rank + attention.rope_dim
+    return attention.num_kv_heads, attention.head_dim
 
 
 def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
@@ -155,35 +236,68 @@ def from_checkpoint(folder: Path) -> ModelConfig:
 
 
 def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> ModelConfig:
-    heads = data["num_attention_heads"]
+    latent = _latent(data)
+    num_kv_heads, head_dim = _published_kv_heads(data) if latent is None else _kv_heads(latent)
     return ModelConfig(
         name=folder.name,
         vocab_size=data["vocab_size"],
         hidden_size=data["hidden_size"],
         num_layers=data["num_hidden_layers"],
-        num_query_heads=heads,
-        num_kv_heads=data.get("num_key_value_heads", heads),
-        head_dim=data.get("head_dim") or data["hidden_size"] // heads,
+        num_query_heads=data["num_attention_heads"],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         max_context_tokens=int(data["max_position_embeddings"]),
         tied_embeddings=data.get("tie_word_embeddings", False),
         llama=LlamaArchitecture(
             intermediate_size=data["intermediate_size"],
             rms_norm_eps=float(data["rms_norm_eps"]),
             rope_theta=float(_rope(data).get("rope_theta", 10_000.0)),
-            rope_scaling=_rope_scaling(_rope(data), folder),
+            **_rope_scaling(_rope(data), folder, is_latent=latent is not None),
             qk_norm=qk_norm,
+            query_rank=0 if latent is None else data["q_lora_rank"] or 0,
+            routing=_routing(data),
         ),
         experts=_experts(data),
+        latent=latent,
         end_tokens=tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,),
     )
 
 
+def _published_kv_heads(data: dict[str, Any]) -> tuple[int, int]:
+    heads = data["num_attention_heads"]
+    return data.get("num_key_value_heads", heads), data.get("head_dim") or data["hidden_size"] // heads
+
+
+def _latent(data: dict[str, Any]) -> LatentAttention | None:
+    if "kv_lora_rank" not in data:
+        return None
+    return LatentAttention(
+        num_layers=data["num_hidden_layers"],
+        num_query_heads=data["num_attention_heads"],
+        kv_lora_rank=data["kv_lora_rank"],
+        rope_dim=data["qk_rope_head_dim"],
+        nope_dim=data["qk_nope_head_dim"],
+        value_dim=data["v_head_dim"],
+    )
+
+
+def _routing(data: dict[str, Any]) -> GroupedRouting | None:
+    if "n_routed_experts" not in data:
+        return None
+    return GroupedRouting(
+        num_groups=data["n_group"],
+        num_active_groups=data["topk_group"],
+        scale=float(data["routed_scaling_factor"]),
+        num_shared=data["n_shared_experts"],
+    )
+
+
 def _experts(data: dict[str, Any]) -> Experts | None:
-    if "num_experts" not in data:
+    if "num_experts" not in data and "n_routed_experts" not in data:
         return None
     return Experts(
-        num_layers=data["num_hidden_layers"],
-        num_experts=data["num_experts"],
+        num_layers=data["num_hidden_layers"] - data.get("first_k_dense_replace", 0),
+        num_experts=data.get("n_routed_experts") or data["num_experts"],
         num_active=data["num_experts_per_tok"],
         intermediate_size=data["moe_intermediate_size"],
     )
@@ -206,14 +320,24 @@ def _rope(data: dict[str, Any]) -> dict[str, Any]:
     return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
 
 
-def _rope_scaling(rope: dict[str, Any], folder: Path) -> RopeScaling | None:
+_SCALINGS: dict[str, tuple[str, type[RopeScaling | YarnScaling]]] = {
+    "llama3": ("rope_scaling", RopeScaling),
+    "yarn": ("yarn", YarnScaling),
+}
+"""Stretches by rope type: their fields of LlamaArchitecture, and what these hold."""
+
+
+def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
+    known = ("llama3", "yarn") if is_latent else ("llama3",)
     if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ModelError(f"{folder}/config.json: rope type {kind!r} is none of default, llama3")
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return RopeScaling(**{name: rope[name] for name in names})
+        return {}
+    if kind not in known:
+        raise ModelError(f"{folder}/config.json: rope type {kind!r} is none of default, {', '.join(known)}")
+    name, made_of = _SCALINGS[kind]
+    needed = [field.name for field in fields(made_of) if field.default is MISSING]
+    given = [field.name for field in fields(made_of) if rope.get(field.name) is not None]
+    return {name: made_of(**{field: rope[field] for field in dict.fromkeys([*needed, *given])})}
 
 
 def model_config(options: Options, name: str) -> ModelConfig:

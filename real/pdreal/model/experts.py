@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdreal.model.operations import silu_and_multiply
+from pdreal.model.operations import logits, silu_and_multiply
 from pdreal.model.weights import ExpertWeights
+from pdsim.system.model import GroupedRouting
 
 _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001
 """The function by its name since torch 2.10, or before."""
@@ -33,7 +34,20 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Of each token's experts their shares, which sum to one, and their numbers: both [tokens, active]."""
+    """Of each token's experts their shares and their numbers: both [tokens, active]."""
+    if weights.routing is not None and weights.bias is not None:
+        return _route_in_groups(x, weights, weights.routing, weights.bias)
     scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)
     shares, experts = scores.topk(weights.num_active, dim=-1)
     return (shares / shares.sum(dim=-1, keepdim=True)).to(x.dtype), experts
+
+
+def _route_in_groups(x: Tensor, weights: ExpertWeights, routing: GroupedRouting, bias: Tensor) -> tuple[Tensor, Tensor]:
+    scores = logits(x, weights.router).sigmoid()
+    by_group = (scores + bias).unflatten(1, (routing.num_groups, -1))
+    best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(routing.num_active_groups, dim=-1).indices
+    shut = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, value=False)
+    chosen_from = by_group.masked_fill(shut[..., None], float("-inf")).flatten(1)
+    experts = chosen_from.topk(weights.num_active, dim=-1).indices
+    shares = scores.gather(1, experts)
+    return (shares * (routing.scale / shares.sum(dim=-1, keepdim=True))).to(x.dtype), experts

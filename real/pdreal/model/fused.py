@@ -55,6 +55,7 @@ def norm_rotate_kernel(
     POSITION: tl.constexpr,
     EPS: tl.constexpr,
     ROW: tl.constexpr,
+    HEAD: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     ALL_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -66,7 +67,7 @@ def norm_rotate_kernel(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, HALF)
     live = (head < ALL_HEADS)[:, None]
-    at = aligned(heads, TYPE) + token * ROW + head[:, None] * (2 * HALF) + column[None, :]
+    at = aligned(heads, TYPE) + token * ROW + head[:, None] * HEAD + column[None, :]
     first = tl.load(at, mask=live, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=live, other=0.0).to(tl.float32)
     if NORM:
@@ -107,7 +108,7 @@ def _norm_rotate(
     dtype: torch.dtype,
     position_dtype: torch.dtype,
     eps: float,
-    row: int,
+    strides: tuple[int, int],
     num_query_heads: int,
     num_heads: int,
     head_dim: int,
@@ -117,7 +118,8 @@ def _norm_rotate(
         "TYPE": TYPES[dtype],
         "POSITION": TYPES[position_dtype],
         "EPS": eps,
-        "ROW": row,
+        "ROW": strides[0],
+        "HEAD": strides[1],
         "QUERY_HEADS": num_query_heads,
         "ALL_HEADS": num_heads,
         "HALF": head_dim // 2,
@@ -150,12 +152,11 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Work in place. Heads of a token lie side by side; head_dim is a power of two."""
+    """Work in place. head_dim is a power of two, and contiguous."""
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
-    launch = _norm_rotate(
-        heads.dtype, positions.dtype, eps, heads.stride(0), num_query_heads, num_heads, head_dim, norms is not None
-    )
+    types, strides = (heads.dtype, positions.dtype), (heads.stride(0), heads.stride(1))
+    launch = _norm_rotate(*types, eps, strides, num_query_heads, num_heads, head_dim, norms is not None)
     norm_pointers = query_norm.data_ptr(), key_norm.data_ptr()
     pointers = heads.data_ptr(), *norm_pointers, angles.data_ptr(), positions.data_ptr()
     launch(heads.device, (num_tokens, triton.cdiv(num_heads, _HEADS), 1), *pointers)

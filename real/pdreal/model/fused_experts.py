@@ -18,7 +18,9 @@ from pdkernels.launch import TYPES, Launcher
 from torch import Tensor
 from torch.nn.functional import linear
 
+from pdreal.model.operations import logits
 from pdreal.model.weights import ExpertWeights
+from pdsim.system.model import GroupedRouting
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Of a block: what a tensor core takes at least, and what registers hold."""
@@ -57,8 +59,64 @@ def choose_kernel(
         share = tl.where(place == i, tl.max(left, 0), share)
         chosen = tl.where(place == i, best, chosen)
         left = tl.where(expert == best, -1.0, left)
+    enter(token, place, share / tl.sum(share, 0), chosen, shares, lists, lengths, tokens, ACTIVE)
+
+
+@triton.jit(do_not_specialize=("scores", "bias", "shares", "lists", "lengths", "tokens"))
+def choose_in_groups_kernel(
+    scores: tl.int64,
+    bias: tl.int64,
+    shares: tl.int64,
+    lists: tl.int64,
+    lengths: tl.int64,
+    tokens: tl.int64,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    ACTIVE_GROUPS: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    PLACES: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    """One token, as experts.route does it for a model with groups; scores are in fp32."""
+    token = tl.program_id(0).to(tl.int64)
+    group, within = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_GROUP)
+    expert = group[:, None] * GROUP + within[None, :]
+    live = (group < GROUPS)[:, None] & (within < GROUP)[None, :]
+    score = tl.load(aligned(scores, tl.float32) + token * (GROUPS * GROUP) + expert, mask=live, other=0.0)
+    score = tl.sigmoid(score)
+    left = score + tl.load(aligned(bias, tl.float32) + expert, mask=live, other=0.0)
+    left = tl.where(live, left, float("-inf"))
+    best = tl.max(left, 1)
+    is_best = within[None, :] == tl.argmax(left, 1)[:, None]
+    best += tl.max(tl.where(is_best, float("-inf"), left), 1)
+    best = tl.where(group < GROUPS, best, float("-inf"))
+    shut = group >= 0
+    for _ in tl.static_range(ACTIVE_GROUPS):
+        opened = group == tl.argmax(best, 0)
+        shut = shut & (opened == 0)
+        best = tl.where(opened, float("-inf"), best)
+    left = tl.where(shut[:, None], float("-inf"), left)
+    place = tl.arange(0, PLACES)
+    share = tl.zeros((PLACES,), tl.float32)
+    chosen = tl.zeros((PLACES,), tl.int32)
+    for i in tl.static_range(ACTIVE):
+        of_groups = tl.max(left, 1)
+        from_group = tl.argmax(of_groups, 0)
+        number = tl.max(tl.where(group == from_group, tl.argmax(left, 1), 0), 0)
+        is_chosen = expert == from_group * GROUP + number
+        share = tl.where(place == i, tl.sum(tl.sum(tl.where(is_chosen & live, score, 0.0), 1), 0), share)
+        chosen = tl.where(place == i, from_group * GROUP + number, chosen)
+        left = tl.where(is_chosen, float("-inf"), left)
+    enter(token, place, SCALE * share / tl.sum(share, 0), chosen, shares, lists, lengths, tokens, ACTIVE)
+
+
+@triton.jit
+def enter(token, place, share, chosen, shares, lists, lengths, tokens, ACTIVE: tl.constexpr):
+    """Enter a token in the lists of its experts."""
     row, active = token * ACTIVE + place, place < ACTIVE
-    tl.store(aligned(shares, tl.float32) + row, share / tl.sum(share, 0), mask=active)
+    tl.store(aligned(shares, tl.float32) + row, share, mask=active)
     entry = tl.atomic_add(aligned(lengths, tl.int32) + chosen, 1, mask=active, sem="relaxed")
     tl.store(aligned(lists, tl.int32) + chosen * tokens + entry, row.to(tl.int32), mask=active)
 
@@ -146,6 +204,22 @@ def _choose(dtype: torch.dtype, num_experts: int, num_active: int) -> Launcher:
 
 
 @cache
+def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int) -> Launcher:
+    group = num_experts // routing.num_groups
+    constants = {
+        "GROUPS": routing.num_groups,
+        "GROUP": group,
+        "PADDED_GROUPS": triton.next_power_of_2(routing.num_groups),
+        "PADDED_GROUP": triton.next_power_of_2(group),
+        "ACTIVE_GROUPS": routing.num_active_groups,
+        "ACTIVE": num_active,
+        "PLACES": triton.next_power_of_2(num_active),
+        "SCALE": routing.scale,
+    }
+    return Launcher(choose_in_groups_kernel, constants, warps=1)
+
+
+@cache
 def _products(
     dtype: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
@@ -159,6 +233,19 @@ def _products(
     return *launchers, of_inner, of_hidden
 
 
+def _launch_choice(x: Tensor, weights: ExpertWeights, *of_choice: int) -> None:
+    (num_tokens, _), num_experts = x.shape, len(weights.router)
+    if weights.routing is not None and weights.bias is not None:
+        scores = logits(x, weights.router)
+        choose = _choose_in_groups(weights.routing, num_experts, weights.num_active)
+        given: tuple[int, ...] = scores.data_ptr(), weights.bias.data_ptr()
+    else:
+        scores = linear(x, weights.router)
+        choose = _choose(x.dtype, num_experts, weights.num_active)
+        given = (scores.data_ptr(),)
+    choose(x.device, (num_tokens, 1, 1), *given, *of_choice, num_tokens)
+
+
 def _tile(size: int, most: int) -> int:
     """The largest power of two, up to most, that divides the size."""
     return min(most, size & -size)
@@ -168,13 +255,11 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
     """As experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
     (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), weights.down.shape[2]
     num_rows = num_tokens * weights.num_active
-    scores = linear(x, weights.router)
     shares = x.new_empty(num_rows, dtype=torch.float32)
     lists = x.new_empty(num_experts, num_tokens, dtype=torch.int32)
     lengths = x.new_zeros(num_experts, dtype=torch.int32)
-    choose = _choose(x.dtype, num_experts, weights.num_active)
     of_lists = lists.data_ptr(), lengths.data_ptr()
-    choose(x.device, (num_tokens, 1, 1), scores.data_ptr(), shares.data_ptr(), *of_lists, num_tokens)
+    _launch_choice(x, weights, shares.data_ptr(), *of_lists)
 
     of_most_lists = triton.next_power_of_2(triton.cdiv(2 * num_rows, num_experts))
     block = max(_FEWEST_ROWS, min(_MOST_ROWS, of_most_lists))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from pdsim.system.model import LlamaArchitecture, RopeScaling
+from pdsim.system.model import LatentAttention, LlamaArchitecture, RopeScaling, YarnScaling
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -70,8 +70,42 @@ def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, d
     frequencies = 1.0 / llama.rope_theta**exponents
     if llama.rope_scaling is not None:
         frequencies = _stretch(frequencies, llama.rope_scaling)
+    length = 1.0
+    if (yarn := llama.yarn) is not None:
+        frequencies = _stretch_by_yarn(frequencies, llama.rope_theta, yarn)
+        length = _yarn_length(yarn.factor, yarn.mscale or 1.0)
+        if yarn.mscale and yarn.mscale_all_dim:
+            length /= _yarn_length(yarn.factor, yarn.mscale_all_dim)
     turns = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * frequencies
-    return torch.cat((turns.cos(), turns.sin()), dim=-1)
+    return torch.cat((turns.cos(), turns.sin()), dim=-1) * length
+
+
+def attention_scale(llama: LlamaArchitecture, latent: LatentAttention) -> float:
+    """Scale of latent attention's scores: YaRN makes them larger."""
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    if llama.yarn is not None and llama.yarn.mscale_all_dim:
+        scale *= _yarn_length(llama.yarn.factor, llama.yarn.mscale_all_dim) ** 2
+    return float(scale)
+
+
+def _yarn_length(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1
+
+
+def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
+    """As _stretch, but what is between is so by its place among the frequencies."""
+    last = 2 * len(frequencies) - 1
+
+    def place(num_turns: float) -> float:
+        """Where a frequency turns so often in the context that the model was trained with."""
+        turned = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
+        return len(frequencies) * math.log(turned) / math.log(theta)
+
+    low, high = max(math.floor(place(yarn.beta_fast)), 0), min(math.ceil(place(yarn.beta_slow)), last)
+    width = (high - low) or 0.001
+    places = torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device)
+    stretched = ((places - low) / width).clamp(0, 1)
+    return frequencies * (1 - stretched + stretched / yarn.factor)
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

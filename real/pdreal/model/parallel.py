@@ -37,12 +37,8 @@ class TensorParallel:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ModelError unless the model divides into so many ranks."""
-        sizes = {
-            "query heads": config.num_query_heads,
-            "intermediate size": config.inner_size,
-            "vocabulary": config.vocab_size,
-        }
-        for name, size in sizes.items():
+        sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
+        for name, size in [*sizes, *(("intermediate size", size) for size in config.inner_sizes)]:
             if size % self.size:
                 raise ModelError(f"{config.name}: tp {self.size} does not divide its {name} of {size}")
         if config.num_kv_heads % self.size and self.size % config.num_kv_heads:

@@ -2,7 +2,8 @@
 
 embedding -> layers: [norm, QKV, rotate, attend, output] + [norm, gate and up, SiLU, down] -> norm -> logits -> token
 
-In a model of experts a router picks, token by token, which of them take the place of the layer's second half.
+In a model of experts a router picks, token by token, which of them take the place of the layer's second half. With
+latent attention the cache has one latent for each token in place of keys and values.
 """
 
 from typing import Protocol
@@ -14,8 +15,21 @@ from torch.nn.functional import embedding, linear, rms_norm
 from pdreal.model import operations
 from pdreal.model.config import ModelConfig
 from pdreal.model.experts import run_experts
+from pdreal.model.latent import LatentHeads
 from pdreal.model.parallel import TensorParallel
-from pdreal.model.weights import ExpertWeights, LayerWeights, MlpWeights, ModelWeights, WeightSource, load_weights
+from pdreal.model.weights import (
+    ExpertWeights,
+    GroupedWeights,
+    LatentWeights,
+    LayerWeights,
+    MlpWeights,
+    ModelWeights,
+    WeightSource,
+    load_weights,
+)
+
+_LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever config.json has for the others."""
 
 
 class Attend(Protocol):
@@ -23,6 +37,10 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query."""
+        ...
+
+    def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        """Attend to latents, [tokens, 1, rank | rotated]; in the values' width."""
         ...
 
 
@@ -37,7 +55,8 @@ class Transformer:
         self.dtype = weights.embedding.dtype
         self._weights = weights
         self._eps = config.llama.rms_norm_eps
-        self._angles = operations.rotary_angles(config.llama, config.head_dim, config.max_context_tokens, self.device)
+        rotated = config.head_dim if config.latent is None else config.latent.rope_dim
+        self._angles = operations.rotary_angles(config.llama, rotated, config.max_context_tokens, self.device)
 
     @classmethod
     def load(
@@ -76,15 +95,47 @@ class Transformer:
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        num_query, num_kv = self.num_query_heads, self.num_kv_heads
-        heads = linear(x, layer.qkv).view(len(x), -1, self.config.head_dim)
-        rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
-        rotated = operations.norm_rotate_(rotated, num_query, layer.head_norms, self._eps, self._angles, positions)
-        query, key = rotated.split((num_query, num_kv), dim=1)
-        attended = attend(index, query, key, value)
+        if isinstance(layer.attention, LatentWeights):
+            attended = self._latent_attention(index, layer.attention, x, positions, attend)
+        else:
+            attended = self._grouped_attention(index, layer.attention, x, positions, attend)
         return self.tp.sum_(linear(attended.flatten(1), layer.output))
+
+    def _grouped_attention(
+        self, index: int, weights: GroupedWeights, x: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        num_query, num_kv = self.num_query_heads, self.num_kv_heads
+        heads = linear(x, weights.qkv).view(len(x), -1, self.config.head_dim)
+        rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
+        rotated = operations.norm_rotate_(rotated, num_query, weights.head_norms, self._eps, self._angles, positions)
+        query, key = rotated.split((num_query, num_kv), dim=1)
+        return attend(index, query, key, value)
+
+    def _latent_attention(
+        self, index: int, weights: LatentWeights, x: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        low, rotated = weights.heads.rank, self._angles.shape[1]
+        into = linear(x, weights.into)
+        query, latent = into.tensor_split((into.shape[1] - low - rotated,), dim=1)
+        if weights.query is not None and (norm := weights.query_norm) is not None:
+            query = linear(rms_norm(query, norm.shape, norm, _LATENT_EPS), weights.query)
+        query = self._rotate(query.unflatten(1, (self.num_query_heads, -1)), positions)
+        norm = weights.latent_norm
+        latent = torch.cat((rms_norm(latent[:, :low], norm.shape, norm, _LATENT_EPS), latent[:, low:]), dim=1)
+        return attend.latent(index, query, self._rotate(latent[:, None], positions), weights.heads)
+
+    def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Rotate the last dimensions of each head."""
+        num_plain = heads.shape[-1] - self._angles.shape[1]
+        rotated = heads[..., num_plain:]
+        rotated = operations.norm_rotate_(rotated, heads.shape[1], None, self._eps, self._angles, positions)
+        return torch.cat((heads[..., :num_plain], rotated), dim=-1)
 
     def _mlp(self, mlp: MlpWeights | ExpertWeights, x: Tensor) -> Tensor:
         if isinstance(mlp, ExpertWeights):
-            return self.tp.sum_(run_experts(x, mlp))
-        return self.tp.sum_(linear(operations.silu_and_multiply(linear(x, mlp.gate_up)), mlp.down))
+            mixed = run_experts(x, mlp)
+            return self.tp.sum_(mixed if mlp.shared is None else mixed + self._gated(mlp.shared, x))
+        return self.tp.sum_(self._gated(mlp, x))
+
+    def _gated(self, mlp: MlpWeights, x: Tensor) -> Tensor:
+        return linear(operations.silu_and_multiply(linear(x, mlp.gate_up)), mlp.down)

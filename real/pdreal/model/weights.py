@@ -1,6 +1,5 @@
 """Weights of one rank: random by seed, or of a checkpoint. Each rank takes its part of the whole tensor."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -10,7 +9,10 @@ import torch
 from torch import Tensor
 
 from pdreal.model.config import ModelConfig, ModelError
+from pdreal.model.latent import LatentHeads
+from pdreal.model.operations import attention_scale
 from pdreal.model.parallel import TensorParallel
+from pdsim.system.model import GroupedRouting, LatentAttention
 
 
 class WeightSource(Protocol):
@@ -84,7 +86,7 @@ class MlpWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertWeights:
-    """Of all experts of a layer: each rank holds its part of every one."""
+    """All experts of a layer: each rank holds its part of every one."""
 
     router: Tensor
     """[experts, hidden]"""
@@ -93,6 +95,30 @@ class ExpertWeights:
     down: Tensor
     """[experts, hidden, inner]"""
     num_active: int
+    routing: GroupedRouting | None = None
+    bias: Tensor | None = None
+    """[experts] in fp32, which the choice alone knows."""
+    shared: MlpWeights | None = None
+    """Experts that see every token, as one MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedWeights:
+    qkv: Tensor
+    head_norms: tuple[Tensor, Tensor] | None
+    """Norms of query and key heads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentWeights:
+    into: Tensor
+    """[queries, or their latent | latent | rotated key, hidden]"""
+    query_norm: Tensor | None
+    """Of the queries' latent, if they have one."""
+    query: Tensor | None
+    """[heads * (plain | rotated), query rank]"""
+    latent_norm: Tensor
+    heads: LatentHeads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +126,7 @@ class LayerWeights:
     """Matrices are [outputs, inputs]; those with the same input are one."""
 
     input_norm: Tensor
-    qkv: Tensor
-    head_norms: tuple[Tensor, Tensor] | None
-    """Norms of query and key heads."""
+    attention: GroupedWeights | LatentWeights
     output: Tensor
     mlp_norm: Tensor
     mlp: MlpWeights | ExpertWeights
@@ -127,53 +151,109 @@ def load_weights(
     tp.check(config)
     shapes = config.parameters
 
-    def load(name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        tensor = source.whole(f"{name}.weight", shapes[f"{name}.weight"])
-        part = tensor[rows] if tensor.dim() == 1 else tensor[rows, columns]
-        return part.to(device, dtype, copy=True).contiguous()
-
+    load = _Loader(source, shapes, dtype, device)
     embedding = load("model.embed_tokens")
     vocabulary = tp.part(config.vocab_size)
     return ModelWeights(
         embedding=embedding,
-        layers=tuple(_load_layer(config, tp, load, f"model.layers.{i}") for i in range(config.num_layers)),
+        layers=tuple(_load_layer(config, tp, load, i) for i in range(config.num_layers)),
         norm=load("model.norm"),
         head=embedding[vocabulary] if config.tied_embeddings else load("lm_head", vocabulary),
     )
 
 
-def _load_layer(config: ModelConfig, tp: TensorParallel, load: Callable[..., Tensor], at: str) -> LayerWeights:
-    query = _rows(tp.part(config.num_query_heads), config.head_dim)
-    kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
+@dataclass(frozen=True)
+class _Loader:
+    source: WeightSource
+    shapes: dict[str, tuple[int, ...]]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __call__(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        tensor = self._whole(f"{name}.weight")
+        part = tensor[rows] if tensor.dim() == 1 else tensor[rows, columns]
+        return part.to(self.device, self.dtype, copy=True).contiguous()
+
+    def heads(self, name: str, num_heads: int, part: slice) -> Tensor:
+        """A matrix of heads, one under another: those of this part, [heads, rows of a head, inputs]."""
+        whole = self._whole(f"{name}.weight")
+        return whole.view(num_heads, -1, whole.shape[1])[part].to(self.device, self.dtype)
+
+    def bias(self, name: str) -> Tensor:
+        return self._whole(name).to(self.device, torch.float32, copy=True)
+
+    def _whole(self, name: str) -> Tensor:
+        return self.source.whole(name, self.shapes[name])
+
+
+def _load_layer(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int) -> LayerWeights:
+    at = f"model.layers.{index}"
     attention = f"{at}.self_attn"
     return LayerWeights(
         input_norm=load(f"{at}.input_layernorm"),
-        qkv=torch.cat(
-            [load(f"{attention}.q_proj", query), load(f"{attention}.k_proj", kv), load(f"{attention}.v_proj", kv)]
-        ),
-        head_norms=(load(f"{attention}.q_norm"), load(f"{attention}.k_norm")) if config.llama.qk_norm else None,
-        output=load(f"{attention}.o_proj", columns=query),
+        attention=_load_grouped(config, tp, load, attention)
+        if config.latent is None
+        else _load_latent(config, config.latent, tp, load, attention),
+        output=load(f"{attention}.o_proj", columns=tp.part(config.output_inputs)),
         mlp_norm=load(f"{at}.post_attention_layernorm"),
-        mlp=_load_mlp(config, tp, load, f"{at}.mlp"),
+        mlp=_load_mlp(config, tp, load, index),
     )
 
 
-def _load_mlp(
-    config: ModelConfig, tp: TensorParallel, load: Callable[..., Tensor], at: str
-) -> MlpWeights | ExpertWeights:
-    inner = tp.part(config.inner_size)
+def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: str) -> GroupedWeights:
+    query = _rows(tp.part(config.num_query_heads), config.head_dim)
+    kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
+    parts = load(f"{at}.q_proj", query), load(f"{at}.k_proj", kv), load(f"{at}.v_proj", kv)
+    norms = (load(f"{at}.q_norm"), load(f"{at}.k_norm")) if config.llama.qk_norm else None
+    return GroupedWeights(qkv=torch.cat(parts), head_norms=norms)
 
-    def gate_up(at: str) -> Tensor:
-        return torch.cat([load(f"{at}.gate_proj", inner), load(f"{at}.up_proj", inner)])
 
-    if config.experts is None:
-        return MlpWeights(gate_up=gate_up(at), down=load(f"{at}.down_proj", columns=inner))
-    experts = [f"{at}.experts.{i}" for i in range(config.experts.num_experts)]
+def _load_latent(
+    config: ModelConfig, latent: LatentAttention, tp: TensorParallel, load: _Loader, at: str
+) -> LatentWeights:
+    """Checkpoints rotate neighbours, and we halves: rows are put in that order once."""
+    heads, rank = config.num_query_heads, config.llama.query_rank
+    part = tp.part(heads)
+    query = _halved(load.heads(f"{at}.q_b_proj" if rank else f"{at}.q_proj", heads, part), latent.nope_dim).flatten(
+        0, 1
+    )
+    into = load(f"{at}.q_a_proj") if rank else query
+    of_latent = _halved(load(f"{at}.kv_a_proj_with_mqa")[None], latent.kv_lora_rank)[0]
+    keys, values = load.heads(f"{at}.kv_b_proj", heads, part).split((latent.nope_dim, latent.value_dim), dim=1)
+    return LatentWeights(
+        into=torch.cat((into, of_latent)),
+        query_norm=load(f"{at}.q_a_layernorm") if rank else None,
+        query=query if rank else None,
+        latent_norm=load(f"{at}.kv_a_layernorm"),
+        heads=LatentHeads(keys.contiguous(), values.contiguous(), attention_scale(config.llama, latent)),
+    )
+
+
+def _halved(heads: Tensor, num_plain: int) -> Tensor:
+    """Behind the plain rows of each head, rotated rows 0, 2, 4, ... and then 1, 3, 5, ..."""
+    return torch.cat((heads[:, :num_plain], heads[:, num_plain::2], heads[:, num_plain + 1 :: 2]), dim=1)
+
+
+def _load_mlp(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int) -> MlpWeights | ExpertWeights:
+    at = f"model.layers.{index}.mlp"
+
+    def mlp(at: str, inner_size: int) -> MlpWeights:
+        inner = tp.part(inner_size)
+        gate_up = torch.cat([load(f"{at}.gate_proj", inner), load(f"{at}.up_proj", inner)])
+        return MlpWeights(gate_up=gate_up, down=load(f"{at}.down_proj", columns=inner))
+
+    if config.experts is None or index < config.num_dense_layers:
+        return mlp(at, config.llama.intermediate_size)
+    inner_size, routing = config.experts.intermediate_size, config.llama.routing
+    experts = [mlp(f"{at}.experts.{i}", inner_size) for i in range(config.experts.num_experts)]
     return ExpertWeights(
         router=load(f"{at}.gate"),
-        gate_up=torch.stack([gate_up(expert) for expert in experts]),
-        down=torch.stack([load(f"{expert}.down_proj", columns=inner) for expert in experts]),
+        gate_up=torch.stack([expert.gate_up for expert in experts]),
+        down=torch.stack([expert.down for expert in experts]),
         num_active=config.experts.num_active,
+        routing=routing,
+        bias=load.bias(f"{at}.gate.e_score_correction_bias") if routing else None,
+        shared=mlp(f"{at}.shared_experts", routing.num_shared * inner_size) if routing else None,
     )
 
 
