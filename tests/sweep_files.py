@@ -8,6 +8,7 @@ page_size: 4
 prefill: {gpu: h100, pool_tokens: 4096}
 decode: {gpu: h100, pool_tokens: 4096}
 router: round_robin
+cost: roofline
 workload: {use: random_lengths, num_requests: 20, input_tokens: 60, output_tokens: {use: uniform, low: 2, high: 9}}
 client: {use: open_loop, arrivals: {use: poisson, rate: 20/s}}
 """

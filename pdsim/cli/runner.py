@@ -13,6 +13,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import told
 from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
+from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import (
     SCENARIO,
@@ -24,7 +25,7 @@ from pdsim.metrics.run_folder import (
 )
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.schema import Scenario
+from pdsim.scenario.schema import ENDS, Scenario
 from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
@@ -32,8 +33,6 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.system.catalog import names
 from pdsim.workload.client_driver import ClosedLoop
 
-INTERVAL_METRICS = ("request_throughput", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-"""Metrics that are reported at both ends of a run's cost."""
 _RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
 
@@ -61,7 +60,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.ends and not interrupted and not scenario.foreign_setup:
+    if loaded.uncertain and not interrupted:
         summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
@@ -70,14 +69,13 @@ def run_scenario(
 
 
 def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) -> dict[str, list[float]]:
-    """Least and most of each metric, over the run and both ends of its cost."""
+    """Least and most of each metric, over the run and both ends of its times."""
     summaries = [summary]
-    for which, end in zip(("fastest", "slowest"), scenario.ends, strict=True):
+    for which, end in zip(ENDS, scenario.ends, strict=True):
         cluster = build(end)
         with progress_over(f"{scenario.name}, {which}", len(cluster.requests), quiet=quiet) as advance:
             summaries.append(Simulation(cluster, Observation(progress=advance)).run().summary())
-    values = {metric: [float(one[metric]) for one in summaries] for metric in INTERVAL_METRICS}
-    return {metric: [min(found), max(found)] for metric, found in values.items()}
+    return ranges(summaries)
 
 
 def obtain_runs(

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, print_json
+from pdsim.study.sweep_file import NUM_RANGES
 
 
 def sweep(
@@ -17,6 +18,9 @@ def sweep(
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
     engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
+    ranges: Annotated[
+        int, Parameter(help="So many points, the best first, are simulated at their fastest and slowest, too.")
+    ] = NUM_RANGES,
     set_: Set = None,
     json_: Json = False,
 ) -> None:
@@ -33,7 +37,9 @@ def sweep(
 
     try:
         with progress_over("sweeping", None, quiet=json_) as advance:
-            result = run_sweep(sweep, out=out, changes=set_ or (), jobs=jobs, engine=engine, progress=advance)
+            result = run_sweep(
+                sweep, out=out, changes=set_ or (), jobs=jobs, engine=engine, ranges=ranges, progress=advance
+            )
     except KeyboardInterrupt:
         print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
         raise SystemExit(130) from None

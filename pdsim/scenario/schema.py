@@ -1,7 +1,7 @@
 """The fields of a scenario. Names and defaults are SGLang's where it has them; `pdsim.schema.json` is made of this."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -28,6 +28,7 @@ from pdsim.scenario.component import Component, component_name
 from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
 from pdsim.scenario.profile import MeasuredSettings, Setup, cost_by_role, front_end_of_profile, network_of_profile
+from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.acceptance import Acceptance
@@ -299,6 +300,12 @@ experiments/default-cost. A prompt waits for it, and the next is not held up."""
 
 Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
 
+End = Literal["fastest", "slowest"]
+ENDS: tuple[End, ...] = get_args(End)
+Group = Literal["prefill", "decode", "outside"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Times that are off together: forwards, decode steps, and those outside the GPUs."""
+
 
 class CostChoice(Section):
     """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
@@ -336,32 +343,30 @@ class CostChoice(Section):
         sizes = self.graph_sizes
         if isinstance(sizes, tuple) and (not sizes or min(sizes) < 1):
             raise ValueError(f"graph_sizes are batch sizes, at least one and each at least 1, found {list(sizes)}")
-        if (self.prefill_interval is None) != (self.decode_interval is None):
-            raise ValueError("prefill_interval and decode_interval: one needs the other")
         return self
 
+    def at(self, corner: "Mapping[Group, End]") -> "CostChoice":
+        """This cost with roles at an end of their interval, where they have one."""
+        update: dict[str, Any] = {}
+        for role, end in corner.items():
+            if role != "outside" and (ends := self._ends(role)):
+                update |= {role: ends[ENDS.index(end)], f"{role}_interval": None}
+        return self.model_copy(update=update)
+
     @property
-    def ends(self) -> "tuple[CostChoice, ...]":
-        """The fastest and the slowest cost; none where steps take what they take."""
-        prefill = _ends(self.prefill, self.prefill_interval)
-        decode = _ends(self.decode, self.decode_interval)
-        exact = {"prefill_interval": None, "decode_interval": None}
-        fast, slow = (
-            self.model_copy(update={"prefill": one, "decode": other, **exact})
-            for one, other in zip(prefill, decode, strict=True)
-        )
-        return () if fast == slow else (fast, slow)
+    def uncertain(self) -> "tuple[Group, ...]":
+        """Roles whose times have an interval."""
+        return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
+
+    def _ends(self, role: str) -> "Interval | None":
+        settings = getattr(self, role)
+        found: Interval | None = getattr(self, f"{role}_interval")
+        return settings.ends if found is None and isinstance(settings, Kernels) else found
 
     @property
     def is_of_kernels(self) -> bool:
         """True if no server was measured."""
         return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)
-
-
-def _ends(settings: CostSettings, interval: tuple[CostSettings, CostSettings] | None) -> tuple[CostSettings, ...]:
-    if interval is not None:
-        return interval
-    return settings.ends if isinstance(settings, Kernels) else (settings, settings)
 
 
 def a_name(value: Any) -> Any:
@@ -379,6 +384,15 @@ def by_role(value: Any) -> Any:
         beside = {"measured": value["measured"]} if "measured" in value else {}
         return {"prefill": one, "decode": one, **beside}
     return {"prefill": value, "decode": value} if isinstance(value, str) else value
+
+
+def of_all_groups(value: Any) -> Any:
+    """Lets one end stand for all groups of times."""
+    if not isinstance(value, str):
+        return value
+    if value not in ENDS:
+        raise ValueError(f"no end {value!r}{did_you_mean(value, ENDS)}; there are {' and '.join(ENDS)}")
+    return dict.fromkeys(GROUPS, value)
 
 
 class OrShort:
@@ -399,7 +413,7 @@ class Pair(NamedTuple):
     decode: DecodeSettings
 
 
-SHORTHANDS = {"router": by_role, "cost": by_role}
+SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups}
 """Fields that a plain value may stand for."""
 
 Engine = Literal["sglang", "vllm"]
@@ -500,6 +514,8 @@ class Scenario(Section):
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
+    corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
+    """Groups of times at an end of their range, where no server was measured: `slowest`, or {prefill: slowest}."""
     workload: Annotated[Workload, Component()]
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     priorities: dict[str, int] = Field(default={})
@@ -577,14 +593,33 @@ class Scenario(Section):
         )
 
     @property
+    def uncertain(self) -> tuple[Group, ...]:
+        """Groups of times that have a range; none where all were measured, or on another setup."""
+        outside: tuple[Group, ...] = ("outside",) if self._is_of_usual_front_end else ()
+        found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
+        return found if found and not self.foreign_setup else ()
+
+    @property
     def ends(self) -> "tuple[Scenario, ...]":
         """This scenario at its fastest and at its slowest; none where its times are certain."""
-        is_usual = self.cost.is_of_kernels and self.front_end in (None, FRONT_END)
-        front_ends = FRONT_END_ENDS if is_usual else (self.front_end, self.front_end)
-        return tuple(
-            self.model_copy(update={"cost": cost, "front_end": front_end})
-            for cost, front_end in zip(self.cost.ends, front_ends, strict=False)
-        )
+        return tuple(self.at({**dict.fromkeys(GROUPS, end), **(self.corner or {})}) for end in ENDS if self.uncertain)
+
+    def at(self, corner: Mapping[Group, End]) -> "Scenario":
+        return self.model_copy(update={"corner": dict(corner)})
+
+    @property
+    def at_corner(self) -> "Scenario":
+        """This scenario with its corner's times in place of the best known, and no corner any more."""
+        if not self.corner:
+            return self
+        update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}
+        if "outside" in self.corner and self._is_of_usual_front_end:
+            update["front_end"] = FRONT_END_ENDS[ENDS.index(self.corner["outside"])]
+        return self.model_copy(update=update)
+
+    @property
+    def _is_of_usual_front_end(self) -> bool:
+        return self.cost.is_of_kernels and self.front_end in (None, FRONT_END)
 
     @property
     def device(self) -> str:
@@ -615,7 +650,7 @@ class Scenario(Section):
         setup = self.foreign_setup
         outside = ", ".join([*setup, *cost.measured.exceeded(steps)])
         if outside:
-            interval = "; its interval is left out" if setup and cost.ends else ""
+            interval = "; its interval is left out" if setup and cost.uncertain else ""
             return [f"cost: {cost.measured}; this run: {outside}: outside{interval}"]
         is_certain = cost.measured.model is not None and cost.measured.scaled_from is None
         return [] if is_certain else [f"cost: {cost.measured}"]

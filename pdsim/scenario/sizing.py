@@ -111,6 +111,7 @@ def attention_waves(scenario: Scenario, role: Role) -> AttentionWaves | None:
 
 def resolve(scenario: Scenario) -> Scenario:
     """Fill in every default that follows from model and GPU."""
+    scenario = scenario.at_corner
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
     front_end = scenario.front_end or (FRONT_END if scenario.cost.is_of_kernels else FrontEndSettings())
     update: dict[str, Any] = {"health": health, "front_end": front_end}

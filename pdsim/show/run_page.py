@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from pdsim.metrics.explain import mean_parts_ms, stage_times
+from pdsim.metrics.ranges import Ranges, between
+from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
@@ -60,6 +62,11 @@ class ReportedRun:
     @property
     def num_gpus(self) -> int | None:
         return None if self.scenario is None else self.scenario.num_gpus
+
+    @property
+    def ranges(self) -> Ranges:
+        found: Ranges = self.summary.get("pdsim", {}).get("interval") or {}
+        return found
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -158,16 +165,21 @@ def _subtitle(run: ReportedRun) -> str:
 
 def _cards(run: ReportedRun) -> list[Card]:
     """Cards of what is known: another tool may not report all."""
-    summary = run.summary
+    summary, ranged = run.summary, run.ranges
     cards = []
     if "request_throughput" in summary:
-        cards.append(Card("throughput", f"{summary['request_throughput']:,.2f}", "requests/s"))
+        note = between("request_throughput", ranged, "requests/s")
+        cards.append(Card("throughput", f"{summary['request_throughput']:,.2f}", note))
     if "output_throughput" in summary:
-        cards.append(Card("output", f"{run.output_rate:,.0f}", run.per_gpu.removeprefix("output ")))
+        per_gpu = {name: [end / (run.num_gpus or 1) for end in ends] for name, ends in ranged.items()}
+        note = between("output_throughput", per_gpu, run.per_gpu.removeprefix("output "))
+        cards.append(Card("output", f"{run.output_rate:,.0f}", note))
     for title, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "e2e_latency")):
         median, p99 = summary.get(f"median_{name}_ms"), summary.get(f"p99_{name}_ms")
         if median is not None:
-            cards.append(Card(title, _time(median), "median" if p99 is None else f"median; p99 {_time(p99)}"))
+            notes = [between(f"median_{name}_ms", ranged, "median")]
+            notes += [] if p99 is None else [between(f"p99_{name}_ms", ranged, f"p99 {_time(p99)}")]
+            cards.append(Card(title, _time(median), "; ".join(notes)))
     return cards
 
 
@@ -303,7 +315,7 @@ def _parity_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:
-    rows = []
+    rows, ranged = [], [run for run in runs if run.ranges]
     for row, values in rows_to_show(run.summary for run in runs):
         title, texts = row.cells(values)
         cells = [Cell(title), Cell(texts[0], values[0])]
@@ -311,10 +323,12 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
             difference = row.difference(value, values[0])
             tone = {True: "good", False: "bad", None: ""}[difference.is_better]
             cells += [Cell(text, value), Cell(difference.text, value, tone)]
+        cells += [Cell(shown_range(row, run.ranges)) for run in ranged]
         rows.append(cells)
     columns = ["", runs[0].name]
     for run in runs[1:]:
         columns += [run.name, f"to {runs[0].name}"]
+    columns += ["range" if len(runs) == 1 else f"range of {run.name}" for run in ranged]
     return Table("Summary", columns, rows)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.fields import DURATION
-from pdsim.show.tables import new_console, new_table, print_first_that_fits
+from pdsim.show.tables import new_console, new_table, print_first_that_fits, print_ranges
 from pdsim.study.plan import shown
 from pdsim.study.planning.plan import Plan
 from pdsim.study.questions.answer import Answer
@@ -101,6 +101,7 @@ def print_sweep(result: SweepResult) -> None:
         _print(console, title, best, name, slo)
     if not result.slos:
         _print(console, counted(len(result.points), "point"), [point for point in result.points if not point.error])
+    print_ranges({str(point.number): point.ranges for point in result.points}, _POINT)
     for reason, count in _failures(result.points).most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
     runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
@@ -118,8 +119,10 @@ def _print(
     more = f", {_MOST} of them shown" if num_more > 0 else ""
     percentile = _percentile(wanted)
 
-    def table(*left_out: str) -> Table:
+    def table(*left_out: str, is_tight: bool = False) -> Table:
         made = new_table(title + more)
+        if is_tight:
+            made.padding = (0, 1, 0, 0)
         rows = [_cells(point, fields, slo, wanted, percentile) for point in points]
         columns = [column for column in rows[0] if column not in left_out] if rows else []
         for column in columns:
@@ -128,7 +131,9 @@ def _print(
             made.add_row(*(row[column] for column in columns))
         return made
 
-    print_first_that_fits(console, table, partial(table, _RATE), partial(table, _RATE, _GPUS, _POINT))
+    sizes = ((), (_RATE,), (_RATE, _GPUS))
+    tight = (partial(table, *left_out, is_tight=True) for left_out in (*sizes[1:], (_RATE, _GPUS, _POINT)))
+    print_first_that_fits(console, *(partial(table, *left_out) for left_out in sizes), *tight)
 
 
 def _cells(

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from pdsim.metrics.ranges import RANGED, between
+from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
 from pdsim.study.plan import described, shown
-from pdsim.study.result import Estimate, PointResult, SweepResult
+from pdsim.study.result import Estimate, PointResult, SweepResult, rate_per_gpu
 
 _LOADS = ("client.concurrency", "client.arrivals.rate")
 _PREFILL, _DECODE = "prefill.instances", "decode.instances"
@@ -43,7 +45,7 @@ def sweep_page(result: SweepResult) -> Page:
         detail=_detail(result, points),
         cards=_cards(result, points),
         figures=figures,
-        tables=[_table(result, points)] if points else [],
+        tables=[_table(result, points), *_range_table(points)] if points else [],
         warnings=[*result.warnings, *_failures(result.points)],
         setup=setup_sentence([point.replications[0].scenario for point in points]),
         differences=_swept(points) if points else None,
@@ -81,24 +83,35 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
     """The best point by the first SLO, or by requests per GPU."""
-    return result.best(next(iter(result.slos)))[0] if result.slos else max(points, key=_rate_per_gpu)
+    return result.best(next(iter(result.slos)))[0] if result.slos else max(points, key=rate_per_gpu)
 
 
 def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:
     if not points:
         return []
     best = _best(result, points)
-    cards = [_card(f"goodput, {slo}", best.goodput_per_gpu(slo), "requests/s per GPU") for slo in result.slos]
-    cards.append(_card("output", _per_gpu(best.metric("output_throughput"), best), "tokens/s per GPU"))
+    cards = []
+    for slo in result.slos:
+        at_ends = [point.goodput_per_gpu(slo).mean for point in (best, *best.ends) if not point.error]
+        ranged = between(slo, {slo: [min(at_ends), max(at_ends)]} if best.ends else {})
+        cards.append(_card(f"goodput, {slo}", best.goodput_per_gpu(slo), "requests/s per GPU", ranged))
+    output = _per_gpu(best.metric("output_throughput"), best)
+    cards.append(_card("output", output, "tokens/s per GPU", _range_per_gpu(best, "output_throughput")))
     if not best.is_saturated:
-        cards += [_card(f"TTFT {p}", best.metric(f"{name}_ttft_ms"), "ms") for name, p in _SHOWN_STATISTICS.items()]
-        cards += [_card(f"TPOT {p}", best.metric(f"{name}_tpot_ms"), "ms") for name, p in _SHOWN_STATISTICS.items()]
+        for time in ("ttft", "tpot"):
+            for name, p in _SHOWN_STATISTICS.items():
+                field = f"{name}_{time}_ms"
+                cards.append(_card(f"{time.upper()} {p}", best.metric(field), "ms", between(field, best.ranges)))
     return [*cards, Card("GPUs", str(best.num_gpus), f"point {best.number}")]
 
 
-def _card(title: str, value: Estimate, unit: str) -> Card:
+def _card(title: str, value: Estimate, unit: str, ranged: str = "") -> Card:
     half = "" if value.half_width is None else f" ± {significant(value.half_width)}"
-    return Card(title, significant(value.mean), unit + half)
+    return Card(title, significant(value.mean), unit + half + (f", {ranged}" if ranged else ""))
+
+
+def _range_per_gpu(point: PointResult, field: str) -> str:
+    return between(field, {name: [end / point.num_gpus for end in ends] for name, ends in point.ranges.items()})
 
 
 def _per_gpu(value: Estimate, point: PointResult) -> Estimate:
@@ -164,10 +177,6 @@ def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
         value = _labelled(point).get(field)
         name.append(f"{field} {shown(value)}" if field == _RATIO else f"{field.split('.')[-1]} {shown(value)}")
     return ", ".join(name)
-
-
-def _rate_per_gpu(point: PointResult) -> float:
-    return point.metric("request_throughput").mean / point.num_gpus
 
 
 def _output_per_gpu(point: PointResult) -> float:
@@ -284,7 +293,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
     rows, columns = (fields[field] for field in pair)
     found = []
     for slo in result.slos or ("",):
-        value = partial(_goodput, slo=slo) if slo else _rate_per_gpu
+        value = partial(_goodput, slo=slo) if slo else rate_per_gpu
         values = [[_best_of(points, {pair[0]: a, pair[1]: b}, value) for b in columns] for a in rows]
         what = f"Goodput for {slo}" if slo else "Throughput"
         figure = heat_map(
@@ -320,7 +329,7 @@ def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[st
     measures: dict[str, Value] = {
         f"goodput for {first}" if first else "requests/s per GPU": partial(_goodput, slo=first)
         if first
-        else _rate_per_gpu,
+        else rate_per_gpu,
         "p99 TTFT": lambda point: point.metric("p99_ttft_ms").mean,
         "mean TPOT": lambda point: point.metric("mean_tpot_ms").mean,
     }
@@ -402,6 +411,18 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
     return Table("Points", columns, rows, "Means, with 95 % confidence intervals where there are several seeds.")
 
 
+def _range_table(points: Sequence[PointResult]) -> list[Table]:
+    """Of the points whose ends were simulated."""
+    rows = [
+        [cell(point.number, "d"), *(Cell(shown_range(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
+        for point in points
+        if point.ranges
+    ]
+    columns = ["point", *(row.cells([])[0] for row in RANGED)]
+    caption = "Of the best points, between the fastest and the slowest server that each may be."
+    return [Table("Ranges", columns, rows, caption)] if rows else []
+
+
 def _row(result: SweepResult, point: PointResult, fields: Sequence[str]) -> list[Cell]:
     row = [cell(point.number, "d")]
     for field in fields:
@@ -412,7 +433,7 @@ def _row(result: SweepResult, point: PointResult, fields: Sequence[str]) -> list
         share = point.attainment(slo)
         row.append(_estimate(point.goodput_per_gpu(slo)))
         row.append(Cell(f"{share.mean:.1%}", share.mean, "good" if point.meets(slo, wanted) else "bad"))
-    row.append(cell(_rate_per_gpu(point)))
+    row.append(cell(rate_per_gpu(point)))
     latencies = [point.metric(name) for name in ("p99_ttft_ms", "p99_tpot_ms")]
     row += [cell(None) if point.is_saturated else _estimate(latency) for latency in latencies]
     hits = cell(point.metric("prefill_cache_hit_rate").mean, ".1%")

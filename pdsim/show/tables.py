@@ -1,6 +1,7 @@
 """Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from os import environ
 from textwrap import wrap
 from typing import Any
@@ -13,9 +14,10 @@ from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.scale.scaling import Scaling
 from pdsim.calibration.validate.case import ArmErrors
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
+from pdsim.metrics.ranges import HEADLINES, RANGED, Ranges
+from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary_rows import (
-    SUMMARY_ROWS,
     Difference,
     counted,
     in_unit,
@@ -68,20 +70,31 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
+    """A run that is alone has its range beside it."""
     first = next(iter(summaries))
     shown = [first, *others]
+    interval = _interval(summaries[first]) if len(summaries) == 1 else {}
     table = new_table("", "")
     for i, name in enumerate(shown):
         table.add_column(_folded(name), justify="right", vertical="bottom")
         if i:
             table.add_column("", justify="right")
+    if interval:
+        table.add_column("range", justify="right", vertical="bottom")
     for row, values in rows_to_show(summaries[name] for name in shown):
-        title, cells = row.cells(values)
+        title, cells = row.cells([*values, *interval.get(row.field, ())])
         line = [title, cells[0]]
-        for value, cell in zip(values[1:], cells[1:], strict=True):
+        for value, cell in zip(values[1:], cells[1 : len(values)], strict=True):
             line += [cell, _colored(row.difference(value, values[0]))]
+        if interval:
+            line.append(shown_range(row, interval, *values))
         table.add_row(*line)
     return table
+
+
+def _interval(summary: Mapping[str, Any]) -> Ranges:
+    found: Ranges = summary.get("pdsim", {}).get("interval") or {}
+    return found
 
 
 def _colored(difference: Difference) -> str:
@@ -91,17 +104,33 @@ def _colored(difference: Difference) -> str:
     return f"[{color}]{difference.text}[/{color}]"
 
 
-def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints between what each metric of runs lies whose cost has an interval."""
-    told = {name: found for name, summary in summaries.items() if (found := summary.get("pdsim", {}).get("interval"))}
-    if not told:
+def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
+    """Prints between what runs lie whose times nobody measured: the fewer the numbers, the less room there is."""
+    known = {name: found for name, found in intervals.items() if found}
+    if not known:
         return
-    table = new_table("between the fastest and the slowest cost", "run", "metric", "least", "most")
-    for name, interval in told.items():
-        for i, row in enumerate(row for row in SUMMARY_ROWS if row.field in interval):
-            title, cells = row.cells(interval[row.field])
-            table.add_row("" if i else name, title, *cells)
-    new_console().print(table)
+    rows = [row for row in RANGED if all(row.field in found for found in known.values())]
+
+    def table(fields: Collection[str]) -> Table:
+        made = new_table("between the fastest and the slowest cost", what)
+        shown = [row for row in rows if row.field in fields]
+        ends = {row.field: [end for found in known.values() for end in found[row.field]] for row in shown}
+        for row in shown:
+            made.add_column("\n".join(row.cells(ends[row.field])[0].rsplit(" ", 1)), justify="right")
+        for name, found in known.items():
+            made.add_row(_folded(name), *(shown_range(row, found, *ends[row.field]) for row in shown))
+        return made
+
+    sizes = (HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))
+    print_first_that_fits(
+        new_console(), partial(table, [row.field for row in rows]), *(partial(table, few) for few in sizes)
+    )
+
+
+def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Ranges of runs side by side; one alone has its own in the table of its numbers."""
+    if len(summaries) > 1:
+        print_ranges({name: _interval(summary) for name, summary in summaries.items()})
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:

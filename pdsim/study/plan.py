@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
+from pdsim.scenario.schema import ENDS, GROUPS
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.design import Changes
 from pdsim.study.identity import Identifier, identity_of_impossible, key_of
@@ -33,6 +34,8 @@ class Point:
     changes: Changes
     tasks: dict[int, Task]
     """Tasks by seed."""
+    end: str = ""
+    """End of the times that nobody measured, at which it is simulated; empty: at their best known."""
 
 
 class Planner:
@@ -62,6 +65,19 @@ class Planner:
         if self._first_error is not None and not self._any_is_possible:
             raise ConfigError(f"{self._where}: no point is possible; the first: {self._first_error}")
         return planned
+
+    def at_ends(self, point: Point) -> list[Point]:
+        """The point at its fastest and at its slowest; none where its times are certain."""
+        task = next(iter(point.tasks.values()))
+        if not parse_scenario(task.data, base=self._base).uncertain:
+            return []
+        return [self._at_end(point, end) for end in ENDS]
+
+    def _at_end(self, point: Point, end: str) -> Point:
+        changes = {**point.changes, **{f"corner.{group}": end for group in GROUPS}}
+        where = f"{self._where}, point {point.number}, {end}"
+        tasks = {seed: self._task(changes, seed, where) for seed in point.tasks}
+        return Point(point.number, point.changes, tasks, end)
 
     def _point(self, changes: Changes) -> Point:
         fields = json.dumps(changes, sort_keys=True, default=str)

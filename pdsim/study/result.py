@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from math import atan, cos, pi, sin, sqrt
@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from pdsim.metrics.ranges import Ranges, ranges
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.scenario.schema import ENDS
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.compute import metrics
 from pdsim.study.design import Changes
@@ -114,6 +116,8 @@ class PointResult:
     number: int
     changes: Changes
     replications: Sequence[Replication]
+    ends: "Sequence[PointResult]" = ()
+    """The same at its fastest and its slowest, where no server was measured and the sweep looked for it."""
 
     @property
     def error(self) -> str:
@@ -138,6 +142,16 @@ class PointResult:
         """A number of the summary, such as p99_ttft_ms. The point has a result."""
         return estimate([r.row[name] for r in self.replications])
 
+    @property
+    def ranges(self) -> Ranges:
+        """Least and most of the means, over the point and its ends."""
+        return ranges([point.means for point in (self, *self.ends)]) if self.ends else {}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Of the numbers that it has; none of one without a result."""
+        return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
+
     def attainment(self, slo: str) -> Estimate:
         return estimate([r.slos[slo].attainment for r in self.replications])
 
@@ -160,7 +174,8 @@ class PointResult:
         }
         numbers = {name: self.metric(name)._asdict() for name in metrics() if self._has(name)}
         told = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
-        return {**head, **told, "slos": slos, "metrics": numbers}
+        ranged = {"ranges": self.ranges} if self.ends else {}
+        return {**head, **told, "slos": slos, "metrics": numbers, **ranged}
 
     def _has(self, name: str) -> bool:
         return all(r.row[name] is not None for r in self.replications)
@@ -174,10 +189,10 @@ class SweepResult:
     folder: Path
     points: Sequence[PointResult]
     slos: Mapping[str, SloSettings]
-    num_computed: int
-    num_kept: int
+    num_computed: int = 0
+    num_kept: int = 0
     """Runs that were in the folder before."""
-    num_damaged: int
+    num_damaged: int = 0
     """Runs that were there and could not be read: a sweep computes them again, a reader leaves their points out."""
 
     @property
@@ -201,14 +216,24 @@ class SweepResult:
 
         return sorted((point for point in self.points if not point.error), key=rank)
 
+    def leading(self, count: int) -> list[PointResult]:
+        """So many of each SLO, the best first; without SLOs those with the most requests per GPU."""
+        if self.slos:
+            return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
+        return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]
+
     @property
     def table(self) -> Any:
         """A pandas DataFrame with a row for each point and seed: the sweep's fields, and the columns of the shards.
 
+        Points with a range have its ends beside their numbers: mean_ttft_ms_least and mean_ttft_ms_most.
+
         Raises PandasMissingError without pandas.
         """
         rows = [
-            {"point": point.number, **point.changes, **run.row} for point in self.points for run in point.replications
+            {"point": point.number, **point.changes, **run.row, **_columns(point.ranges)}
+            for point in self.points
+            for run in point.replications
         ]
         return load_pandas().DataFrame(rows)
 
@@ -223,6 +248,18 @@ class SweepResult:
             "best": {slo: [point.number for point in self.best(slo)] for slo in self.slos},
             "points": [point.to_json() for point in self.points],
         }
+
+
+def _columns(found: Ranges) -> dict[str, float]:
+    return {
+        f"{name}_{end}": value
+        for name, ends in found.items()
+        for end, value in zip(("least", "most"), ends, strict=True)
+    }
+
+
+def rate_per_gpu(point: PointResult) -> float:
+    return point.metric("request_throughput").mean / point.num_gpus
 
 
 def read_point(store: Store, point: Point, slos: Mapping[str, SloSettings]) -> PointResult:
@@ -278,19 +315,27 @@ def read_sweep(folder: Path) -> SweepResult:
         rows = parquet.read_table(folder / PLAN).to_pylist()
     except (pa.ArrowException, ValueError, KeyError, TypeError) as broken:
         raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
-    keys: dict[int, list[str]] = {}
+    keys: dict[tuple[int, str], list[str]] = {}
     changes: dict[int, Changes] = {}
     for row in rows:
         number = row.pop("point")
-        keys.setdefault(number, []).append(row.pop("key"))
+        keys.setdefault((number, row.pop("range_end", "")), []).append(row.pop("key"))
         changes[number] = _changes(row)
     found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
-    computed = [number for number in keys if not {found[key] for key in keys[number]} & {None, DAMAGED}]
+    computed = {
+        at: PointResult(at[0], changes[at[0]], replications(store, keys[at], slos))
+        for at in keys
+        if not {found[key] for key in keys[at]} & {None, DAMAGED}
+    }
     if not computed:
         raise ConfigError(f"{folder} has no point that is computed: start its sweep again")
-    points = [PointResult(n, changes[n], replications(store, keys[n], slos)) for n in computed]
+    points = [
+        replace(point, ends=[computed[n, one] for one in ENDS] if all((n, one) in computed for one in ENDS) else ())
+        for (n, end), point in computed.items()
+        if not end
+    ]
     num_damaged = sum(status == DAMAGED for status in found.values())
-    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[n]) for n in computed), num_damaged)
+    return SweepResult(head["name"], folder, points, slos, 0, sum(len(keys[at]) for at in computed), num_damaged)
 
 
 def _changes(row: Mapping[str, Any]) -> Changes:

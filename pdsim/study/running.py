@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from pdsim.metrics.run_folder import require_out
@@ -13,7 +14,7 @@ from pdsim.study.plan import Planner, Point, Task
 from pdsim.study.result import PointResult, SweepResult, read_point
 from pdsim.study.search import load_optuna, search
 from pdsim.study.store import DAMAGED, Store
-from pdsim.study.sweep_file import load_sweep
+from pdsim.study.sweep_file import NUM_RANGES, load_sweep
 
 _COMPUTED_AGAIN = (None, "crashed", DAMAGED)
 """A worker may have died for other reasons than its point."""
@@ -29,6 +30,7 @@ def sweep(
     changes: Sequence[str] = (),
     jobs: int | None = None,
     engine: str = "pool",
+    ranges: int = NUM_RANGES,
     progress: Progress | None = None,
 ) -> SweepResult:
     """Compute the points of a sweep file that its folder does not have, and read them all.
@@ -39,6 +41,7 @@ def sweep(
         changes: Of the base scenario, as "dotted.path=value".
         jobs: Processes of the pool; None: one for each CPU.
         engine: pool, here (this process), ray or ray:ADDRESS.
+        ranges: So many points, the best first, are simulated at their fastest and slowest, too.
         progress: Told after each run.
 
     Raises ConfigError before anything runs if file, fields or values are wrong. A point that no cluster can be, or
@@ -71,7 +74,14 @@ def sweep(
                 return [read_point(store, point, file.slos) for point in found]
 
             search(file.search, slo, file.slos[slo], evaluate)
-    results = [read_point(store, point, file.slos) for point in planner.points]
+        results = [read_point(store, point, file.slos) for point in planner.points]
+        best = {point.number for point in SweepResult(file.name, folder, results, file.slos).leading(ranges)}
+        ends = [end for point in planner.points if point.number in best for end in planner.at_ends(point)]
+        if ends:
+            store.write_plan([*planner.points, *ends])
+            work.compute(ends)
+    at_ends = {number: [read_point(store, end, file.slos) for end in ends if end.number == number] for number in best}
+    results = [replace(point, ends=at_ends.get(point.number, ())) for point in results]
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
 
 

@@ -60,6 +60,7 @@ class Store:
         rows = [(point, seed, task.key) for point in points for seed, task in point.tasks.items()]
         columns: dict[str, Any] = {
             "point": [point.number for point, _, _ in rows],
+            "range_end": [point.end for point, _, _ in rows],
             "seed": [seed for _, seed, _ in rows],
             "key": [key for _, _, key in rows],
         }

@@ -10,6 +10,9 @@ from pdsim.scenario.loading import explain_errors
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.study.values import Range, Values, parse_values
 
+NUM_RANGES = 3
+"""Points that a sweep simulates at their fastest and slowest, too: as many runs as six points more."""
+
 _VALUES_SCHEMA = {
     "anyOf": [
         {"type": "array", "minItems": 1},

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
@@ -53,6 +54,15 @@ def test_a_page_needs_nothing_else(one):
 def test_a_figure_is_the_same_again(one):
     first, again = (latency_distributions({"one": one.records.requests}) for _ in range(2))
     assert to_svg(first, "name") == to_svg(again, "name")
+
+
+def test_a_run_whose_range_is_known_says_it_beside_every_number(one):
+    summary = {**one.summary, "pdsim": {**one.summary["pdsim"], "interval": ranges([one.summary])}}
+    page = run_page([replace(one, summary=summary)])
+    assert all(card.note.count(" to ") == 1 + card.note.count("p99") for card in page.cards)
+    assert page.tables[0].columns[-1] == "range"
+    both = run_page([replace(one, summary=summary), replace(one, name="two")])
+    assert both.tables[0].columns[-1] == "range of one"
 
 
 def test_a_run_says_where_its_time_goes_before_anything_else(one):
@@ -225,6 +235,8 @@ def test_a_sweep_says_what_is_best_and_what_failed(folder):
         "hits-prefill-pool-tokens",
     ]
     assert len(page.tables[0].rows) == 8
+    assert len(page.tables[1].rows) == 3, "the best have a range"
+    assert all(" to " in card.note for card in page.cards if card.title != "GPUs")
     render(page)
 
 

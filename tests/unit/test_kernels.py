@@ -11,6 +11,8 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import has_kernels, reached, told
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
 from pdsim.scenario.build import build
+from pdsim.scenario.schema import ENDS, GROUPS
+from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout
 from tests.cli.test_commands import output, output_json
@@ -100,7 +102,9 @@ def test_a_run_prints_its_range_and_every_number_lies_inside(path, capsys):
     summary = output_json(capsys, "run", path)
     for metric, (low, high) in summary["pdsim"]["interval"].items():
         assert low < summary[metric] < high
-    assert "between the fastest and the slowest" in output(capsys, "run", path)
+    least, most = summary["pdsim"]["interval"]["mean_tpot_ms"]
+    assert f"{least:.2f} to {most:.2f}" in output(capsys, "run", path)
+    assert "between the fastest and the slowest" in output(capsys, "compare", path, path)
     assert "interval" not in output_json(capsys, "run", path, "--set", "cost=roofline")["pdsim"]
 
 
@@ -108,6 +112,24 @@ def test_the_ends_of_a_scenario_keep_the_front_end_that_it_states(path):
     ends = [build(end).front_end.latency_in for end in load_scenario(path, ["front_end={latency_in: 1 ms}"]).ends]
     assert ends == [1_000_000, 1_000_000]
     assert [build(end).front_end.latency_in for end in load_scenario(path).ends] == [10_000_000, 160_000_000]
+
+
+def test_a_corner_is_an_end_of_some_groups(path):
+    scenario = load_scenario(path, ["corner=slowest"])
+    assert build(scenario).scenario == build(load_scenario(path).ends[1]).scenario
+    assert resolve(resolve(scenario)) == resolve(scenario)
+    assert scenario.ends == ()
+    alone = load_scenario(path, ["corner.prefill=slowest"])
+    assert alone.uncertain == ("decode", "outside")
+    assert resolve(alone).cost.decode == resolve(load_scenario(path)).cost.decode
+    assert load_scenario(path, ["cost=roofline"]).uncertain == ()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_slower_group_alone_slows_its_own_latency(path, group):
+    fast, slow = (simulate(load_scenario(path, [f"corner.{group}={end}"])).summary() for end in ENDS)
+    own = "mean_tpot_ms" if group == "decode" else "mean_ttft_ms"
+    assert fast[own] < slow[own]
 
 
 def test_explain_says_where_the_times_come_from(path, capsys):

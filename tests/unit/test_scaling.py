@@ -12,7 +12,7 @@ from pdsim.calibration.scale.scaling import Scaling, scale
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.schema import CostChoice
+from pdsim.scenario.schema import ENDS, GROUPS, CostChoice
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.system.catalog import load_gpu, load_model
 from tests.cli.test_commands import exit_code, output, output_json
@@ -36,7 +36,7 @@ def scaling(target, **changes):
 def costs(path):
     """Of a profile: at its low end, as it is, and at its high end."""
     cost = load_cost(path)
-    low, high = cost.ends or (cost, cost)
+    low, high = (cost.at(dict.fromkeys(GROUPS, end)) for end in ENDS)
     return low, cost, high
 
 

@@ -135,7 +135,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
     profile, cost = read_profile(path), load_cost(path)
-    if cost.ends:
+    if cost.uncertain:
         raise ConfigError(f"profile {path} is scaled already: scale the measured one")
     low, best, high = (scaling.cost(cost, end) for end in ENDS)
     kept = (*_KEPT, *_WAVES) if scaling.target.num_sms else _KEPT

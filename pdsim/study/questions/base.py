@@ -10,10 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from pdsim.cost.settings import Kernels
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
-from pdsim.scenario.schema import Scenario
+from pdsim.scenario.schema import ENDS, GROUPS, Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
@@ -92,19 +91,12 @@ class Base:
     @property
     def ends(self) -> dict[str, Changes]:
         """Changes to the fastest and the slowest that it may be, where no server was measured; else none."""
-        if not self.scenario.cost.is_of_kernels:
-            return {}
-        found: dict[str, Changes] = {}
-        for name, end in zip(("fastest", "slowest"), self.scenario.ends, strict=True):
-            costs = {role: getattr(end.cost, role) for role in ("prefill", "decode")}
-            found[name] = {
-                f"cost.{role}.factor": float(f"{cost.factor:.6g}")
-                for role, cost in costs.items()
-                if isinstance(cost, Kernels)
-            }
-            if end.front_end != self.scenario.front_end and end.front_end is not None:
-                found[name]["front_end.latency_in"] = f"{end.front_end.latency_in} ns"
-        return found
+        own = self.scenario.corner
+        return {
+            end: {"corner": {**dict.fromkeys(GROUPS, end), **own} if own else end}
+            for end in ENDS
+            if self.scenario.uncertain
+        }
 
     @cached_property
     def classes(self) -> list[str]:

@@ -63,6 +63,7 @@ class Study:
             changes=self.base.changes,
             jobs=self._jobs,
             engine="here" if self._jobs == 1 else "pool",
+            ranges=0,
             progress=self._progress,
         )
         points = {_key(point.changes): point for point in result.points}

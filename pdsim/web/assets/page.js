@@ -142,6 +142,8 @@ const card = (title, value, note, kind = "") => {
 
 const range = (values) => (values.length < 3 ? "" : `${rounded(Math.min(...values))} to ${rounded(Math.max(...values))}`);
 
+const withRange = (values, unit = "") => `${rounded(values[0])}${unit}${values.length < 3 ? "" : ` (${range(values)})`}`;
+
 const show = (answer) => {
   const meets = answer.slo.every((term) => term.strains[0] <= 1) && !answer.warning && !answer.lost;
   const sure = answer.slo.every((term) => Math.max(...term.strains) <= 1);
@@ -193,8 +195,8 @@ const keep = () => {
     ...(fields.load === null ? [] : [[controls.load.title, fields.load]]),
     ["GPUs", last.gpus],
     ...(last.price_per_h === null ? [] : [["an hour", rounded(last.price_per_h)]]),
-    ...last.slo.map(({ goal, strains, limit, unit }) => [goal, `${rounded(strains[0] * limit)} ${unit}`]),
-    ["requests/s", rounded(last.metrics.find(({ title }) => title === "requests/s").values[0])],
+    ...last.slo.map(({ goal, strains, limit, unit }) => [goal, withRange(strains.map((strain) => strain * limit), ` ${unit}`)]),
+    ["requests/s", withRange(last.metrics.find(({ title }) => title === "requests/s").values)],
   ];
   const line = (tag, column) => {
     const row = element("tr");
