@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
                 if continues and known and known[-1][0] == "ran" and not known[-1][3]:
                     known[-1][0] = "running"
                 else:
-                    known.append(["decode", entry.args[-1], to_json((step._replace(max_steps=0), commands))])
+                    known.append(["decode", entry.args[-1], to_json((replace(step, max_steps=0), commands))])
             case Entry(call="on_step_done", args=(DecodeStep(), result, now_ns), returned=commands):
                 what = to_json((result.ended, commands)) if result.ended or commands else None
                 if known[-1][0] == "running":

@@ -11,7 +11,7 @@ end of the queue, and its prompt with the outputs it had is computed again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
@@ -222,9 +222,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
         if isinstance(step, DecodeStep) and self._builder.waiting and not self._blocked_by:
-            step = step._replace(max_steps=1)
+            step = replace(step, max_steps=1)
         if isinstance(step, DecodeStep) and self._may_give_way:
-            step = step._replace(max_steps=1)
+            step = replace(step, max_steps=1)
         return step, commands
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:

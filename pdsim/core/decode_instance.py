@@ -282,15 +282,15 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _on_abort(self, message: Abort) -> list[Command]:
         """Nothing is being written into the request's pages, nor will be."""
-        request_id, reason, retryable = message
+        request_id = message.request_id
         if self._releases.give_back(request_id) or request_id in self._arrived:
             return []
         if request := self.transferring.pop(request_id, None):
             self.cache.drop(request.lease)
         elif not self.queue.withdraw(request_id):  # refused here as well, or not here yet, or gone
-            self.queue.refuse(request_id, reason)
+            self.queue.refuse(request_id, message.reason)
             return []
-        return [Failed(request_id, reason, retryable)]
+        return [Failed(request_id, message.reason, message.retryable)]
 
     def _on_lost(self, lost: KvLost, now_ns: int) -> list[Command]:
         """Holds the pages, unless the request was cancelled before: then they are held already."""
@@ -301,7 +301,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
         """The router has told the client already."""
-        request_id, reason = cancel
+        request_id = cancel.request_id
         if self._is_due(request_id):
             return self._releases.hold(self.transferring.pop(request_id), now_ns)
         if request_id in self.transferring:
@@ -313,7 +313,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         elif self.batch.has(request_id):
             self.batch.remove(request_id)
         elif not (self.queue.withdraw(request_id) or self.queue.retracted.pop(request_id, None)):
-            self.queue.refuse(request_id, reason)
+            self.queue.refuse(request_id, cancel.reason)
         return []
 
     def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:

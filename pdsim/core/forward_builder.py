@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache, Lease
@@ -41,7 +41,8 @@ class Prompt(Protocol):
 PromptT = TypeVar("PromptT", bound=Prompt)
 
 
-class Room(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Room:
     """Slots and tokens for prompts that are begun now."""
 
     num_slots: int
@@ -49,7 +50,8 @@ class Room(NamedTuple):
     """Not to be taken, though no page holds them yet: what others will grow by."""
 
 
-class Forward(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forward:
     chunks: list[PrefillChunk]
     hold_until_ns: int | None = None
     """The policy begins nothing before."""

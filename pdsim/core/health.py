@@ -23,7 +23,7 @@ class HealthMonitor:
     def on_message(self, message: Message, now_ns: int) -> list[Command]:
         if not isinstance(message, Heartbeat):
             raise TypeError(f"a health monitor does not take {message}")
-        instance_id, life = message
+        instance_id, life = message.instance_id, message.life
         if life is None:
             self._failures[instance_id] += 1
             down = self._failures[instance_id] == self._max_failures

@@ -6,9 +6,11 @@ run the same policy code.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, get_type_hints
 
 from pdsim.core import messages
@@ -109,19 +111,42 @@ def digest(entries: Iterable[Entry]) -> str:
     return h.hexdigest()
 
 
-# The journal as text: one JSON array a line. Named tuples and sequences are objects of one key, their type's name. Ids
+# The journal as text: one JSON array a line. Messages and sequences are objects of one key, their type's name. Ids
 # of tokens are the hexadecimal digits of 32-bit integers: prompts cross several times, and lists take far longer. Runs
 # that were recorded with lists are read, too.
 
 _TYPES: dict[str, Any] = {
     name: kind
     for name, kind in vars(messages).items()
-    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+    if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 }
 
 
 _LATER = {messages.Arrival: 1, messages.NewRequest: 1}
 """Fields at the end that are left out where they have their defaults: older journals do not have them."""
+
+
+def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Takes the fields of a message in order; named tuples are their fields."""
+    if issubclass(kind, tuple):
+        return tuple
+    names = [field.name for field in fields(kind)]
+    if len(names) <= 1:
+        return lambda message: tuple([getattr(message, name) for name in names])
+    values: Callable[[Any], tuple[Any, ...]] = attrgetter(*names)
+    if not (num_later := _LATER.get(kind, 0)):
+        return values
+    defaults = tuple([field.default for field in fields(kind)[-num_later:]])
+
+    def told(message: Any) -> tuple[Any, ...]:
+        found = values(message)
+        return found[:-num_later] if found[-num_later:] == defaults else found
+
+    return told
+
+
+_VALUES = {kind: _values_in(kind) for kind in _TYPES.values()}
+
 _PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 _LONG = 8
@@ -136,16 +161,13 @@ def to_json(value: Any) -> Any:
         return {"Spans": [list(span) for span in value.spans]}
     if kind is TokenIds:
         return {"TokenIds": bytes(value).hex()}
-    if kind in _LATER:
-        value = _told(value)
-    items = list(value) if _PLAIN.issuperset(map(type, value)) else [to_json(v) for v in value]
-    return items if kind is tuple or kind is list else {kind.__name__: items}
+    if kind is tuple or kind is list:
+        return _items(value)
+    return {kind.__name__: _items(_VALUES[kind](value))}
 
 
-def _told(value: Any) -> tuple[Any, ...]:
-    num_later = _LATER[type(value)]
-    defaults = tuple(value._field_defaults[name] for name in value._fields[-num_later:])
-    return tuple(value[:-num_later]) if value[-num_later:] == defaults else tuple(value)
+def _items(values: Sequence[Any]) -> list[Any]:
+    return list(values) if _PLAIN.issuperset(map(type, values)) else [to_json(value) for value in values]
 
 
 def from_json(value: Any) -> Any:
@@ -179,15 +201,16 @@ def _sequence_text(value: Sequence[Any]) -> str:
 
 
 def _named_text(kind: Any) -> Callable[[Any], str]:
-    """Writes named tuples of this kind."""
+    """Writes messages of this kind."""
     hints = get_type_hints(kind)
     others = [(i, _TEXT.get(hint, to_text)) for i, hint in enumerate(hints.values()) if hint is not int]
+    values = _VALUES[kind]
     if kind in _LATER:
-        return lambda value: f'{{"{kind.__name__}":{_sequence_text(_told(value))}}}'
+        return lambda value: f'{{"{kind.__name__}":{_sequence_text(values(value))}}}'
     template = f'{{"{kind.__name__}":[{",".join(["%s"] * len(hints))}]}}'
 
     def text(value: Any) -> str:
-        items = list(value)
+        items = list(values(value))
         for i, text_of in others:
             items[i] = text_of(items[i])
         return template % tuple(items)

@@ -1,17 +1,19 @@
 """Everything that crosses an instance boundary: immutable, ids and numbers only, fit to cross a process boundary.
 
 Messages go to an instance. Commands come out of it and are carried out by its driver. Steps are what an instance asks
-its executor to run. All are named tuples: immutable, comparable, and several times cheaper to make than dataclasses.
+its executor to run.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from pdsim.core.staging_ring import Span, Watermark
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Arrival:
     """Client to router."""
 
     request_id: int
@@ -21,7 +23,8 @@ class Arrival(NamedTuple):
     """Larger goes first."""
 
 
-class NewRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NewRequest:
     """Router to both instances of the chosen pair, or to the aggregated one that is both."""
 
     request_id: int
@@ -38,7 +41,8 @@ class NewRequest(NamedTuple):
         return tuple(dict.fromkeys((self.decode_id, self.prefill_id)))
 
 
-class KvGranted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KvGranted:
     """Decode to prefill: these pages wait for the KV of tokens [num_cached_tokens, prompt end)."""
 
     request_id: int
@@ -46,45 +50,52 @@ class KvGranted(NamedTuple):
     pages: tuple[int, ...]
 
 
-class PromptComputed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PromptComputed:
     """Prefill to decode: all KV of this prompt is there, and waits on prefill for pages to be granted."""
 
     request_id: int
 
 
-class KvArrived(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KvArrived:
     """Transport to decode: all KV is in place, and so is the first token."""
 
     request_id: int
     first_token_ends: bool
 
 
-class LoadedBack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoadedBack:
     """Host link to decode: the cached part of this prompt that lay in host memory is in place."""
 
     request_id: int
 
 
-class KvSent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KvSent:
     """Transport to prefill: no page of this request is read any more."""
 
     request_id: int
 
 
-class UnitSent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UnitSent:
     """Transport to sender: the bytes of this unit are in place on the other side."""
 
     unit: TransferUnit
 
 
-class LayersComputed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LayersComputed:
     """Executor to sender: so many groups of layers of this step are computed."""
 
     step_id: int
     num_groups: int
 
 
-class AskStaging(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AskStaging:
     """Prefill to receiver, before the first forward of a prompt: lend a span for each cell of its grid."""
 
     request_id: int
@@ -93,21 +104,24 @@ class AskStaging(NamedTuple):
     """Bytes of all ranks that write into one decode rank."""
 
 
-class StagingLent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StagingLent:
     """Receiver to sender: where each cell goes, once the watermark has passed."""
 
     request_id: int
     spans: tuple[Span, ...]
 
 
-class StagingWatermark(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StagingWatermark:
     """Receiver to every sender: everything before this place of the ring is free."""
 
     decode_id: str
     watermark: Watermark
 
 
-class CellWritten(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CellWritten:
     """Sender to receiver: a cell's KV lies in the ring. Bytes are those of one writer."""
 
     request_id: int
@@ -115,7 +129,8 @@ class CellWritten(NamedTuple):
     num_bytes: int
 
 
-class CellScattered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CellScattered:
     """Executor to receiver, and on to the decode instance: a cell's KV lies in its pages."""
 
     request_id: int
@@ -124,13 +139,15 @@ class CellScattered(NamedTuple):
     """Message to pass on to the decode instance: this was the last that was missing."""
 
 
-class FreeCells(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FreeCells:
     """Decode instance to receiver: spans that its loop has seen scattered."""
 
     cells: tuple[CellScattered, ...]
 
 
-class Abort(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Abort:
     """A side of a pair will not serve the request. Nothing of it is under way, nor will be."""
 
     request_id: int
@@ -138,7 +155,8 @@ class Abort(NamedTuple):
     retryable: bool = False
 
 
-class Cancel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cancel:
     """Client to router, router to both instances, decode to prefill: give it up, whatever is under way.
 
     A decode instance that had granted pages to it keeps them until the sender's Abort says that nobody writes to them.
@@ -148,7 +166,8 @@ class Cancel(NamedTuple):
     reason: str
 
 
-class StopSending(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StopSending:
     """Prefill to sender: let what is under way end, send no more, and tell both sides when nothing is under way."""
 
     request_id: int
@@ -156,35 +175,40 @@ class StopSending(NamedTuple):
     """Empty if the prefill instance does not know the request."""
 
 
-class TransferFailed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
     """Transport to sender: it gave this unit up."""
 
     unit: TransferUnit
     reason: str
 
 
-class TransferLost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferLost:
     """Transport to sender: nobody knows what became of this unit. Its bytes may land yet."""
 
     unit: TransferUnit
     reason: str
 
 
-class KvLost(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KvLost:
     """Sender to decode: this request will not be served, but what was being sent of it may land yet."""
 
     request_id: int
     reason: str
 
 
-class Heartbeat(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
     """An instance's answer to the health monitor, or its absence, and in which of its lives."""
 
     instance_id: str
     life: int | None
 
 
-class PeerDown(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PeerDown:
     """Health monitor to those who work with an instance: what it held is lost."""
 
     instance_id: str
@@ -192,33 +216,39 @@ class PeerDown(NamedTuple):
     """It is back already: what it does now may be of its new life."""
 
 
-class PeerUp(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PeerUp:
     """Health monitor: this instance answers again, with nothing in its memory."""
 
     instance_id: str
 
 
-class Woken(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Woken:
     """It is the time of a WakeAt, or later."""
 
 
-class FlushCache(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FlushCache:
     """Client to router, router to every instance: forget what is cached and nobody uses."""
 
 
-class FirstToken(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FirstToken:
     """The first token is streamed, by decode if there is one."""
 
     request_id: int
 
 
-class Retracted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Retracted:
     """The request gave its pages back: its KV waits in host memory, or will be computed again."""
 
     request_id: int
 
 
-class SaveKv(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SaveKv:
     """Copy these pages of a retracted request to host memory before the next step begins: others will write into them.
 
     The copy is kept until LoadKv, or until the request is cancelled.
@@ -228,14 +258,16 @@ class SaveKv(NamedTuple):
     pages: tuple[int, ...]
 
 
-class LoadKv(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoadKv:
     """Copy it back into these pages, before the next step begins."""
 
     request_id: int
     pages: tuple[int, ...]
 
 
-class WriteBackup(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WriteBackup:
     """Copy these pages to as many pages of host memory, behind all such copies before it.
 
     The host cache of an instance has them from now on.
@@ -247,7 +279,8 @@ class WriteBackup(NamedTuple):
     """The loop stands still until it is done: the pages go to others."""
 
 
-class LoadBack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoadBack:
     """Copy these pages of host memory into pages of the GPU, for a prompt that continues them.
 
     A prefill forward that is begun later computes a layer when its KV is there; a decode instance waits for LoadedBack.
@@ -258,19 +291,22 @@ class LoadBack(NamedTuple):
     pages: tuple[int, ...]
 
 
-class PrefillDone(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
     """Prefill has seen its transfer end and holds nothing of the request any more."""
 
     request_id: int
 
 
-class Finished(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Finished:
     """The last token is streamed, and what the request held is free."""
 
     request_id: int
 
 
-class Failed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Failed:
     request_id: int
     reason: str
     retryable: bool = False
@@ -287,26 +323,30 @@ FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
 Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | Woken | FlushCache
 
 
-class Send(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Send:
     to: str
     message: Message
 
 
-class Tell(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tell:
     """Send without latency, to another state machine of the same instance."""
 
     to: str
     message: Message
 
 
-class StartTransfer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StartTransfer:
     """The unit's worker is free and nothing is missing: gather if it is staged, and write."""
 
     unit: TransferUnit
     staging_offset_bytes: int | None
 
 
-class Scatter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scatter:
     """Copy a cell from the ring, where it begins at this offset, into its pages. Bytes are those of one writer."""
 
     decode_id: str
@@ -316,7 +356,8 @@ class Scatter(NamedTuple):
     staging_offset_bytes: int
 
 
-class WakeAt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WakeAt:
     """Post Woken to this instance, or to the router, at that time."""
 
     who: str
@@ -340,7 +381,8 @@ Command = (
 )
 
 
-class PrefillChunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
     """Compute num_tokens of a prompt behind num_context_tokens whose KV exists."""
 
     request_id: int
@@ -349,12 +391,14 @@ class PrefillChunk(NamedTuple):
     is_last: bool
 
 
-class PrefillStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
     step_id: int
     chunks: tuple[PrefillChunk, ...]
 
 
-class DecodeStep(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
     """A token for every running request, up to max_steps times before the instance must be asked again.
 
     With speculative decoding it is one step, which gives each of them one token or more.
@@ -376,7 +420,8 @@ class DecodeStep(NamedTuple):
 Step = PrefillStep | DecodeStep
 
 
-class StepResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepResult:
     """Report of the executor.
 
     `ended` has (request_id, output) for each sequence that stopped; the output is the whole of it. A prefill step
@@ -387,7 +432,8 @@ class StepResult(NamedTuple):
     ended: tuple[tuple[int, Any], ...] = ()
 
 
-class Verified(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Verified:
     """Report of a decode step that verified drafts; `ended` as in StepResult."""
 
     num_tokens: tuple[int, ...]
@@ -402,11 +448,13 @@ class Verified(NamedTuple):
 Result = StepResult | Verified
 
 
-class Pause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pause:
     """The host hands on the consequences of a result: go on when it is done."""
 
 
-class Wait(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wait:
     """Nothing to do until a message comes, or until_ns if that is sooner."""
 
     until_ns: int | None = None

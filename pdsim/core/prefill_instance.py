@@ -163,17 +163,17 @@ class PrefillInstance:
         self._stop_optimistic_chunks()
         if self.granted:
             self._enqueue_granted()
-        chunks, hold_until_ns, blocked_by = self._fill(now_ns)
-        while not chunks and blocked_by and (parked := self._in_the_way()) is not None:
+        forward = self._fill(now_ns)
+        while not forward.chunks and forward.blocked_by and (parked := self._in_the_way()) is not None:
             self._give_way(self.sending.pop(parked), again=False)
             self._enqueue_granted()
-            chunks, hold_until_ns, blocked_by = self._fill(now_ns)
-        self._blocked_by = blocked_by or self._blocked_by
-        if not chunks:
-            return (_WAIT if hold_until_ns is None else Wait(hold_until_ns)), commands
+            forward = self._fill(now_ns)
+        self._blocked_by = forward.blocked_by or self._blocked_by
+        if not forward.chunks:
+            return (_WAIT if forward.hold_until_ns is None else Wait(forward.hold_until_ns)), commands
         self._num_steps += 1
-        step = PrefillStep(self._num_steps, tuple(chunks))
-        for chunk in chunks:
+        step = PrefillStep(self._num_steps, tuple(forward.chunks))
+        for chunk in step.chunks:
             request = self._builder.begun[chunk.request_id]
             if request.is_granted:
                 commands += self._planner.with_chunk(request, chunk, step.step_id, now_ns)

@@ -12,7 +12,7 @@ receiver at once, beside the instance's loop.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines, LateRequests
@@ -114,7 +114,7 @@ class Receiver:
         incoming.num_scattered += 1
         if incoming.aborted is not None:
             return self._give_back(incoming.aborted, incoming)
-        return [m.Tell(self._decode_id, message._replace(completes=self._complete(message.request_id, incoming)))]
+        return [m.Tell(self._decode_id, replace(message, completes=self._complete(message.request_id, incoming)))]
 
     def _on_arrived(self, message: m.KvArrived) -> list[m.Command]:
         incoming = self._incoming.get(message.request_id)

@@ -11,7 +11,7 @@ passed on by then).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import ClassVar
 
@@ -249,7 +249,8 @@ class Router:
     # Attempts.
 
     def _try(self, request: _Request, now_ns: int) -> list[m.Command]:
-        request_id, prompt, max_output_tokens, priority = request.arrival
+        arrival, prompt = request.arrival, request.arrival.prompt
+        request_id = arrival.request_id
         self.live.pop(request_id, None)
         self.live[request_id] = request
         for role, instances in self.roles.items():
@@ -261,7 +262,7 @@ class Router:
         if not self._is_aggregated:
             decode_id = self._decode.pick(prompt, now_ns, "" if last is None else last.decode_id)
         attempt = attempt_id(request_id, request.num_retries)
-        new = m.NewRequest(attempt, now_ns, prompt, max_output_tokens, prefill_id, decode_id, priority)
+        new = m.NewRequest(attempt, now_ns, prompt, arrival.max_output_tokens, prefill_id, decode_id, arrival.priority)
         request.attempt, request.at_prefill, request.at_decode = new, not self._is_aggregated, True
         return [m.Send(to, new) for to in new.instance_ids]
 
@@ -301,7 +302,7 @@ class Router:
         self._leave_prefill(request)
         self._leave_decode(request)
         del self.live[request.arrival.request_id]
-        return [] if was_finished else [failed._replace(request_id=request.arrival.request_id)]
+        return [] if was_finished else [replace(failed, request_id=request.arrival.request_id)]
 
     def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
         """Nothing if it has ended: its outcome was on the way."""
@@ -310,7 +311,7 @@ class Router:
             return []
         commands = self._give_up(request, cancel.reason) if request.at_decode else []
         del self.live[cancel.request_id]
-        return [*commands, m.Failed(*cancel)]
+        return [*commands, m.Failed(cancel.request_id, cancel.reason)]
 
     def _give_up(self, request: _Request, reason: str) -> list[m.Command]:
         """Both instances are told, as a gateway drops both connections. The request may be tried again."""

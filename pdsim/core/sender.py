@@ -44,7 +44,7 @@ class Sender:
         self._by_request = by_request
         self._queues = [_Queue() for _ in range(num_queues)]
         self._shards = {decode_id: i % num_queues for i, decode_id in enumerate(decode_ids)}
-        self._computing = m.LayersComputed(0, 0)
+        self._computed = (0, 0)
         """The step that computes layers, and how many groups it has: steps follow each other."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks = dict.fromkeys(decode_ids, Watermark())
@@ -78,7 +78,7 @@ class Sender:
         if isinstance(message, m.TransferFailed | m.TransferLost):
             return self._on_failed(message.unit, message.reason)
         if isinstance(message, m.LayersComputed):
-            self._computing = message
+            self._computed = (message.step_id, message.num_groups)
         elif isinstance(message, m.StagingLent):
             if message.request_id not in self._stopped:
                 for cell, span in enumerate(message.spans):
@@ -111,7 +111,7 @@ class Sender:
 
     def _is_ready(self, unit: TransferUnit) -> bool:
         if unit.after_layers is not None:
-            return unit.after_layers < self._computing
+            return unit.after_layers < self._computed
         if unit.cell is not None:
             span = self._spans.get((unit.request_id, unit.cell))
             return span is not None and may_write(span, self._watermarks[unit.target])

@@ -82,7 +82,8 @@ def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
     return count
 
 
-class TransferUnit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferUnit:
     """A command: move a part of a prompt's KV, queued behind the earlier units of this pair of instances.
 
     Pages are ids on both sides; bytes and descriptors are those of one pair of ranks.
@@ -105,7 +106,8 @@ class TransferUnit(NamedTuple):
     """Waits until this step has computed this group of layers: (step_id, group)."""
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Pages that one unit moves, and the cell of the grid that they lie in."""
 
     source: tuple[int, ...]

@@ -8,7 +8,7 @@ Chunks take turns with decode steps.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdsim.core.admission_queue import DecodeRequest
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
@@ -123,7 +123,7 @@ class VllmDecodeInstance(DecodeInstance):
             return step, commands
         if isinstance(step, DecodeStep):
             may_recompute = takes_turns or any(isinstance(command, Retracted) for command in commands)
-            return (step._replace(max_steps=1) if may_recompute else step), commands
+            return (replace(step, max_steps=1) if may_recompute else step), commands
         return self._recompute_alone(now_ns, commands), commands
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:

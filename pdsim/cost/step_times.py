@@ -7,7 +7,7 @@ as the nearest that was.
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pdsim.core.messages import PrefillStep
@@ -42,13 +42,14 @@ class Measured(NamedTuple):
         if (more, behind) == (1, 1):
             return step
         chunks = (
-            chunk._replace(
+            replace(
+                chunk,
                 num_tokens=max(1, round(chunk.num_tokens * more)),
                 num_context_tokens=round(chunk.num_context_tokens * behind),
             )
             for chunk in step.chunks
         )
-        return step._replace(chunks=tuple(chunks))
+        return replace(step, chunks=tuple(chunks))
 
 
 class Drafting(NamedTuple):

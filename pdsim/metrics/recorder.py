@@ -120,7 +120,7 @@ class Recorder:
         if row.is_last:
             record.transfer_end_ns = row.end_ns
         if row.request_id != record.request_id:
-            row = row._replace(request_id=record.request_id)
+            row.request_id = record.request_id
         self.records.transfers.append(row)
 
     def on_host_copy(self, row: HostCopyRecord) -> None:
@@ -193,7 +193,8 @@ class Recorder:
         if not pauses:
             return row
         self.records.token_gaps += pauses
-        return row._replace(num_resumed=sum(pause.num_requests for pause in pauses))
+        row.num_resumed = sum(pause.num_requests for pause in pauses)
+        return row
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
         """Tokens of a request that came together share the gap to the one before."""
@@ -205,7 +206,8 @@ class Recorder:
             TokenGap(end_ns - last_ns, count, tokens) for (last_ns, tokens), count in gaps.items()
         ]
         self._decoded_until_ns[row.instance_id] = end_ns
-        return row._replace(num_resumed=step.num_requests)
+        row.num_resumed = step.num_requests
+        return row
 
     def _pop_last_token_ns(self, request_id: int) -> int:
         """The last token of a request that joins a batch."""

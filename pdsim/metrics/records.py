@@ -51,7 +51,8 @@ class RequestRecord:
         return self.prefill_id == self.decode_id != ""
 
 
-class StepRecord(NamedTuple):
+@dataclass(slots=True)
+class StepRecord:
     """A prefill forward, or so many decode steps of one batch, each longer than the one before by growth_ns."""
 
     instance_id: str
@@ -72,7 +73,8 @@ class StepRecord(NamedTuple):
     """Time before it in which KV of retracted requests went to host memory or came back, or was written back."""
 
 
-class TransferRecord(NamedTuple):
+@dataclass(slots=True)
+class TransferRecord:
     """A transfer unit on its way from a prefill to a decode instance.
 
     From start_ns on follow set-up, the line, posting and, until end_ns, bytes that nothing holds up but their links.

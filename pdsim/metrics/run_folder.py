@@ -71,12 +71,11 @@ def arrow_table(records: RunRecords, name: str) -> Any:
     """Table of records, a row for each, in order; `name` is one of TABLES."""
     match name:
         case "requests":
-            columns = tuple(field.name for field in fields(RequestRecord))
-            return _table(map(attrgetter(*columns), records.requests), columns)
+            return _table_of(RequestRecord, records.requests)
         case "steps":
-            return _table(records.steps, StepRecord._fields)
+            return _table_of(StepRecord, records.steps)
         case "transfers":
-            return _table(records.transfers, TransferRecord._fields)
+            return _table_of(TransferRecord, records.transfers)
         case "levels":
             levels = ((row.instance_id, row.time_ns, *row.levels) for row in records.levels)
             return _table(levels, ("instance_id", "time_ns", *Levels._fields))
@@ -154,6 +153,11 @@ def read_journal(folder: Path) -> Iterator[Entry]:
     completed = read_summary(folder)["completed"] if (folder / SUMMARY).is_file() else 0
     if num_finished < completed:
         raise RunFolderError(f"{path}: cut short: {num_finished} requests finish in it, {completed} in {SUMMARY}")
+
+
+def _table_of(kind: type[Any], records: Iterable[Any]) -> Any:
+    columns = tuple(field.name for field in fields(kind))
+    return _table(map(attrgetter(*columns), records), columns)
 
 
 def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from simpy.events import EventPriority
 
@@ -106,7 +106,8 @@ class Host:
         waiting.callback(waiting.payload)
 
 
-class BegunForward(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BegunForward:
     """A prefill forward that is being computed; held up, it lasts until its launch is done."""
 
     step: PrefillStep

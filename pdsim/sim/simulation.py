@@ -226,11 +226,11 @@ class Simulation:
         self._timeline.after(self._message_ns, self._deliver_together, commands)
 
     def _deliver_together(self, commands: list[m.Send]) -> None:
-        for to, message in commands:
-            self._actors[to].post(message)
+        for command in commands:
+            self._actors[command.to].post(command.message)
 
     def _deliver(self, command: m.Send | m.Tell) -> None:
-        to, message = command
+        to, message = command.to, command.message
         if (actor := self._actors.get(to)) is not None:
             actor.post(message)
         elif to == self._cluster.router.instance_id:

@@ -79,7 +79,7 @@ class KvTransfers:
         self._first_tokens.update(new_tokens)
 
     def send(self, command: m.StartTransfer) -> None:
-        unit, offset = command
+        unit, offset = command.unit, command.staging_offset_bytes
         worker = inner(self._agents[sender_of(self._instance_id)]).worker(unit)
         start_ns = self._timeline.now_ns
         self._group.begin(SendUnit(worker, unit, offset), partial(self._on_sent, unit, worker, start_ns))

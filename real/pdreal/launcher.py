@@ -191,12 +191,12 @@ class Launcher:
 
     def _send(self, command: m.Send) -> None:
         """Send to those who are up; what is sent to the dead is lost."""
-        to, message = command
-        if self._instances.is_up(process_of(to)):
+        message = command.message
+        if self._instances.is_up(process_of(command.to)):
             extra = None
             if isinstance(message, m.NewRequest):
                 extra = self._requests[request_of(message.request_id)].sampling
-            self._channel.send(to, message, extra)
+            self._channel.send(command.to, message, extra)
 
     def _carry_out(self, commands: Sequence[m.Send]) -> None:
         """Deliver what the health monitor sends."""

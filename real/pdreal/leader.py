@@ -183,14 +183,14 @@ class Leader:
     def _send(self, command: m.Send) -> None:
         if self._copies.hold_back(command):
             return
-        to, message = command
+        message = command.message
         extra = None
         if isinstance(message, m.KvArrived):
             extra = self._transfers.told_with(message)
         elif isinstance(message, m.KvGranted):
             self._transfers.grant(message)
             self._log.note("on_admitted", message.request_id, message.num_cached_tokens)
-        self._outbox.send(to, message, extra)
+        self._outbox.send(command.to, message, extra)
 
     def _wake_at(self, command: m.WakeAt) -> None:
         self._timeline.at(command.time_ns, lambda _: self._tell(command.who, m.Woken()))

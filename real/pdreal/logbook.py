@@ -6,6 +6,7 @@ happen, so that a process that is killed leaves what it did; merged by time when
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from heapq import merge
 from itertools import chain
 from pathlib import Path
@@ -43,7 +44,7 @@ class Logbook:
     def row(self, method: str, now_ns: int, *args: Any) -> None:
         """A call that the recorder will get, with now_ns behind the arguments."""
         if self.is_kept:
-            plain = [{type(a).__name__: list(a)} if type(a).__name__ in _RECORDS else to_json(a) for a in args]
+            plain = [_to_plain(arg) for arg in args]
             self._rows.write(json.dumps((now_ns, method, plain)) + "\n")
 
     def flush(self) -> None:
@@ -145,6 +146,13 @@ def _read_rows(path: Path) -> Iterator[tuple[int, str, list[Any]]]:
     for line in _whole_lines(path):
         now_ns, method, args = json.loads(line)
         yield now_ns, method, [_from_plain(arg) for arg in args]
+
+
+def _to_plain(value: Any) -> Any:
+    name = type(value).__name__
+    if name not in _RECORDS:
+        return to_json(value)
+    return {name: list(value) if isinstance(value, Levels) else [getattr(value, field.name) for field in fields(value)]}
 
 
 def _from_plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Listener
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class Pair:
         load = self.exchange.wire.size(source, target, with_state=False)
         descriptors = load.num_descriptors if cell is None else 1
         unit = TransferUnit(0, "p", "d", source, target, load.num_bytes, descriptors, 0, is_last=False, cell=cell)
-        return unit._replace(**changes)
+        return replace(unit, **changes)
 
     def send(self, unit, offset=None):
         for mover in self.movers:

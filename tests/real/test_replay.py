@@ -1,5 +1,6 @@
 """Whatever the cluster and its load: the journal of a real run replays to identical decisions."""
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -81,8 +82,8 @@ def test_a_fault_in_a_journal_is_found_where_it_is(tmp_path):
     at, which = next((i, j) for i, j in found if isinstance(entries[i].returned[1][j], Send))
     step, commands = entries[at].returned
     grant = commands[which].message
-    wrong = grant._replace(pages=(*grant.pages[:-1], grant.pages[-1] + 1))
-    changed = [*commands[:which], commands[which]._replace(message=wrong), *commands[which + 1 :]]
+    wrong = replace(grant, pages=(*grant.pages[:-1], grant.pages[-1] + 1))
+    changed = [*commands[:which], replace(commands[which], message=wrong), *commands[which + 1 :]]
     entries[at] = entries[at]._replace(returned=(step, tuple(changed)))
     with pytest.raises(ReplayError, match=f"entry {at}, {entries[at].instance_id}.next_step"):
         replay(entries, state_machines(resolved))

@@ -77,7 +77,7 @@ def test_one_request_at_a_time_sends_the_same_however_long_it_takes(scenario):
 def test_other_bytes_are_found(scenario):
     one, other = side(scenario), side(scenario)
     row = other.records.transfers[5]
-    other.records.transfers[5] = row._replace(num_bytes=row.num_bytes + 1)
+    other.records.transfers[5] = replace(row, num_bytes=row.num_bytes + 1)
     counts = compare_counts(one.records, other.records)
     assert counts.unequal == (row.request_id,)
     assert not counts.are_equal

@@ -12,8 +12,8 @@ from tests.support import run, small
 
 COLUMNS = {
     "requests": [field.name for field in fields(RequestRecord)],
-    "steps": list(StepRecord._fields),
-    "transfers": list(TransferRecord._fields),
+    "steps": [field.name for field in fields(StepRecord)],
+    "transfers": [field.name for field in fields(TransferRecord)],
     "levels": ["instance_id", "time_ns", *Levels._fields],
 }
 
@@ -127,4 +127,4 @@ def test_a_folder_that_lacks_a_table(result, tmp_path):
 def test_a_run_that_did_nothing_has_empty_tables(tmp_path):
     write_records(tmp_path, {"completed": 0}, RunRecords())
     assert read_records(tmp_path) == RunRecords()
-    assert parquet.read_table(tmp_path / "steps.parquet").column_names == list(StepRecord._fields)
+    assert parquet.read_table(tmp_path / "steps.parquet").column_names == [field.name for field in fields(StepRecord)]

@@ -25,7 +25,7 @@ def level(time_ns, blocked_by="", *, used=5, queued=0, ready=0, running=0, retra
 
 
 def sent(queued_ns, start_ns, end_ns, *, target="decode-0", **changes):
-    return TransferRecord(0, "prefill-0", target, 1000, 1, 10, False, queued_ns, start_ns, end_ns)._replace(**changes)
+    return TransferRecord(0, "prefill-0", target, 1000, 1, 10, False, queued_ns, start_ns, end_ns, **changes)
 
 
 def test_start_and_tail_of_a_run_are_no_load():
