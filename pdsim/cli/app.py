@@ -14,7 +14,7 @@ for path in (
     "starting:init",
     "runs:run",
     "runs:compare",
-    "observing:observe",
+    "measurements:observe",
     "measurements:validate",
     "measurements:calibrate",
     "measurements:scale",

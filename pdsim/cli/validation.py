@@ -55,7 +55,7 @@ def validate_suite(
         if quiet:
             print_json(validation.to_json())
         else:
-            from pdsim.show.validation_tables import print_validation
+            from pdsim.show.measurement_tables import print_validation
 
             print_validation(validation)
         if validation.unequal:
@@ -89,7 +89,8 @@ def validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet
     if quiet:
         print_json([arm.to_json() for arm in errors])
         return
-    from pdsim.show.tables import print_errors, print_stages
+    from pdsim.show.measurement_tables import print_errors
+    from pdsim.show.tables import print_stages
 
     print_errors(errors)
     print_stages(records)

@@ -1,6 +1,6 @@
 """Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import environ
 from textwrap import wrap
@@ -10,9 +10,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pdsim.calibration.fit.profile import Calibration
-from pdsim.calibration.scale.scaling import Scaling
-from pdsim.calibration.validate.case import ArmErrors
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
 from pdsim.metrics.ranges import HEADLINES, RANGED, Ranges
 from pdsim.metrics.ranges import shown as shown_range
@@ -23,7 +20,6 @@ from pdsim.metrics.summary_rows import (
     in_unit,
     percentage,
     rows_to_show,
-    significant,
     unit_of,
 )
 from pdsim.metrics.usage import InstanceUsage, instance_usage
@@ -63,7 +59,7 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Each run beside the first, in as many tables as it takes."""
     console, others = new_console(), list(summaries)[1:]
     size = len(others)
-    while size > 1 and not _fits(console, _summaries(summaries, others[:size])):
+    while size > 1 and not fits(console, _summaries(summaries, others[:size])):
         size -= 1
     for start in range(0, len(others), size) if size else [0]:
         console.print(_summaries(summaries, others[start : start + size]))
@@ -142,7 +138,7 @@ def print_stages(runs: Mapping[str, RunRecords]) -> None:
         for explained, columns in _STAGE_COLUMNS:
             shown = [{name: by_run[name] for name in group} for group in groups]
             tables = [_stages(part, columns, explained=explained, named=len(runs) > 1) for part in shown]
-            if all(_fits(console, table) for table in tables):
+            if all(fits(console, table) for table in tables):
                 break
         else:
             continue
@@ -291,82 +287,6 @@ def print_request(request: RequestRecord) -> None:
     console.print(sent + retried, highlight=False)
 
 
-def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """Prints one table, or one for each arm where that is too wide."""
-    console = new_console()
-    columns = ("metric", "measured", "simulated", "error", "asked for")
-
-    def whole() -> Table:
-        table = new_table("", "case", "arm", *columns)
-        for arm in arms:
-            for i, cells in enumerate(_errors(arm)):
-                table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
-            table.add_section()
-        return table
-
-    table = whole()
-    if _fits(console, table):
-        console.print(table)
-        return
-    for arm in arms:
-        table = new_table(f"{arm.case}: {_arm(arm)}", *columns)
-        for cells in _errors(arm):
-            table.add_row(*cells)
-        console.print(table)
-
-
-def _arm(arm: ArmErrors) -> str:
-    return f"{arm.arm} ({'fitted' if arm.fitted else 'predicted'})"
-
-
-def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
-    for metric, m in arm.metrics.items():
-        asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
-        yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
-
-
-def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
-    """Prints what was fitted, errors on shapes that it was not fitted to, and what its profile has of the host."""
-    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
-    table = new_table("fits, and their errors on shapes held out", *columns)
-    for name, fit in made.fits.items():
-        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in fit.values.items())
-        errors = (f"{fit.error:.1%}", f"{fit.error_p90:.1%}", percentage(fit.bias))
-        table.add_row(name, fit.form.name, str(len(fit.rows)), str(fit.num_shapes), *errors, values)
-    console = new_console()
-    console.print(table)
-    of_host = _host_table(profile)
-    if of_host.rows:
-        console.print(of_host)
-
-
-def _host_table(profile: Mapping[str, Any]) -> Table:
-    sections = {"cost.host": profile["cost"].get("host"), "front_end": profile.get("front_end")}
-    table = new_table("of the host", "section", "settings")
-    for name, section in sections.items():
-        if section:
-            table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
-    return table
-
-
-def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
-    """Prints how much longer operators take on the other GPU, and the coefficients there."""
-    new = f"{scaling.target.name} / {scaling.source.name}"
-    ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
-    for operator, ratio in scaling.ratios.items():
-        ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
-        ratios.add_row(operator, *ends, str(ratio.num_shapes))
-    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
-    for role in ("prefill", "decode"):
-        best = cost[role]
-        low, high = cost.get(f"{role}_interval", (best, best))
-        for name in (name for name in best if name != "use"):
-            coefficients.add_row(name, *(str(end[name]) for end in (low, best, high)))
-    console = new_console()
-    console.print(ratios)
-    console.print(coefficients)
-
-
 def print_catalog() -> None:
     console = new_console()
 
@@ -411,12 +331,12 @@ def _folded(name: str) -> str:
 def print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
     for variant in variants:
         table = variant()
-        if _fits(console, table):
+        if fits(console, table):
             break
     console.print(table)
 
 
-def _fits(console: Console, table: Table) -> bool:
+def fits(console: Console, table: Table) -> bool:
     return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.calibration.observe import session
+from pdsim.calibration.observe.observation import mean_stages_ms, totals
 from pdsim.calibration.observe.plan import Budget, loads, one_round, planned
-from pdsim.calibration.observe.stages import mean_stages_ms, totals
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 

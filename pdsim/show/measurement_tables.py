@@ -1,0 +1,243 @@
+"""Tables of measurements: fits, another GPU's profile, errors of simulations, and what a server was asked."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from pdsim.calibration.fit.profile import Calibration
+from pdsim.calibration.observe.folder import summary_of
+from pdsim.calibration.observe.plan import Budget, Load, Probe
+from pdsim.calibration.scale.scaling import Scaling
+from pdsim.calibration.validate.case import ArmErrors, MetricError
+from pdsim.calibration.validate.comparison import Counts, Validation
+from pdsim.metrics.summary_rows import percentage, significant
+from pdsim.show.tables import fits, new_console, new_table
+
+if TYPE_CHECKING:
+    from pdsim.calibration.observe.session import Session
+
+
+def print_errors(arms: Sequence[ArmErrors]) -> None:
+    """Prints one table, or one for each arm where that is too wide."""
+    console = new_console()
+    columns = ("metric", "measured", "simulated", "error", "asked for")
+
+    def whole() -> Table:
+        table = new_table("", "case", "arm", *columns)
+        for arm in arms:
+            for i, cells in enumerate(_errors(arm)):
+                table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
+            table.add_section()
+        return table
+
+    table = whole()
+    if fits(console, table):
+        console.print(table)
+        return
+    for arm in arms:
+        table = new_table(f"{arm.case}: {_arm(arm)}", *columns)
+        for cells in _errors(arm):
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _arm(arm: ArmErrors) -> str:
+    return f"{arm.arm} ({'fitted' if arm.fitted else 'predicted'})"
+
+
+def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
+    for metric, m in arm.metrics.items():
+        asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
+        yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
+
+
+def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
+    """Prints what was fitted, errors on shapes that it was not fitted to, and what its profile has of the host."""
+    columns = ("part", "form", "rows", "shapes", "mean", "p90", "median", "coefficients, ns")
+    table = new_table("fits, and their errors on shapes held out", *columns)
+    for name, fit in made.fits.items():
+        values = ", ".join(f"{parameter} {value:.3g}" for parameter, value in fit.values.items())
+        errors = (f"{fit.error:.1%}", f"{fit.error_p90:.1%}", percentage(fit.bias))
+        table.add_row(name, fit.form.name, str(len(fit.rows)), str(fit.num_shapes), *errors, values)
+    console = new_console()
+    console.print(table)
+    of_host = _host_table(profile)
+    if of_host.rows:
+        console.print(of_host)
+
+
+def _host_table(profile: Mapping[str, Any]) -> Table:
+    sections = {"cost.host": profile["cost"].get("host"), "front_end": profile.get("front_end")}
+    table = new_table("of the host", "section", "settings")
+    for name, section in sections.items():
+        if section:
+            table.add_row(name, ", ".join(f"{setting} {value}" for setting, value in section.items()))
+    return table
+
+
+def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
+    """Prints how much longer operators take on the other GPU, and the coefficients there."""
+    new = f"{scaling.target.name} / {scaling.source.name}"
+    ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
+    for operator, ratio in scaling.ratios.items():
+        ends = (f"{value:.3g}" for value in (ratio.low, ratio.best, ratio.high))
+        ratios.add_row(operator, *ends, str(ratio.num_shapes))
+    coefficients = new_table(f"coefficients of {scaling.target.name}", "coefficient", "low", "best", "high")
+    for role in ("prefill", "decode"):
+        best = cost[role]
+        low, high = cost.get(f"{role}_interval", (best, best))
+        for name in (name for name in best if name != "use"):
+            coefficients.add_row(name, *(str(end[name]) for end in (low, best, high)))
+    console = new_console()
+    console.print(ratios)
+    console.print(coefficients)
+
+
+_HEADLINES = {
+    "request_throughput": "requests/s",
+    "mean_ttft_ms": "TTFT mean, ms",
+    "mean_tpot_ms": "TPOT mean, ms",
+    "mean_e2e_latency_ms": "latency mean, ms",
+}
+
+
+def print_validation(validation: Validation) -> None:
+    console = new_console()
+    tables = (_variants, _percentiles, _variant_stages, _counts, _spreads, _rankings)
+    for table in tables:
+        console.print(table(validation))
+
+
+def _variants(validation: Validation) -> Table:
+    table = new_table("measured, simulated, error", "variant", "requests", *_columns(_HEADLINES.values()))
+    for one in validation.comparisons:
+        cells = [cell for metric in _HEADLINES for cell in _error_cells(one.metrics[metric])]
+        table.add_row(one.name, str(one.num_requests), *cells)
+    return table
+
+
+def _columns(titles: Iterable[str]) -> list[str]:
+    return [column for title in titles for column in (title, "", "")]
+
+
+def _error_cells(one: MetricError) -> tuple[str, str, str]:
+    error = percentage(one.error)
+    return significant(one.measured), significant(one.simulated), error if one.is_met else f"[red]{error}[/red]"
+
+
+def _percentiles(validation: Validation) -> Table:
+    times = {"ttft": "TTFT", "tpot": "TPOT", "e2e_latency": "latency"}
+    columns = [f"{times[time]} {percent}" for time in times for percent in ("median", "p90", "p99")]
+    table = new_table("errors of percentiles", "variant", *columns)
+    for one in validation.comparisons:
+        errors = [one.metrics[f"{p}_{time}_ms"].error for time in times for p in ("median", "p90", "p99")]
+        table.add_row(one.name, *map(percentage, errors))
+    return table
+
+
+def _variant_stages(validation: Validation) -> Table:
+    """A table of the stages that take time."""
+    stages = dict.fromkeys(
+        name
+        for one in validation.comparisons
+        for name, error in one.stages_ms.items()
+        if max(error.measured, error.simulated) >= 0.05  # noqa: PLR2004  what shows with one decimal
+    )
+    head = [name.replace("_", " ", 1).replace("_", "\n") for name in stages]
+    table = new_table("mean of each stage, ms: measured, simulated", "variant", *(c for h in head for c in (h, "")))
+    for one in validation.comparisons:
+        errors = [one.stages_ms.get(name) for name in stages]
+        cells = [
+            cell for e in errors for cell in (("", "") if e is None else (f"{e.measured:,.1f}", f"{e.simulated:,.1f}"))
+        ]
+        table.add_row(one.name, *cells)
+    return table
+
+
+def _counts(validation: Validation) -> Table:
+    columns = ("bytes", "descriptors", "prefill hits", "decode hits", "")
+    table = new_table("what does not depend on time must be equal", "variant", *columns)
+    for one in validation.comparisons:
+        table.add_row(one.name, *_count_cells(one.counts))
+    return table
+
+
+def _count_cells(counts: Counts) -> tuple[str, ...]:
+    totals = (counts.transfer_bytes, counts.descriptors, counts.prefill_cached_tokens, counts.decode_cached_tokens)
+    return (*(f"{m:,}" if m == s else f"{m:,}\n{s:,}" for m, s in totals), _verdict(counts))
+
+
+def _verdict(counts: Counts) -> str:
+    if counts.unequal:
+        return f"[red]NOT EQUAL: requests {', '.join(map(str, counts.unequal[:5]))}[/red]"
+    num_other = len(counts.other_prefix_cached)
+    return f"but for timing: {num_other} of {counts.num_requests} found another prefix" if num_other else "equal"
+
+
+def _spreads(validation: Validation) -> Table:
+    asked = validation.tolerances
+    table = new_table("errors over all variants", "metric", "median", "largest", "in variant", "beyond", "asked for")
+    for spread in validation.spreads():
+        verdict = "" if asked.median is None else "met" if spread.is_met else "[red]missed[/red]"
+        worst = percentage(spread.worst)
+        missed = str(spread.num_missed or "")
+        table.add_row(spread.metric, f"{spread.median:.1%}", worst, spread.where, missed, verdict)
+    return table
+
+
+def _rankings(validation: Validation) -> Table:
+    title = "pairs of variants that differ by more than 5 %, and those whose winner is found"
+    table = new_table(title, "metric", "pairs", "right", "share", "asked for")
+    for metric, ranking in validation.rankings().items():
+        share, asked = ranking.share, validation.tolerances.winner
+        verdict = "" if share is None or asked is None else "met" if share >= asked else "[red]missed[/red]"
+        cells = (str(ranking.num_pairs), str(ranking.num_right), "" if share is None else f"{share:.1%}", verdict)
+        table.add_row(metric, *cells)
+    return table
+
+
+def print_plan(url: str, budget: Budget, probes: Sequence[Probe], loads: Iterable[Load]) -> None:
+    """Prints the probes of each kind, and the loads."""
+    table = new_table(f"to {url}", "what", "times", "requests", "at once", "prompt tokens", "output tokens, at most")
+    ordered = sorted(probes, key=lambda probe: probe.kind)
+    for kind, found in groupby(ordered, key=lambda probe: probe.kind):
+        same = list(found)
+        sizes = [probe.prompt_tokens for probe in same]
+        most = 1 if kind == "prefix" else max(probe.num_requests for probe in same)
+        total = sum(probe.num_requests for probe in same)
+        outputs = str(same[0].output_tokens)
+        lengths = f"{min(sizes)} to {max(sizes)}"
+        table.add_row(f"{kind}: {same[0].what}", str(len(same)), str(total), str(most), lengths, outputs)
+    for load in loads:
+        inputs, outs = zip(*load.lengths, strict=True)
+        span, longest = f"{min(inputs)} to {max(inputs)}", str(max(outs))
+        table.add_row(
+            f"load {load.name}: closed loop", "1", str(len(load.lengths)), str(load.concurrency), span, longest
+        )
+    console = new_console()
+    console.print(table)
+    console.print(
+        f"at most {budget.num_minutes:g} minutes, {budget.num_requests} completions, {budget.concurrency} at a time; "
+        "nothing was sent"
+    )
+
+
+def print_observation(session: "Session") -> None:
+    about = session.about
+    console = new_console()
+    server = f"{about['server']} {about['version']}".strip()
+    rows = ", ".join(f"{count} {kind}" for kind, count in session.num_rows.items())
+    console.print(
+        f"{about['model']} on {server} at {about['url']}: {session.seconds:.0f} s, rows: {rows}", highlight=False
+    )
+    if session.loads:
+        table = new_table("loads", "arm", "requests", *_HEADLINES.values())
+        for load in session.loads:
+            summary = summary_of(load["requests"])
+            table.add_row(
+                load["name"], str(len(load["requests"])), *(significant(summary[name]) for name in _HEADLINES)
+            )
+        console.print(table)
+    console.print(f"observation: {session.folder}")
