@@ -27,6 +27,7 @@ INTERPRETED = {
     "pdsim/core/invariants.py",
     "pdsim/core/journal.py",
     "pdsim/cost/aiconfigurator.py",
+    "pdsim/cost/expert_loads.py",
     "pdsim/cost/kernels.py",
     "pdsim/cost/settings.py",
     "pdsim/sim/result.py",

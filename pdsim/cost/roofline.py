@@ -36,17 +36,20 @@ class RooflineModel:
         self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
+        self._busiest = 1 + layout.expert_skew
+        """Tokens of the busiest GPU's experts, over the mean."""
         state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns  # a request's, however long it is
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
         self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns if layout.dp > 1 else 0.0
+        self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
         self._launch_ns = (
             settings.prefill_layer_ns * spec.num_layers + settings.expert_prefill_layer_ns * num_expert_layers
         )
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
-        routed = num_tokens if expert_tokens is None else expert_tokens
+        routed = (num_tokens if expert_tokens is None else expert_tokens) * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
         if self._experts is not None:
             work_ns += self._experts.ns(routed)
@@ -54,9 +57,10 @@ class RooflineModel:
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        routed = num_tokens * self._busiest
         work = {
-            "matrices": self._matrices_ns(num_tokens, num_tokens),
-            **self._expert_terms(num_tokens),
+            "matrices": self._matrices_ns(num_tokens, routed),
+            **self._expert_terms(routed),
             "attention": self._attention_ns(step),
             "all-reduce": self._reductions_ns(num_tokens),
         }
@@ -78,7 +82,7 @@ class RooflineModel:
         return DecodeLine.of_ns(base_ns, self._context_token_ns, self._distinct_token_ns)
 
     def decode_terms(self, num_requests: int, expert_tokens: float | None = None) -> Terms:
-        routed = num_requests if expert_tokens is None else expert_tokens
+        routed = (num_requests if expert_tokens is None else expert_tokens) * self._busiest
         return {
             "matrices": self._matrices_ns(num_requests, routed),
             **self._expert_terms(routed),
@@ -93,7 +97,7 @@ class RooflineModel:
         compute = operations / self._matrix_flops
         expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / self._dp
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
-        return 1e9 * max(compute, read) + self._exchange_ns
+        return 1e9 * max(compute, read) + self._exchange_ns + routed * self._exchange_token_ns
 
     def _expert_terms(self, num_tokens: float) -> Terms:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
@@ -106,6 +110,16 @@ class RooflineModel:
         hops = 2 * (layout.tp - 1) / layout.tp
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
+
+    def _exchange_bytes_ns(self, layout: Layout) -> float:
+        """One token on its way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
+        experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
+        if experts is None or efficiency is None or layout.dp == 1:
+            return 0.0
+        num_gpus = layout.tp * layout.dp
+        num_copies = (num_gpus - 1) * (1 - (1 - 1 / num_gpus) ** experts.num_active)
+        rate = layout.tp * layout.gpu.nvlink_bandwidth * efficiency
+        return 1e9 * 3 * layout.model.hidden_size * num_copies / rate
 
 
 class ExpertTimes:

@@ -144,10 +144,14 @@ def own_ways(scenario: Scenario) -> list[str]:
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     """Flags of resolved settings."""
     block = scenario.page_size if scenario.page_size in BLOCK_SIZES else None
+    redundant = servers.redundant_experts
+    eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})
     flags: Flags = [
         ("tensor-parallel-size", servers.tp // servers.dp),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.dp > 1),
+        ("enable-eplb", servers.redundant_experts is not None),
+        ("eplb-config", eplb),
         ("block-size", block),
         ("max-model-len", scenario.context_tokens),
         ("kv-cache-dtype", "fp8" if scenario.kv_dtype == "fp8" else "auto"),

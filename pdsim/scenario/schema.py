@@ -54,6 +54,10 @@ class ServerSettings(Section):
     """GPUs of one server."""
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
+    expert_skew: float = Field(default=0, ge=0)
+    """How far the tokens of the busiest GPU's experts are above the mean; with redundant_experts: before they help."""
+    redundant_experts: int | None = Field(default=None, ge=0)
+    """Copies of popular experts, placed by their load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
     """Share of the GPU's memory for weights and KV; None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)

@@ -9,7 +9,8 @@ from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
-from pdsim.cost.settings import Kernels
+from pdsim.cost.expert_loads import balanced_skew
+from pdsim.cost.settings import Kernels, Roofline
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import (
     FRONT_END,
@@ -32,7 +33,7 @@ from pdsim.system.memory import (
     memory_tier,
     vllm_batch,
 )
-from pdsim.system.model import GroupedQueryAttention, LatentAttention
+from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
 
 STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
@@ -69,18 +70,48 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
         gpu = load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
             model = model.in_dtype(scenario.weight_dtype)
+        skew = _expert_skew(scenario, role, model)
         if scenario.context_tokens is not None:
             model = replace(model, max_context_tokens=scenario.context_tokens)
+        if settings.redundant_experts is not None:
+            model = model.with_redundant(settings.redundant_experts)
         return Layout(
             model=model,
             gpu=gpu,
             tp=settings.tp // settings.dp,
             dp=settings.dp,
+            expert_skew=skew,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
     except (CatalogError, LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
+
+
+def _expert_skew(scenario: Scenario, role: Role, model: ModelSpec) -> float:
+    """How far the busiest GPU of a server is above the mean, with redundant experts or without."""
+    settings: ServerSettings = getattr(scenario, role)
+    skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
+    if skew == 0 and redundant is None:
+        return 0.0
+    field = f"{role}.{'expert_skew' if skew else 'redundant_experts'}"
+    if model.experts is None:
+        raise ConfigError(f"{field}: {model.name} has no experts; leave it out")
+    if settings.dp == 1:
+        raise ConfigError(f"{field}: experts are spread over a server's GPUs with dp > 1 only, found dp 1")
+    costs = (scenario.cost.prefill, scenario.cost.decode) if role == "aggregated" else (getattr(scenario.cost, role),)
+    if not all(isinstance(cost, Kernels | Roofline) for cost in costs):
+        raise ConfigError(f"{field}: only the costs kernels and roofline tell experts apart")
+    if skew > num_gpus - 1:
+        raise ConfigError(f"{field}: one of {num_gpus} GPUs is at most {num_gpus - 1} above the mean, found {skew:g}")
+    if redundant is None:
+        return skew
+    num_experts = model.experts.num_experts
+    if rest := (num_experts + redundant) % num_gpus:
+        near = " or ".join(str(n) for n in (redundant - rest, redundant - rest + num_gpus) if n >= 0)
+        wrong = f"{num_experts} + {redundant} experts do not divide among {num_gpus} GPUs"
+        raise ConfigError(f"{role}.redundant_experts: {wrong}; try {near}")
+    return balanced_skew(skew, num_experts, redundant, num_gpus)
 
 
 def attention_waves(scenario: Scenario, role: Role) -> AttentionWaves | None:

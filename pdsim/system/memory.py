@@ -41,6 +41,8 @@ class Layout:
     tp: int
     dp: int = 1
     """Instances of one server."""
+    expert_skew: float = 0
+    """How far the busiest GPU's experts are above the mean in tokens."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 

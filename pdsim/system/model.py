@@ -192,6 +192,14 @@ class ModelSpec:
         experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
         return replace(self, weight_dtype=dtype, experts=experts)
 
+    def with_redundant(self, num_redundant: int) -> "ModelSpec":
+        """The model with copies of so many experts in each layer that has them."""
+        if self.experts is None:
+            return self
+        experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
+        added = experts.num_params(self.hidden_size) - self.num_expert_params
+        return replace(self, experts=experts, num_params=self.num_params + added)
+
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:
         """The model's, and that of the routed experts if it is another."""

@@ -41,6 +41,8 @@ SERVERS = {
     "gpu": ["h200"],
     "tp": ["4"],
     "dp": ["2"],
+    "expert_skew": [],
+    "redundant_experts": [],
     "mem_fraction": ["0.7"],
     "pool_tokens": ["65536"],
     "eviction": ["lfu", "fifo"],
@@ -165,6 +167,22 @@ def fields(section: type[BaseModel], path=""):
 def test_the_cases_are_all_fields_of_the_schema():
     leaves = [leaf for leaf in fields(Scenario) if leaf == "cost.graph_sizes" or leaf.partition(".")[0] not in WHOLE]
     assert [leaf for leaf in leaves if leaf not in OTHER and leaf.removeprefix("decode.") not in DRAFTS] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang", "--ep-size 8 --enable-eplb --ep-num-redundant-experts 16"),
+        ("vllm", """--enable-eplb --eplb-config '{"num_redundant_experts": 16}'"""),
+    ],
+)
+def test_redundant_experts_are_said_and_their_skew_is_left_aside(engine, flags):
+    experts = "{gpu: h200, tp: 8, dp: 8, expert_skew: 1, redundant_experts: 16}"
+    changes = [("model", "qwen3-30b-a3b"), ("cost", "kernels"), ("prefill", experts), ("decode", experts)]
+    without = [(section, None) for section in WITHOUT[engine] if section.partition(".")[0] not in ("prefill", "decode")]
+    commands, notes = text(engine, scenario(*without, *changes))
+    assert sum(flags in command.replace(" \\\n ", "") for command in commands) == 2
+    assert any("expert_skew" in note for note in notes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
