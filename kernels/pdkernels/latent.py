@@ -153,8 +153,8 @@ def _check_latent(
 ) -> None:
     batch, _, width = query.shape
     rotated = width - rank
-    if rotated < 1 or rotated & (rotated - 1):
-        raise ValueError(f"a latent must be a power of two and a smaller one wide, not {width}")
+    if rotated < 16 or rotated & (rotated - 1):
+        raise ValueError(f"a latent must be a power of two and a smaller one, from 16 on, wide, not {width}")
     if latents.shape[1:] != (1, width) or not latents.is_contiguous():
         raise ValueError(f"query {list(query.shape)} does not fit latents {list(latents.shape)}")
     if query.stride()[1:] != (width, 1):

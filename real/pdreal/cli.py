@@ -28,6 +28,9 @@ Threads = Annotated[
         help="Of each rank, on the CPU. By default the cores are divided among ranks.",
     ),
 ]
+RecordExperts = Annotated[
+    bool, Parameter(negative=(), help="Keep how many tokens each expert saw in each step, in the run folder.")
+]
 CheckKv = Annotated[bool, Parameter(negative=(), help="Compare the KV of every request on both sides as it arrives.")]
 
 
@@ -44,6 +47,7 @@ def run(
     weights: Weights = "seed:0",
     threads: Threads = None,
     check_kv: CheckKv = False,
+    record_experts: RecordExperts = False,
     json_: Json = False,
 ) -> None:
     """Run a scenario and print its summary.
@@ -56,10 +60,20 @@ def run(
     """
     from pdreal.run import run_scenario
     from pdsim.metrics.run_folder import require_out_of_run
+    from pdsim.scenario.yaml_file import ConfigError
 
     if out is not None:
         require_out_of_run(out, force=force)
-    options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
+    elif record_experts:
+        raise ConfigError("--record-experts: expected --out FOLDER beside it, which keeps them")
+    options = Options(
+        device=device,
+        dtype=dtype,
+        weights=weights,
+        threads=threads,
+        check_kv=check_kv,
+        record_experts=record_experts,
+    )
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:
         print_json(finished.summary)
@@ -185,6 +199,29 @@ def measure(
         tell(f"pdreal: interrupted; what was measured is in {out}")
         raise SystemExit(130) from None
     print(f"{counted(num_rows, 'row')}: {out}")
+
+
+@app.command
+def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 8) -> None:
+    """Print how unevenly tokens chose experts in a run that recorded them, and the skew to simulate.
+
+    Parameters
+    ----------
+    run
+        A run folder of `pdreal run --record-experts`.
+    ep
+        Ranks that the experts are spread over, in blocks of neighbours.
+
+    """
+    from pdreal.expert_counts import read_counts, skews
+
+    for skew in skews(read_counts(run), ep):
+        shares = " ".join(f"{share:.2f}" for share in skew.shares)
+        beyond = f"{skew.step_skew:.3f} step by step, {skew.lasting_skew:.3f} in all steps"
+        print(f"{skew.kind}: {skew.num_steps} steps, {skew.tokens_per_step:.1f} choices in each layer of one")
+        print(f"  tokens of each of {ep} ranks over their mean: {shares}")
+        print(f"  busiest rank beyond the mean: {beyond}")
+        print(f"  simulate it: expert_skew: {skew.step_skew:.3f}")
 
 
 @app.command

@@ -42,7 +42,14 @@ class _Inputs(NamedTuple):
 class DecodeGraphs:
     """Graphs over one cache. On a CPU steps are not captured but run: so Triton's interpreter can test them."""
 
-    def __init__(self, model: Transformer, kv: PagedKv, max_running_requests: int) -> None:
+    def __init__(
+        self, model: Transformer, kv: PagedKv, max_running_requests: int, *, records_experts: bool = False
+    ) -> None:
+        self.choices: list[Tensor] = []
+        """Experts of each layer that the last step's tokens chose, if they are recorded."""
+        self._records_experts = records_experts
+        self._choices: dict[int, list[Tensor]] = {}
+        """Where each graph leaves them."""
         self._model = model
         self._kv = kv
         self._sizes = batch_sizes(max_running_requests)
@@ -68,6 +75,7 @@ class DecodeGraphs:
             graph.replay()
         else:
             self._best[size] = self._forward(size)
+        self.choices = [chosen[:num_requests] for chosen in self._choices.get(size, ())]
         return to_host(self._best[size][:num_requests]).tolist()
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
@@ -87,7 +95,11 @@ class DecodeGraphs:
     def _forward(self, size: int) -> Tensor:
         tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
         attend = KernelDecode(self._kv, self._model, positions, page_tables)
-        return self._model.best_tokens(self._model.logits(tokens, positions, attend))
+        self._model.choices = [] if self._records_experts else None
+        best = self._model.best_tokens(self._model.logits(tokens, positions, attend))
+        if self._model.choices is not None:
+            self._choices[size] = self._model.choices
+        return best
 
     def _capture(self) -> None:
         """Largest first: the others find its memory in the pool."""

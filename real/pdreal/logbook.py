@@ -1,7 +1,8 @@
 """Logbooks: what each process of a run writes down as it goes, and how it becomes one journal and one set of records.
 
-Two files for each life of a process: calls into its state machines, and rows of what it saw. They are written as things
-happen, so that a process that is killed leaves what it did; merged by time when the run is over.
+Two files for each life of a process: calls into its state machines, and rows of what it saw; a third has the experts
+that its tokens chose, if these are recorded. They are written as things happen, so that a process that is killed leaves
+what it did; merged by time when the run is over.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdreal.clock import Timeline
+from pdreal.expert_counts import CountedStep, ExpertCounts
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, Recorded, from_json, from_lines, to_json, to_line
@@ -31,6 +33,7 @@ class Logbook:
         if folder is not None:
             self._journal = _append(folder / f"{process}.{life}.journal")
             self._rows = _append(folder / f"{process}.{life}.rows")
+            self._experts_path = folder / f"{process}.{life}.experts"
 
     def recorded(self, machine: Any) -> Any:
         """The state machine, and each call into it an entry."""
@@ -46,6 +49,12 @@ class Logbook:
         if self.is_kept:
             plain = [_to_plain(arg) for arg in args]
             self._rows.write(json.dumps((now_ns, method, plain)) + "\n")
+
+    def experts(self, counted: CountedStep) -> None:
+        """A step's choices of experts."""
+        if self.is_kept:
+            with self._experts_path.open("a", encoding="utf-8") as file:
+                file.write(counted.to_line())
 
     def flush(self) -> None:
         if self.is_kept:
@@ -88,6 +97,10 @@ class InstanceLog:
             now_ns = self._timeline.now_ns
             self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))
 
+    def experts(self, step: m.Step, counts: ExpertCounts) -> None:
+        kind = "prefill" if isinstance(step, m.PrefillStep) else "decode"
+        self._logbook.experts(CountedStep(self._instance_id, kind, self._timeline.now_ns, counts))
+
     def step(self, step: m.Step, start_ns: int, end_ns: int) -> None:
         """A step that was computed from start_ns to end_ns by the monotonic clock."""
         if not self._logbook.is_kept:
@@ -113,6 +126,13 @@ def read_journal(folder: Path) -> Iterator[Entry]:
         chain.from_iterable(from_lines(_whole_lines(path)) for path in lives) for lives in _files(folder, "journal")
     )
     return merge(*processes, key=lambda entry: entry.args[-1])
+
+
+def read_counted_steps(folder: Path) -> list[CountedStep]:
+    """By time."""
+    files = chain.from_iterable(_files(folder, "experts"))
+    steps = [CountedStep.from_line(line) for path in files for line in _whole_lines(path)]
+    return sorted(steps, key=lambda step: step.end_ns)
 
 
 def read_records(folder: Path) -> RunRecords:

@@ -19,6 +19,8 @@ class Options:
     """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
     check_kv: bool = False
     """Compare the KV of every request on both sides as it arrives."""
+    record_experts: bool = False
+    """Keep how many tokens each expert saw in each step."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pdreal import notices
 from pdreal.channel import Channel
+from pdreal.expert_counts import ExpertCounts
 from pdreal.rank_resources import RankResources
 from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
@@ -26,6 +27,7 @@ class Computed(NamedTuple):
     tokens: list[int]
     start_ns: int
     end_ns: int
+    expert_counts: ExpertCounts | None = None
 
 
 class RankThreads:
@@ -81,7 +83,7 @@ class RankThreads:
             tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
         finally:
             self._compute_start_ns = None
-        return Computed(tokens, start_ns, monotonic_ns())
+        return Computed(tokens, start_ns, monotonic_ns(), self._runner.expert_counts)
 
     @property
     def hangs(self) -> bool:

@@ -85,6 +85,7 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
         max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
+        records_experts=spec.options.record_experts and spec.rank == 0,
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from pdreal.bootstrap import LaunchError
 from pdreal.clients import Clients
+from pdreal.expert_counts import write_counts
 from pdreal.fleet import STOP_SIGNALS
 from pdreal.launcher import Launcher
-from pdreal.logbook import read_journal, read_records
+from pdreal.logbook import read_counted_steps, read_journal, read_records
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
@@ -59,6 +60,8 @@ def run_scenario(
                     for entry in read_journal(logs):
                         write(entry)
                 write_run(out, scenario, finished, quiet=quiet)
+                if steps := read_counted_steps(logs):
+                    write_counts(out, steps)
                 shutil.rmtree(logs)
             except OSError as error:
                 real.failure = f"{out}: {error}; what the run did is in {logs}"

@@ -1,6 +1,6 @@
 """One rank's half of a step: runs batches through the model over the rank's KV cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pdreal.decode_graphs import DecodeGraphs
+from pdreal.expert_counts import ExpertCounts, count
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
@@ -79,12 +80,14 @@ class ModelRunner:
         allocate: Callable[[int], Tensor] | None = None,
         layer_groups: int = 0,
         max_running_requests: int = 0,
+        records_experts: bool = False,
     ) -> None:
         """A GPU captures its decode steps here, which takes seconds.
 
         allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
+        records_experts: whether forwards leave expert_counts
         """
         self.model = model
         self.kv = PagedKv(
@@ -100,9 +103,12 @@ class ModelRunner:
         )
         self._saved = SavedKv(self.kv)
         self._layer_groups = layer_groups
+        self.expert_counts: ExpertCounts | None = None
+        """Tokens of the last forward that each expert of each layer saw."""
+        self._records_experts = records_experts
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
-            self._graphs = DecodeGraphs(model, self.kv, max_running_requests)
+            self._graphs = DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
 
     def warm_up(self) -> None:
         """Forwards of many lengths, before the first request: all pages are free.
@@ -124,6 +130,7 @@ class ModelRunner:
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Next tokens of a batch, in its order; none of other work, which is done on return."""
+        self.expert_counts = None
         match work:
             case PrefillBatch():
                 return self.prefill(work, on_layers)
@@ -149,9 +156,11 @@ class ModelRunner:
         last = torch.tensor([end - 1 for end in accumulate(len(chunk.tokens) for chunk in batch.chunks)])
         device = self.model.device
         attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
+        self._begin_recording()
         logits = self.model.logits(tokens.to(device), positions.to(device), attend, last.to(device))
         best = to_host(self.model.best_tokens(logits))
         progress.report()
+        self._end_recording(self.model.choices)
         return best.tolist()
 
     @torch.inference_mode()
@@ -159,11 +168,25 @@ class ModelRunner:
         """The next token of each sequence."""
         wait_for_engines(self.model.device)
         if self._graphs is not None:
-            return self._graphs.decode(batch)
+            best = self._graphs.decode(batch)
+            self._end_recording(self._graphs.choices)
+            return best
+        self._begin_recording()
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
         attend = GatheredDecode(self.kv, batch)
-        best: list[int] = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
+        best = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
+        self._end_recording(self.model.choices)
         return best
+
+    def _begin_recording(self) -> None:
+        if self._records_experts:
+            self.model.choices = []
+
+    def _end_recording(self, choices: Sequence[Tensor] | None) -> None:
+        if self._records_experts and choices:
+            config = self.model.config
+            assert config.experts is not None
+            self.expert_counts = count(to_host(torch.stack(tuple(choices))).numpy(), config.experts.num_experts)
 
 
 def _warm_up_lengths(longest: int) -> list[int]:

@@ -113,6 +113,8 @@ class StepLoop:
     def _on_computed(self, step: m.Step, computed: Computed) -> None:
         outcome = self._executor.finish(step, computed.tokens)
         self._log.step(step, computed.start_ns, computed.end_ns)
+        if computed.expert_counts is not None:
+            self._log.experts(step, computed.expert_counts)
         if outcome.new_tokens:
             self._on_tokens(outcome.new_tokens)
         self.num_in_flight -= 1

@@ -58,7 +58,7 @@ def test_paged_decode(order, page_size, group, splits):
 @pytest.mark.parametrize(("heads", "rank", "splits"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, TOLERANCE)])
 def test_latent_decode(page_size, heads, rank, splits, dtype, tolerance):
-    rotated, lengths, pages = rank // 8, [1, 0, 45], 96 // page_size
+    rotated, lengths, pages = max(16, rank // 8), [1, 0, 45], 96 // page_size
     latents = torch.randn((pages + 1) * page_size, 1, rank + rotated, device=DEVICE).to(dtype)
     table = torch.stack([random_pages(-(-48 // page_size), pages) for _ in lengths])
     query = torch.randn(3, heads + 2, rank + rotated, device=DEVICE).to(dtype)[:, :heads]

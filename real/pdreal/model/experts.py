@@ -16,8 +16,11 @@ _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # no
 """The function by its name since torch 2.10, or before."""
 
 
-def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
-    """The experts' mix for each token, [tokens, hidden]: this rank's share of the sum over ranks."""
+def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
+    """The experts' mix for each token, [tokens, hidden]: this rank's share of the sum over ranks.
+
+    And the experts that were chosen, [tokens, active].
+    """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
 
@@ -30,7 +33,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
     computed = _grouped_mm(silu_and_multiply(gate_up), weights.down.transpose(1, 2), offs=ends)
     by_token = torch.empty_like(computed)
     by_token[order] = computed
-    return (shares[:, None] @ by_token.view(len(x), num_active, -1))[:, 0]
+    return (shares[:, None] @ by_token.view(len(x), num_active, -1))[:, 0], experts
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:

@@ -32,10 +32,11 @@ _STEP = 64
 768 behind a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
 
 
-@triton.jit(do_not_specialize=("scores", "shares", "lists", "lengths", "tokens"))
+@triton.jit(do_not_specialize=("scores", "shares", "choices", "lists", "lengths", "tokens"))
 def choose_kernel(
     scores: tl.int64,
     shares: tl.int64,
+    choices: tl.int64,
     lists: tl.int64,
     lengths: tl.int64,
     tokens: tl.int64,
@@ -59,14 +60,15 @@ def choose_kernel(
         share = tl.where(place == i, tl.max(left, 0), share)
         chosen = tl.where(place == i, best, chosen)
         left = tl.where(expert == best, -1.0, left)
-    enter(token, place, share / tl.sum(share, 0), chosen, shares, lists, lengths, tokens, ACTIVE)
+    enter(token, place, share / tl.sum(share, 0), chosen, shares, choices, lists, lengths, tokens, ACTIVE)
 
 
-@triton.jit(do_not_specialize=("scores", "bias", "shares", "lists", "lengths", "tokens"))
+@triton.jit(do_not_specialize=("scores", "bias", "shares", "choices", "lists", "lengths", "tokens"))
 def choose_in_groups_kernel(
     scores: tl.int64,
     bias: tl.int64,
     shares: tl.int64,
+    choices: tl.int64,
     lists: tl.int64,
     lengths: tl.int64,
     tokens: tl.int64,
@@ -109,14 +111,15 @@ def choose_in_groups_kernel(
         share = tl.where(place == i, tl.sum(tl.sum(tl.where(is_chosen & live, score, 0.0), 1), 0), share)
         chosen = tl.where(place == i, from_group * GROUP + number, chosen)
         left = tl.where(is_chosen, float("-inf"), left)
-    enter(token, place, SCALE * share / tl.sum(share, 0), chosen, shares, lists, lengths, tokens, ACTIVE)
+    enter(token, place, SCALE * share / tl.sum(share, 0), chosen, shares, choices, lists, lengths, tokens, ACTIVE)
 
 
 @triton.jit
-def enter(token, place, share, chosen, shares, lists, lengths, tokens, ACTIVE: tl.constexpr):
+def enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, ACTIVE: tl.constexpr):
     """Enter a token in the lists of its experts."""
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
+    tl.store(aligned(choices, tl.int32) + row, chosen, mask=active)
     entry = tl.atomic_add(aligned(lengths, tl.int32) + chosen, 1, mask=active, sem="relaxed")
     tl.store(aligned(lists, tl.int32) + chosen * tokens + entry, row.to(tl.int32), mask=active)
 
@@ -251,15 +254,16 @@ def _tile(size: int, most: int) -> int:
     return min(most, size & -size)
 
 
-def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
+def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """As experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
     (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), weights.down.shape[2]
     num_rows = num_tokens * weights.num_active
     shares = x.new_empty(num_rows, dtype=torch.float32)
+    chosen = x.new_empty(num_tokens, weights.num_active, dtype=torch.int32)
     lists = x.new_empty(num_experts, num_tokens, dtype=torch.int32)
     lengths = x.new_zeros(num_experts, dtype=torch.int32)
     of_lists = lists.data_ptr(), lengths.data_ptr()
-    _launch_choice(x, weights, shares.data_ptr(), *of_lists)
+    _launch_choice(x, weights, shares.data_ptr(), chosen.data_ptr(), *of_lists)
 
     of_most_lists = triton.next_power_of_2(triton.cdiv(2 * num_rows, num_experts))
     block = max(_FEWEST_ROWS, min(_MOST_ROWS, of_most_lists))
@@ -270,4 +274,4 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> Tensor:
     gate_up(x.device, (blocks, inner // inner_tile, num_experts), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
     of_down = gated.data_ptr(), weights.down.data_ptr(), shares.data_ptr()
     down(x.device, (blocks, hidden // hidden_tile, num_experts), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
-    return mixed.view(num_tokens, weights.num_active, hidden).sum(1)
+    return mixed.view(num_tokens, weights.num_active, hidden).sum(1), chosen

@@ -53,6 +53,8 @@ class Transformer:
         self.num_kv_heads = kv_heads.stop - kv_heads.start
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
+        self.choices: list[Tensor] | None = None
+        """Of the layers of forwards, [tokens, active] each: appended if it is a list."""
         self._weights = weights
         self._eps = config.llama.rms_norm_eps
         rotated = config.head_dim if config.latent is None else config.latent.rope_dim
@@ -133,7 +135,9 @@ class Transformer:
 
     def _mlp(self, mlp: MlpWeights | ExpertWeights, x: Tensor) -> Tensor:
         if isinstance(mlp, ExpertWeights):
-            mixed = run_experts(x, mlp)
+            mixed, chosen = run_experts(x, mlp)
+            if self.choices is not None:
+                self.choices.append(chosen)
             return self.tp.sum_(mixed if mlp.shared is None else mixed + self._gated(mlp.shared, x))
         return self.tp.sum_(self._gated(mlp, x))
 

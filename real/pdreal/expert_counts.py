@@ -1,0 +1,113 @@
+"""Tokens that each expert of each layer saw, step by step: counted, kept in a run folder, and read as skew."""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdsim.scenario.yaml_file import ConfigError
+
+TABLE = "experts.parquet"
+"""A row for each step; counts are little-endian uint16 [layers, experts], and layers those that have experts."""
+ExpertCounts = NDArray[np.uint16]
+
+
+def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
+    """Of choices [layers, tokens, active]: tokens of each expert, [layers, experts]."""
+    num_layers = len(choices)
+    numbered = choices + num_experts * np.arange(num_layers)[:, None, None]
+    counts = np.bincount(numbered.reshape(-1), minlength=num_layers * num_experts)
+    return counts.reshape(num_layers, num_experts).astype(np.uint16)
+
+
+class CountedStep(NamedTuple):
+    instance_id: str
+    kind: str
+    """prefill or decode"""
+    end_ns: int
+    counts: ExpertCounts
+
+    def to_line(self) -> str:
+        packed = base64.b64encode(zlib.compress(self.counts.astype("<u2").tobytes(), 1)).decode()
+        return json.dumps([self.instance_id, self.kind, self.end_ns, len(self.counts), packed]) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> "CountedStep":
+        instance_id, kind, end_ns, num_layers, packed = json.loads(line)
+        return cls(instance_id, kind, end_ns, _counts(zlib.decompress(base64.b64decode(packed)), num_layers))
+
+
+def _counts(raw: bytes, num_layers: int) -> ExpertCounts:
+    return np.frombuffer(raw, "<u2").reshape(num_layers, -1)
+
+
+def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    columns = {
+        "instance_id": [step.instance_id for step in steps],
+        "kind": [step.kind for step in steps],
+        "end_ns": [step.end_ns for step in steps],
+        "num_layers": [len(step.counts) for step in steps],
+        "counts": [step.counts.astype("<u2").tobytes() for step in steps],
+    }
+    parquet.write_table(pa.table(columns), folder / TABLE, compression="zstd")
+
+
+def read_counts(folder: Path) -> list[CountedStep]:
+    """Raises ConfigError."""
+    from pyarrow import parquet  # noqa: PLC0415
+
+    path = folder / TABLE
+    if not path.is_file():
+        made = f"pdreal run --record-experts --out {folder} makes it"
+        raise ConfigError(f"{path} does not exist: {made}, if the model has experts")
+    rows = parquet.read_table(path).to_pylist()
+    return [CountedStep(r["instance_id"], r["kind"], r["end_ns"], _counts(r["counts"], r["num_layers"])) for r in rows]
+
+
+class Skew(NamedTuple):
+    """Experts of one kind of steps, spread over ranks in blocks."""
+
+    kind: str
+    num_steps: int
+    tokens_per_step: float
+    step_skew: float
+    """The busiest rank of each step and layer over the mean, beyond 1: what `cost.expert_skew` means."""
+    lasting_skew: float
+    """The same with all steps as one: what placing experts otherwise could mend."""
+    shares: tuple[float, ...]
+    """Tokens of each rank over the mean, all layers together."""
+
+
+def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
+    """Of prefill and of decode. Raises ConfigError if the experts do not divide among so many ranks."""
+    by_kind = sorted(steps, key=attrgetter("kind"))
+    for kind, group in groupby(by_kind, key=attrgetter("kind")):
+        counts = np.stack([step.counts for step in group]).astype(np.int64)
+        num_steps, num_layers, num_experts = counts.shape
+        if ep < 1 or num_experts % ep:
+            raise ConfigError(f"--ep: expected a divisor of the {num_experts} experts, found {ep}")
+        loads = counts.reshape(num_steps, num_layers, ep, -1).sum(-1)
+        of_ranks = loads.sum((0, 1))
+        yield Skew(
+            kind,
+            num_steps,
+            float(loads.sum() / (num_steps * num_layers)),
+            _beyond_mean(loads),
+            _beyond_mean(loads.sum(0)),
+            tuple((of_ranks / of_ranks.mean()).tolist()),
+        )
+
+
+def _beyond_mean(loads: NDArray[np.int64]) -> float:
+    """[..., ranks]: the busiest rank of each, all together, over their mean."""
+    return float(loads.max(-1).sum() / loads.mean(-1).sum() - 1)

@@ -1,0 +1,73 @@
+"""Choices of experts: counted, kept by a run, read as skew."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="real mode needs torch")
+
+import numpy as np
+from pdreal.cli import app
+from pdreal.decode_graphs import DecodeGraphs
+from pdreal.expert_counts import CountedStep, count, read_counts, skews
+from pdreal.tasks import DecodeBatch
+
+from pdsim.scenario.yaml_file import ConfigError
+from tests.real.models import DEEPSEEK, GPU_OR_CPU, load, runner, tokens, whole
+
+
+def test_each_token_counts_once_for_each_of_its_experts():
+    choices = np.array([[[0, 2], [2, 1]], [[3, 0], [0, 3]]])
+    assert count(choices, 4).tolist() == [[1, 1, 2, 0], [2, 0, 0, 2]]
+
+
+def test_skew_is_what_the_busiest_rank_has_beyond_the_mean():
+    first, second = ([[4, 0, 0, 0]], [[0, 0, 1, 3]])
+    steps = [CountedStep("d", "decode", i, np.array(c, np.uint16)) for i, c in enumerate((first, second))]
+    (skew,) = skews(steps, 2)
+    assert (skew.step_skew, skew.lasting_skew, skew.shares) == (1.0, 0.0, (1.0, 1.0))
+    assert next(skews(steps, 4)).lasting_skew == 1.0
+    with pytest.raises(ConfigError, match="a divisor of the 4 experts, found 3"):
+        next(skews(steps, 3))
+
+
+def test_a_step_survives_its_line():
+    step = CountedStep("d-0", "decode", 7, np.arange(12, dtype=np.uint16).reshape(3, 4))
+    again = CountedStep.from_line(step.to_line())
+    assert again[:3] == step[:3]
+    assert np.array_equal(again.counts, step.counts)
+
+
+def test_padded_rows_of_a_graph_do_not_count():
+    pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
+    model = load(DEEPSEEK, device=GPU_OR_CPU)
+    r = runner(model, records_experts=True)
+    prompts = [tokens(seed, 9, DEEPSEEK.vocab_size) for seed in range(3)]
+    tables = [[1 + 4 * i + page for page in range(4)] for i in range(3)]
+    last = r.prefill(whole(*zip(prompts, tables, strict=True)))
+    assert r.expert_counts.sum(1).tolist() == [27 * DEEPSEEK.experts.num_active] * DEEPSEEK.experts.num_layers
+    batch = DecodeBatch(tuple(last), (9, 9, 9), tuple(tables))
+    r.decode(batch)
+    alone = r.expert_counts
+    graphs = DecodeGraphs(model, r.kv, 4, records_experts=True)
+    with torch.inference_mode():
+        graphs.decode(batch)
+    counted = count(torch.stack(graphs.choices).cpu().numpy(), DEEPSEEK.experts.num_experts)
+    if GPU_OR_CPU.type == "cpu":
+        assert np.array_equal(counted, alone)
+    assert counted.sum(1).tolist() == [3 * DEEPSEEK.experts.num_active] * DEEPSEEK.experts.num_layers
+
+
+def test_a_run_keeps_them_and_a_command_reads_them(tmp_path, capsys):
+    pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+    changes = ["model=tiny-deepseek-v3", "workload.num_requests=6", "prefill.radix_cache=false"]
+    given = ["experiments/real-demo/pair.yaml", *(word for change in changes for word in ("--set", change))]
+    app(["run", *given, "--record-experts", "--out", str(tmp_path / "run"), "--json"], result_action="return_value")
+    steps = read_counts(tmp_path / "run")
+    assert {(step.instance_id, step.kind) for step in steps} == {("prefill-0", "prefill"), ("decode-0", "decode")}
+    choices = dict.fromkeys(("prefill", "decode"), 0)
+    for step in steps:
+        choices[step.kind] += int(step.counts[0].sum())
+    assert choices == {"prefill": 6 * 180 * 4, "decode": 6 * 23 * 4}  # the last of 24 tokens is not computed
+    assert all(len(set(step.counts.sum(1))) == 1 for step in steps)
+    capsys.readouterr()
+    app(["experts", str(tmp_path / "run"), "--ep", "4"], result_action="return_value")
+    assert "simulate it: expert_skew: " in capsys.readouterr().out
