@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 from pdsim.core.invariants import check
 from pdsim.core.journal import KILLED, Entry, to_json
 from pdsim.core.messages import DecodeStep
 from pdsim.core.sequence import Spans
+from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.build import Cluster, build
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
@@ -121,6 +123,25 @@ def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False
 
     simulation = Simulation(cluster, Observation(journal=record, levels=levels), single_steps=single_steps)
     return Traced(simulation.run(), journal, cluster, simulation.machines())
+
+
+def run_both_ways(scenario: Scenario) -> tuple[Traced, Traced]:
+    """Runs many steps at once, and one by one, and requires the same decisions, requests, transfers and gaps."""
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    assert many.records.requests == single.records.requests
+    assert many.records.transfers == single.records.transfers
+    assert many.records.host_copies == single.records.host_copies
+    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
+    return many, single
+
+
+def require_whole_gaps(records: Any) -> None:
+    """Requires that the gaps between tokens add up to the time after the first. All requests have finished."""
+    gaps = itl_samples(records)
+    assert gaps.count == sum(r.num_output_tokens - 1 for r in records.requests)
+    whole_ms = sum(r.end_ns - r.first_token_ns for r in records.requests) / 1e6
+    assert gaps.mean() * gaps.count == pytest.approx(whole_ms)
 
 
 def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:

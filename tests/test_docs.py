@@ -142,13 +142,18 @@ def made_figure(name):
     return inspect.signature(getattr(plots, name)).return_annotation is Figure
 
 
-def test_commands_that_export_run(folder, capsys):
-    for line in commands(DOCS / "formats.md"):
+def run_commands(page, capsys):
+    """Each prints something, and no error."""
+    for line in commands(DOCS / page):
         with suppress(SystemExit):
             main(shlex.split(line, comments=True)[1:])
         captured = capsys.readouterr()
         assert captured.err == "", line
         assert captured.out, line
+
+
+def test_commands_that_export_run(folder, capsys):
+    run_commands("formats.md", capsys)
 
 
 def test_the_page_of_commands_is_current():
@@ -177,21 +182,11 @@ def sweeps(folder):
 
 
 def test_the_sweeps_that_are_shown_run(sweeps, capsys):
-    for line in commands(DOCS / "sweeps.md"):
-        with suppress(SystemExit):
-            main(shlex.split(line, comments=True)[1:])
-        captured = capsys.readouterr()
-        assert captured.err == "", line
-        assert captured.out, line
+    run_commands("sweeps.md", capsys)
 
 
 def test_the_reports_that_are_shown_are_written(folder, capsys):
-    for line in commands(DOCS / "reports.md"):
-        with suppress(SystemExit):
-            main(shlex.split(line, comments=True)[1:])
-        captured = capsys.readouterr()
-        assert captured.err == "", line
-        assert captured.out, line
+    run_commands("reports.md", capsys)
     assert {"first.html", "report.html"} <= {path.name for path in folder.iterdir()}
 
 

@@ -26,28 +26,35 @@ _BESIDE = ("measured", "host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
 
 
+def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
+    """The profile that a section names, and the fields beside it; None: it names none."""
+    if not (isinstance(value, dict) and "profile" in value):
+        return None
+    beside = {key: setting for key, setting in value.items() if key != "profile"}
+    return base_folder(info) / str(value["profile"]), beside
+
+
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces {profile: FILE} by what the file says. Only changes of sections in _BESIDE may stand beside it."""
-    if not (isinstance(value, dict) and "profile" in value):
+    if (named := _named(value, info)) is None:
         return value
-    beside = {key: changes for key, changes in value.items() if key != "profile"}
+    path, beside = named
     for section, changes in beside.items():
         if section in _BESIDE and not isinstance(changes, dict):
             raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
     if any(section not in _BESIDE for section in beside):
         known, found = " and ".join((", ".join(_BESIDE[:-1]), _BESIDE[-1])), ", ".join(beside)
         raise ValueError(f"profile stands alone, or beside {known}, found {found} beside it")
-    cost = read_profile(base_folder(info) / str(value["profile"]))["cost"]
+    cost = read_profile(path)["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces `profile: FILE` by what was fitted for the transport; what stands beside it goes before it."""
-    if not (isinstance(value, dict) and "profile" in value):
+    if (named := _named(value, info)) is None:
         return value
-    path = base_folder(info) / str(value["profile"])
-    given = {key: setting for key, setting in value.items() if key != "profile"}
+    path, given = named
     fitted = dict(read_profile(path).get("network") or {})
     transports = fitted.pop("transports", {})
     staging = fitted.pop("staging", {})
@@ -64,10 +71,9 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces `profile: FILE` by what was measured; what stands beside it goes before it."""
-    if not (isinstance(value, dict) and "profile" in value):
+    if (named := _named(value, info)) is None:
         return value
-    path = base_folder(info) / str(value["profile"])
-    given = {key: setting for key, setting in value.items() if key != "profile"}
+    path, given = named
     measured = read_profile(path).get("front_end")
     if not measured:
         raise ValueError(f"profile {path} has no field 'front_end'")

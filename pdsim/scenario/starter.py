@@ -12,8 +12,7 @@ from pdsim.scenario.build import build
 from pdsim.scenario.loading import apply_change, parse_scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, to_yaml
 from pdsim.system.catalog import load_gpu, load_model
-from pdsim.workload.trace_file import TraceError
-from pdsim.workload.trace_kind import WITHOUT_TIMES, trace_kind
+from pdsim.workload.trace_file import WITHOUT_TIMES, TraceError, trace_kind
 
 _COMMENTS = {
     "name": "Shown in tables.",

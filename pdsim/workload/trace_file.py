@@ -1,4 +1,4 @@
-"""Lines of a trace, CSV or JSON, plain or gzip. A broken one is an error that names file, line and field."""
+"""The file of a trace: its format, and its lines, CSV or JSON, plain or gzip. Errors name file, line and field."""
 
 import csv
 import gzip
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,6 +130,32 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, csv.Error) as broken:
         raise TraceError(f"{path}: cannot be read as text: {broken}") from None
+
+
+LONGEST_LINE = 2**20
+WITHOUT_TIMES = ("applied_compute_trace", "sharegpt")
+"""Kinds whose requests have no arrival times."""
+_SIGNS = {
+    "chat_id": "bailian_trace",
+    "hash_ids": "mooncake_trace",
+    "tool_call_latency": "applied_compute_trace",
+    "ContextTokens": "azure_trace",
+    "Request tokens": "burstgpt_trace",
+}
+"""Fields of first lines, the rarer ones first; a table of requests has none of them."""
+_WAITS = '"wait_for"'
+
+
+def trace_kind(path: Path) -> str:
+    """Name of the workload that reads the file. Later lines tell whether requests wait for others."""
+    with open_trace(path) as file:
+        first = file.readline(LONGEST_LINE)
+        kind = next((kind for sign, kind in _SIGNS.items() if sign in first), "request_table")
+        if first.lstrip().startswith("["):
+            kind = "sharegpt"
+        elif kind == "mooncake_trace" and any(_WAITS in line for line in chain([first], file)):
+            kind = "agentic_mooncake_trace"
+    return kind
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:

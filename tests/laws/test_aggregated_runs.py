@@ -8,13 +8,12 @@ from hypothesis import given
 from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import PrefillChunk, PrefillStep, Retracted
-from pdsim.metrics.summary import itl_samples
 from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from tests.strategies import aggregated_scenarios
-from tests.support import Traced, decisions, examples, run
+from tests.support import Traced, decisions, examples, require_whole_gaps, run, run_both_ways
 
 
 @given(aggregated_scenarios())
@@ -94,18 +93,13 @@ def test_each_output_token_takes_a_decode_step_or_ends_a_prompt(scenario: Scenar
 @examples(60)
 def test_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenario):
     records = run(scenario).records
-    gaps = itl_samples(records)
-    assert gaps.count == sum(r.num_output_tokens - 1 for r in records.requests)
-    assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in records.requests) / 1e6)
+    require_whole_gaps(records)
 
 
 @given(aggregated_scenarios())
 @examples(150)
 def test_many_aggregated_steps_at_once_are_single_steps(scenario: Scenario):
-    many, single = run(scenario), run(scenario, single_steps=True)
-    assert decisions(many.journal) == decisions(single.journal)
-    assert many.records.requests == single.records.requests
-    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
+    many, single = run_both_ways(scenario)
     a, b = many.result.summary(), single.result.summary()
     for field in ("mean_itl_ms", "median_itl_ms", "p99_itl_ms", "std_itl_ms", "max_output_tokens_per_s"):
         assert a[field] == pytest.approx(b[field], abs=2e-6)

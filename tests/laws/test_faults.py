@@ -14,7 +14,7 @@ from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios, vllm_scenarios
-from tests.support import decisions, examples, run
+from tests.support import examples, run, run_both_ways
 
 early = st.one_of(fault_schedules(scenarios()), fault_schedules(aggregated_scenarios()))
 schedules = st.one_of(early, fault_schedules(optimistic_scenarios()), fault_schedules(vllm_scenarios()))
@@ -35,11 +35,7 @@ def test_no_request_is_lost_and_nothing_leaks(scenario: Scenario):
 @given(schedules)
 @examples(40)
 def test_many_steps_at_once_are_single_steps_with_faults(scenario: Scenario):
-    many, single = run(scenario), run(scenario, single_steps=True)
-    assert decisions(many.journal) == decisions(single.journal)
-    assert many.records.requests == single.records.requests
-    assert many.records.transfers == single.records.transfers
-    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
+    many, single = run_both_ways(scenario)
     tokens = [sum(step.num_tokens for step in traced.records.steps) for traced in (many, single)]
     assert tokens[0] == tokens[1]
 

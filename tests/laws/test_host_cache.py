@@ -23,7 +23,7 @@ from pdsim.scenario.sizing import resolve
 from tests.laws.test_radix_cache import Holder, below, tokens
 from tests.markdown import ROOT
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
-from tests.support import decisions, examples, request, run, small
+from tests.support import decisions, examples, request, run, run_both_ways, small
 
 NUM_PAGES = 14
 WRITES = ["write_through", "write_through_selective", "write_back"]
@@ -321,11 +321,7 @@ def test_every_request_ends_with_host_memory(scenario: Scenario):
 @given(clusters)
 @examples(150)
 def test_many_steps_at_once_are_single_steps_with_host_memory(scenario: Scenario):
-    many, single = run(scenario), run(scenario, single_steps=True)
-    assert decisions(many.journal) == decisions(single.journal)
-    assert many.records.requests == single.records.requests
-    assert many.records.host_copies == single.records.host_copies
-    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
+    run_both_ways(scenario)
 
 
 @given(clusters)

@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import LoadKv, Retracted, SaveKv
 from pdsim.cost.copies import HostCopies, HostMemory
-from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.schema import DecodeSettings, Scenario
 from pdsim.scenario.wiring import host_copies
 from tests.strategies import crowds, scenarios
-from tests.support import decisions, examples, request, run, small
+from tests.support import examples, request, require_whole_gaps, run, run_both_ways, small
 
 
 @st.composite
@@ -37,10 +36,7 @@ def test_every_request_ends_though_copies_take_time_and_looks_are_rare(scenario:
 @given(crowded())
 @examples(80)
 def test_many_steps_at_once_are_single_steps_with_copies_and_rare_looks(scenario: Scenario):
-    many, single = run(scenario), run(scenario, single_steps=True)
-    assert decisions(many.journal) == decisions(single.journal)
-    assert many.records.requests == single.records.requests
-    assert sorted(many.records.token_gaps) == sorted(single.records.token_gaps)
+    run_both_ways(scenario)
 
 
 @given(crowded())
@@ -49,9 +45,7 @@ def test_gaps_add_up_to_the_time_after_the_first_token_with_copies(scenario: Sce
     records = run(scenario).records
     finished = [r for r in records.requests if r.outcome == "finished"]
     assume(len(finished) == len(records.requests))
-    gaps = itl_samples(records)
-    assert gaps.count == sum(r.num_output_tokens - 1 for r in finished)
-    assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in finished) / 1e6)
+    require_whole_gaps(records)
 
 
 @given(crowded())

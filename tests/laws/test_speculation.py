@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from pdsim.core.invariants import check
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Verified
-from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from pdsim.workload.acceptance import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
-from tests.support import decisions, examples, request, run, small, small_aggregated
+from tests.support import decisions, examples, request, require_whole_gaps, run, small, small_aggregated
 
 
 @given(speculative_scenarios())
@@ -53,9 +52,7 @@ def test_speculative_gaps_between_tokens_add_up_to_the_time_after_the_first(scen
     records = run(scenario).records
     finished = [r for r in records.requests if r.outcome == "finished"]
     assume(len(finished) == len(records.requests))
-    gaps = itl_samples(records)
-    assert gaps.count == sum(r.num_output_tokens - 1 for r in finished)
-    assert gaps.mean() * gaps.count == pytest.approx(sum(r.end_ns - r.first_token_ns for r in finished) / 1e6)
+    require_whole_gaps(records)
 
 
 @given(speculative_scenarios())

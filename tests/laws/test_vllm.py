@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,10 +19,18 @@ from pdsim.core.messages import (
     StopSending,
     Tell,
 )
-from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.schema import Scenario
 from tests.strategies import fault_schedules, vllm_scenarios
-from tests.support import MILLISECOND, Traced, decisions, examples, request, run, small
+from tests.support import (
+    MILLISECOND,
+    Traced,
+    examples,
+    request,
+    require_whole_gaps,
+    run,
+    run_both_ways,
+    small,
+)
 
 SHORT_MS = st.sampled_from([5, 30, 200])
 VLLM = {
@@ -192,10 +199,7 @@ def test_a_partly_computed_request_gives_way_before_running_ones(scenario: Scena
 def test_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenario):
     records = run(scenario).records
     if all(r.outcome == "finished" for r in records.requests):
-        gaps = itl_samples(records)
-        assert gaps.count == sum(r.num_output_tokens - 1 for r in records.requests)
-        whole_ms = sum(r.end_ns - r.first_token_ns for r in records.requests) / 1e6
-        assert gaps.mean() * gaps.count == pytest.approx(whole_ms)
+        require_whole_gaps(records)
 
 
 @given(vllm_scenarios())
@@ -218,9 +222,7 @@ def test_no_chunk_follows_another_while_requests_run(scenario: Scenario):
 @given(vllm_scenarios(st.sampled_from([5, 30, None])))
 @examples(60)
 def test_many_steps_at_once_are_single_steps_and_runs_repeat(scenario: Scenario):
-    many, single = run(scenario), run(scenario, single_steps=True)
-    assert decisions(many.journal) == decisions(single.journal)
-    assert many.records.requests == single.records.requests
+    many, _ = run_both_ways(scenario)
     assert digest(many.journal) == digest(run(scenario).journal)
 
 

@@ -19,8 +19,7 @@ from pdsim.study.design import Changes
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
-from pdsim.workload.trace_file import TraceError, open_trace
-from pdsim.workload.trace_kind import LONGEST_LINE, WITHOUT_TIMES, trace_kind
+from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, TraceError, open_trace, trace_kind
 
 NUM_SEEDS = 3
 """Runs of each arm."""
