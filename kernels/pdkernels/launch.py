@@ -18,6 +18,7 @@ TYPES: dict[torch.dtype, Any] = {
     torch.float16: tl.float16,
     torch.int32: tl.int32,
     torch.int64: tl.int64,
+    torch.float8_e4m3fn: tl.float8e4nv,
 }
 """What a kernel that is given addresses calls the elements there."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from pdreal.options import Device, Options, RealDtype
+from pdreal.options import Device, KvCacheDtype, Options, Quantization, RealDtype
 from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
@@ -20,6 +20,10 @@ app = program(
 
 OnDevice = Annotated[Device, Parameter(help="Where models run.")]
 Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
+KvCache = Annotated[KvCacheDtype, Parameter(help="Of KV; auto is --dtype.")]
+Quantize = Annotated[
+    Quantization | None, Parameter(name="--quantization", help="Put the layers' matrices in fp8, with block scales.")
+]
 Weights = Annotated[str, Parameter(help="seed:N for random ones, or the folder of a checkpoint.")]
 Threads = Annotated[
     int | None,
@@ -44,7 +48,9 @@ def run(
     force: Force = False,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
+    kv_cache_dtype: KvCache = "auto",
     weights: Weights = "seed:0",
+    quantization: Quantize = None,
     threads: Threads = None,
     check_kv: CheckKv = False,
     record_experts: RecordExperts = False,
@@ -69,7 +75,9 @@ def run(
     options = Options(
         device=device,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         weights=weights,
+        quantization=quantization,
         threads=threads,
         check_kv=check_kv,
         record_experts=record_experts,
@@ -106,7 +114,9 @@ def serve(
     max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,
     device: OnDevice = "cpu",
     dtype: Dtype = "float32",
+    kv_cache_dtype: KvCache = "auto",
     weights: Weights = "seed:0",
+    quantization: Quantize = None,
     threads: Threads = None,
     check_kv: CheckKv = False,
 ) -> None:
@@ -133,7 +143,15 @@ def serve(
     from pdreal.serve.service import Entrance
     from pdsim.scenario.loading import load_scenario
 
-    options = Options(device=device, dtype=dtype, weights=weights, threads=threads, check_kv=check_kv)
+    options = Options(
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        weights=weights,
+        quantization=quantization,
+        threads=threads,
+        check_kv=check_kv,
+    )
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
     name = model_name or served.model
 

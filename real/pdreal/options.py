@@ -6,13 +6,19 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]
+KvCacheDtype = Literal["auto", "fp8"]
+Quantization = Literal["fp8"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     device: Device = "cpu"
     dtype: RealDtype = "float32"
-    """Type of weights and KV."""
+    """Type of weights, of KV unless it has its own, and of all that is computed."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """fp8 is e4m3."""
+    quantization: Quantization | None = None
+    """Of the layers' matrices, in blocks; a checkpoint that has it has it anyway."""
     weights: str = "seed:0"
     """Random by that seed, or the folder of a checkpoint."""
     threads: int | None = None

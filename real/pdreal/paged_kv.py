@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pdreal.geometry import slots_of
+from pdreal.model.block_scaled import narrow_kv
 
 SCRATCH_PAGE = 0
 """Never handed out by a page pool: takes what nobody reads."""
@@ -32,10 +33,13 @@ class PagedKv:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        computed_dtype: torch.dtype | None = None,
         planes_per_layer: int = 2,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
         """num_pages: those of the pool, 1 to num_pages; the scratch page comes on top.
+
+        computed_dtype: of what is written and read, if it is kept in e4m3
 
         allocate: bytes on the device to lie in, e.g. shared with other processes; None for its own.
         """
@@ -43,6 +47,7 @@ class PagedKv:
         self.page_size = page_size
         self.num_layers = num_layers
         self._planes_per_layer = planes_per_layer
+        self._widen_to = computed_dtype if dtype == torch.float8_e4m3fn else None
         shape = (planes_per_layer * num_layers, (num_pages + 1) * page_size, num_kv_heads, head_dim)
         if allocate is None:
             self.memory = torch.zeros(shape, dtype=dtype, device=device)
@@ -59,16 +64,25 @@ class PagedKv:
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
-    def append(self, layer: int, slots: Tensor, *new: Tensor) -> None:
-        """Write to their slots keys and values [tokens, heads, head_dim], or latents."""
+    def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
+        """Write to their slots keys and values [tokens, heads, head_dim], or latents; return them as they will be read.
+
+        e4m3 has no scale of its own here, as in engines that find none in a checkpoint.
+        """
         planes = self.layer(layer)
+        if self._widen_to is not None:
+            new = tuple(narrow_kv(part, 1.0) for part in new)
         if planes[0].is_cuda and len(new) > 1:
             import pdkernels  # noqa: PLC0415  Triton is needed on GPUs only
 
             pdkernels.append(planes[0], planes[1], slots, new[0], new[1])
         else:
             for plane, part in zip(planes, new, strict=True):
-                plane.index_copy_(0, slots.long(), part)
+                bits_of(plane).index_copy_(0, slots.long(), bits_of(part))
+        return self._wide(new)
+
+    def _wide(self, kept: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
         """Rows that `read` takes for slots: in each plane of a layer, one plane behind another."""
@@ -77,12 +91,17 @@ class PagedKv:
 
     def read(self, layer: int, rows: Tensor) -> tuple[Tensor, ...]:
         """A copy of keys and values, [tokens, heads, head_dim], or of latents."""
-        return self._layers[layer][rows].chunk(self._planes_per_layer)
+        return self._wide(self._layers[layer][rows].chunk(self._planes_per_layer))
 
     def layer(self, layer: int) -> Sequence[Tensor]:
         """Its planes of keys and of values, or of latents."""
         begin = self._planes_per_layer * layer
         return self.planes[begin : begin + self._planes_per_layer]
+
+
+def bits_of(kv: Tensor) -> Tensor:
+    """The same memory in a type that can be copied by index: torch does not do so in e4m3."""
+    return kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
 
 
 class SavedKv:
@@ -99,8 +118,8 @@ class SavedKv:
     def restore(self, request_id: int, page_table: Sequence[int]) -> None:
         """Nothing is kept."""
         saved = self._saved.pop(request_id)
-        memory = self._kv.memory
-        memory[:, self._slots(page_table, saved.shape[1])] = saved.to(memory.device)
+        memory = bits_of(self._kv.memory)
+        memory[:, self._slots(page_table, saved.shape[1])] = bits_of(saved.to(memory.device))
 
     def forget(self, request_id: int) -> None:
         self._saved.pop(request_id, None)

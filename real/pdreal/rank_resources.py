@@ -85,6 +85,7 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
         max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
+        kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
         records_experts=spec.options.record_experts and spec.rank == 0,
     )
 
@@ -94,7 +95,7 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
     rendezvous = f"file://{spec.sockets}/{spec.instance_id}.{spec.life}.ranks"
     return Transformer.load(
         model_config(options, spec.scenario.model),
-        weight_source(options.weights, device),
+        weight_source(options.weights, device, options.quantization),
         dtype=getattr(torch, options.dtype),
         device=device,
         tp=TensorParallel.join(spec.rank, spec.settings.tp, rendezvous, device),

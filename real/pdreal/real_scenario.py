@@ -68,4 +68,5 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     decode = scenario.decode
     if decode is not None:
         decode = decode.model_copy(update={"retraction_backup": True})
-    return scenario.model_copy(update={"kv_dtype": KV_DTYPES[options.dtype], "decode": decode})
+    kv_dtype = "fp8" if options.kv_cache_dtype == "fp8" else KV_DTYPES[options.dtype]
+    return scenario.model_copy(update={"kv_dtype": kv_dtype, "decode": decode})

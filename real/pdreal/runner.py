@@ -80,6 +80,7 @@ class ModelRunner:
         allocate: Callable[[int], Tensor] | None = None,
         layer_groups: int = 0,
         max_running_requests: int = 0,
+        kv_dtype: torch.dtype | None = None,
         records_experts: bool = False,
     ) -> None:
         """A GPU captures its decode steps here, which takes seconds.
@@ -87,6 +88,7 @@ class ModelRunner:
         allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
+        kv_dtype: None for the model's
         records_experts: whether forwards leave expert_counts
         """
         self.model = model
@@ -97,7 +99,8 @@ class ModelRunner:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.config.head_dim,
             planes_per_layer=model.config.planes_per_layer,
-            dtype=model.dtype,
+            dtype=kv_dtype or model.dtype,
+            computed_dtype=model.dtype,
             device=model.device,
             allocate=allocate,
         )

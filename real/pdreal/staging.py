@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 
 from pdreal.geometry import slots_of
+from pdreal.paged_kv import bits_of
 
 
 class TorchStaging:
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
-        self._planes = [*planes[0::2], *planes[1::2]]
+        self._planes = [*map(bits_of, planes[0::2]), *map(bits_of, planes[1::2])]
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:

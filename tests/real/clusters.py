@@ -56,9 +56,11 @@ def scenario(**changes: Any) -> Scenario:
     return parse_scenario({key: value for key, value in data.items() if value is not None}, base=Path())
 
 
-def run(scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True) -> tuple[RealRun, Scenario]:
+def run(
+    scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True, options: Options | None = None
+) -> tuple[RealRun, Scenario]:
     """To the end, and the scenario as it was resolved."""
-    options = Options(check_kv=check_kv)
+    options = options or Options(check_kv=check_kv)
     resolved, requests = real_scenario(scenario, options)
     return asyncio.run(run_real(resolved, requests, options, logs=logs)), resolved
 
@@ -146,22 +148,25 @@ def skip_without(transport: str) -> None:
         pytest.skip(str(missing))
 
 
-def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]]) -> list[int]:
+def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]], options: Options | None = None) -> list[int]:
     """Requests, no turns of sessions among them, that did not get all the tokens that the model makes of their prompt.
 
     Each token must be the greedy choice behind the prompt and the tokens before it, on one process without a cache.
     """
     specs = {spec.request_id: spec for spec in scenario.workload.requests(Streams(scenario.seed))}
-    model = _model(scenario.model)
+    options = options or Options()
+    model = _model(scenario.model, options.quantization)
+    narrow_kv = options.kv_cache_dtype == "fp8"
     prompts = Tokens(model.config.vocab_size)
-    return [
-        i
-        for i, tokens in outputs.items()
-        if len(tokens) != len(specs[i].output) or not is_greedy(prompts.ids(specs[i].prompt).ids(), tokens, model)
-    ]
+
+    def is_wrong(spec: Any, tokens: list[int]) -> bool:
+        prompt = prompts.ids(spec.prompt).ids()
+        return len(tokens) != len(spec.output) or not is_greedy(prompt, tokens, model, narrow_kv)
+
+    return [i for i, tokens in outputs.items() if is_wrong(specs[i], tokens)]
 
 
-def is_greedy(prompt: Sequence[int], output: list[int], model: Any = None) -> bool:
+def is_greedy(prompt: Sequence[int], output: list[int], model: Any = None, narrow_kv: bool = False) -> bool:
     import torch
 
     from tests.real.models import WholeSequence
@@ -170,16 +175,17 @@ def is_greedy(prompt: Sequence[int], output: list[int], model: Any = None) -> bo
     sequence = torch.tensor([*prompt, *output[:-1]])
     rows = torch.arange(len(prompt) - 1, len(sequence))
     with torch.inference_mode():
-        logits = model.logits(sequence, torch.arange(len(sequence)), WholeSequence(), rows)
+        logits = model.logits(sequence, torch.arange(len(sequence)), WholeSequence(narrow_kv), rows)
         return bool(model.best_tokens(logits).tolist() == output)
 
 
 @cache
-def _model(name: str) -> Any:
+def _model(name: str, quantization: str | None = None) -> Any:
     import torch
     from pdreal.model.config import from_catalog
     from pdreal.model.transformer import Transformer
     from pdreal.model.weights import weight_source
 
     device = torch.device("cpu")
-    return Transformer.load(from_catalog(name), weight_source("seed:0", device), dtype=torch.float32, device=device)
+    source = weight_source("seed:0", device, quantization)
+    return Transformer.load(from_catalog(name), source, dtype=torch.float32, device=device)

@@ -23,22 +23,26 @@ from pdsim.system.model import LlamaArchitecture, RopeScaling
 class WholeSequence:
     """Attention without a cache: the tokens are one sequence from its beginning."""
 
+    def __init__(self, narrow_kv=False):
+        """narrow_kv: round keys and values as a cache in e4m3 does."""
+        self._kept = (lambda kv: kv.to(torch.float8_e4m3fn).to(kv.dtype)) if narrow_kv else lambda kv: kv
+
     def __call__(self, layer, query, key, value):
-        return causal_attention(query, key, value)
+        return causal_attention(query, self._kept(key), self._kept(value))
 
     def latent(self, layer, query, latent, heads):
-        return causal_attention(query, *heads.expand(latent), heads.scale)
+        return causal_attention(query, *heads.expand(self._kept(latent)), heads.scale)
 
 
 @torch.inference_mode()
-def generate(model, prompt, num_tokens):
+def generate(model, prompt, num_tokens, attend=None):
     """The greedy continuation by one process without a cache: what everything else is compared with."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         sequence = torch.tensor(tokens, device=model.device)
         positions = torch.arange(len(tokens), device=model.device)
         last = torch.tensor([len(tokens) - 1], device=model.device)
-        logits = model.logits(sequence, positions, WholeSequence(), last)
+        logits = model.logits(sequence, positions, attend or WholeSequence(), last)
         tokens.append(int(model.best_tokens(logits)))
     return tokens[len(prompt) :]
 

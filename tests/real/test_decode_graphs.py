@@ -8,32 +8,33 @@ pytest.importorskip("triton", reason="the decode path of GPUs is written in Trit
 from pdreal.decode_graphs import DecodeGraphs, batch_sizes
 from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
+from pdreal.paged_kv import bits_of
 from pdreal.tasks import DecodeBatch, PrefillBatch
 
 from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 
 
 @pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "latent"])
-@pytest.mark.parametrize("page_size", [1, 64])
-def test_padded_batches_over_pages_make_the_same_tokens(page_size, config):
+@pytest.mark.parametrize(("page_size", "kv_dtype"), [(1, None), (64, None), (64, torch.float8_e4m3fn)])
+def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, config):
     """A step is a chunk of one token behind its context."""
     model = load(config, device=GPU_OR_CPU)
     prompts = [tokens(seed, 3 + 7 * seed, config.vocab_size) for seed in range(3)]
     num_pages = -(-64 // page_size)
     tables = [[1 + num_pages * i + page for page in range(num_pages)] for i in range(3)]
-    r = runner(model, page_size=page_size, num_pages=3 * num_pages)
+    r = runner(model, page_size=page_size, num_pages=3 * num_pages, kv_dtype=kv_dtype)
     graphs = DecodeGraphs(model, r.kv, max_running_requests=4)
     r.warm_up()
     last = r.prefill(whole(*zip(prompts, tables, strict=True)))
     lengths = [len(prompt) for prompt in prompts]
     used = torch.cat([r.kv.slots(t, 0, n) for t, n in zip(tables, lengths, strict=True)]).to(GPU_OR_CPU)
-    before = r.kv.memory[:, used].clone()
+    before = bits_of(r.kv.memory)[:, used].clone()
     for rows in ((0, 1, 2), (1,)):  # in graphs of 4 and of 1
         batch = DecodeBatch(*(tuple(values[i] for i in rows) for values in (last, lengths, tables)))
         made = graphs.decode(batch)
         chunks = [chunk([*prompts[i], last[i]], lengths[i], lengths[i] + 1, tables[i]) for i in rows]
         assert made == r.prefill(PrefillBatch(tuple(chunks)))
-    assert torch.equal(r.kv.memory[:, used], before)
+    assert torch.equal(bits_of(r.kv.memory)[:, used], before)
 
 
 def close(found, expected, **tolerances):

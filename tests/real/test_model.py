@@ -160,7 +160,7 @@ def test_the_catalog_counts_the_parameters_that_are_there(name):
         ({"norm_topk_prob": False}, "norm_topk_prob is False, and only True can be run"),
         ({"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\], and only \[\] can be run"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is none of default, llama3"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights cannot be run"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights can be run in fp8 with blocks"),
         ({"max_position_embeddings": "many"}, "a field has a wrong value: invalid literal"),
         ({"head_dim": None, "num_attention_heads": 0}, "a field has a wrong value: integer division"),
         ({"rope_scaling": [1]}, "a field has a wrong value: 'list' object"),

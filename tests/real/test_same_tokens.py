@@ -2,9 +2,11 @@
 
 import pytest
 from pdreal.logbook import read_journal, read_records
+from pdreal.options import Options
 
 from pdsim.core.journal import replay
 from pdsim.scenario.machines import state_machines
+from pdsim.system.catalog import load_model
 from tests.real import clusters
 
 STAGING = {"ring": "1 MB"}
@@ -49,13 +51,13 @@ TRANSPORTS = ["mooncake-tcp", "nixl-cma"]
 """Besides shared memory, over which all paths go."""
 
 
-def check(changes, logs, num_requests=clusters.DEFAULT["workload"]["num_requests"]):
+def check(changes, logs, num_requests=clusters.DEFAULT["workload"]["num_requests"], options=None):
     changes = {**changes, "workload__num_requests": num_requests}
-    real, resolved = clusters.run(clusters.scenario(**changes), logs=logs)
+    real, resolved = clusters.run(clusters.scenario(**changes), logs=logs, options=options)
     assert real.failure is None
     assert not real.leaks
     assert len(real.outputs) == num_requests
-    assert not clusters.wrong_outputs(resolved, real.outputs)
+    assert not clusters.wrong_outputs(resolved, real.outputs, options)
     records = read_records(logs)
     assert all(request.outcome == "finished" for request in records.requests)
     assert replay(read_journal(logs), state_machines(resolved)) > num_requests
@@ -67,6 +69,22 @@ def test_tokens_are_those_of_one_process(path, tmp_path):
     records = check(PATHS[path], tmp_path)
     if path.startswith("retractions"):
         assert any(request.num_retractions for request in records.requests)
+
+
+FP8_PATHS = {
+    "experts, TP2 to TP1, staged": {"model": "tiny-qwen3-moe", "prefill__tp": 2, "network__staging": STAGING},
+    "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
+    "latents, aggregated": PATHS["latents, aggregated"],
+}
+
+
+@pytest.mark.parametrize("path", FP8_PATHS)
+def test_weights_and_kv_in_fp8(path, tmp_path):
+    options = Options(check_kv=True, kv_cache_dtype="fp8", quantization="fp8")
+    records = check(FP8_PATHS[path], tmp_path, options=options)
+    model = load_model(FP8_PATHS[path]["model"])
+    for moved in records.transfers:
+        assert moved.num_bytes % model.attention.num_kv_elements(2 if "TP2" in path else 1) == 0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

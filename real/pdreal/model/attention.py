@@ -116,7 +116,7 @@ class PagedPrefill:
 
     def _with_context(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
         """Append what is new; with it what lies before it in the cache."""
-        self._kv.append(layer, self._new_slots, *new)
+        new = self._kv.append(layer, self._new_slots, *new)
         self._on_kv(layer)
         return new if self._rows is None else self._kv.read(layer, self._rows)
 

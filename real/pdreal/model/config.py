@@ -41,6 +41,8 @@ _ONLY = {
 }
 """Fields of config.json that can have one value here."""
 
+_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
 _SHAPE = (
     *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
     *("llama.intermediate_size", "llama.qk_norm", "llama.query_rank", "llama.routing", "experts", "latent"),
@@ -221,8 +223,11 @@ def from_checkpoint(folder: Path) -> ModelConfig:
     for field, only in _ONLY.items():
         if (found := data.get(field, only)) != only:
             raise ModelError(f"{folder}/config.json: {field} is {found!r}, and only {only!r} can be run")
-    if data.get("use_sliding_window") or data.get("quantization_config"):
-        raise ModelError(f"{folder}/config.json: sliding windows and quantised weights cannot be run")
+    if data.get("use_sliding_window"):
+        raise ModelError(f"{folder}/config.json: sliding windows cannot be run")
+    quantized = data.get("quantization_config") or _FP8
+    if {name: quantized.get(name) for name in _FP8} != _FP8:
+        raise ModelError(f"{folder}/config.json: quantised weights can be run in fp8 with blocks of [128, 128] only")
     generation = folder / "generation_config.json"
     ends = (_read(generation) if generation.is_file() else data).get("eos_token_id", data.get("eos_token_id"))
     try:

@@ -25,6 +25,8 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
 
         return fused_experts.run_experts(x, weights)
+    assert isinstance(weights.gate_up, Tensor)
+    assert isinstance(weights.down, Tensor)
     num_experts, num_active = len(weights.router), weights.num_active
     shares, experts = route(x, weights)
     by_expert, order = experts.flatten().sort(stable=True)

@@ -18,6 +18,7 @@ from pdkernels.launch import TYPES, Launcher
 from torch import Tensor
 from torch.nn.functional import linear
 
+from pdreal.model.block_scaled import BlockScaled, Matrix
 from pdreal.model.operations import logits
 from pdreal.model.weights import ExpertWeights
 from pdsim.system.model import GroupedRouting
@@ -124,15 +125,18 @@ def enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, 
     tl.store(aligned(lists, tl.int32) + chosen * tokens + entry, row.to(tl.int32), mask=active)
 
 
-@triton.jit(do_not_specialize=("x", "weights", "lists", "lengths", "out", "tokens"))
+@triton.jit(do_not_specialize=("x", "weights", "scales", "lists", "lengths", "out", "tokens"))
 def gate_up_kernel(
     x: tl.int64,
     weights: tl.int64,
+    scales: tl.int64,
     lists: tl.int64,
     lengths: tl.int64,
     out: tl.int64,
     tokens: tl.int64,
     TYPE: tl.constexpr,
+    NARROW: tl.constexpr,
+    SCALED: tl.constexpr,
     ACTIVE: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
@@ -143,7 +147,9 @@ def gate_up_kernel(
     """silu(gate) * up of some columns, for each row of an expert: [rows, inner]."""
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
-    gates = aligned(weights, TYPE) + (expert * (2 * INNER) + column)[None, :] * HIDDEN + step[:, None]
+    gates = aligned(weights, NARROW) + (expert * (2 * INNER) + column)[None, :] * HIDDEN + step[:, None]
+    block = aligned(scales, tl.float32)
+    block += (expert * (2 * INNER // 128) + tl.program_id(1) * COLUMNS // 128) * (HIDDEN // 128)
     length = tl.load(aligned(lengths, tl.int32) + expert)
     for begin in range(tl.program_id(0) * ROWS, length, tl.num_programs(0) * ROWS):
         entry = begin + tl.arange(0, ROWS)
@@ -154,22 +160,32 @@ def gate_up_kernel(
         up = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, HIDDEN, STEP):
             part = tl.load(inputs + at, mask=live, other=0.0)
-            gate = tl.dot(part, tl.load(gates + at), gate, input_precision="ieee")
-            up = tl.dot(part, tl.load(gates + INNER * HIDDEN + at), up, input_precision="ieee")
+            of_gate, of_up = tl.load(gates + at).to(TYPE), tl.load(gates + INNER * HIDDEN + at).to(TYPE)
+            if SCALED:
+                scale = block + at // 128
+                gate += tl.dot(part, of_gate, input_precision="ieee") * tl.load(scale)
+                scale += (INNER // 128) * (HIDDEN // 128)
+                up += tl.dot(part, of_up, input_precision="ieee") * tl.load(scale)
+            else:
+                gate = tl.dot(part, of_gate, gate, input_precision="ieee")
+                up = tl.dot(part, of_up, up, input_precision="ieee")
         value = gate * tl.sigmoid(gate) * up
         tl.store(aligned(out, TYPE) + row[:, None] * INNER + column[None, :], value.to(TYPE), mask=live)
 
 
-@triton.jit(do_not_specialize=("x", "weights", "shares", "lists", "lengths", "out", "tokens"))
+@triton.jit(do_not_specialize=("x", "weights", "scales", "shares", "lists", "lengths", "out", "tokens"))
 def down_kernel(
     x: tl.int64,
     weights: tl.int64,
+    scales: tl.int64,
     shares: tl.int64,
     lists: tl.int64,
     lengths: tl.int64,
     out: tl.int64,
     tokens: tl.int64,
     TYPE: tl.constexpr,
+    NARROW: tl.constexpr,
+    SCALED: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     ROWS: tl.constexpr,
@@ -179,7 +195,9 @@ def down_kernel(
     """Some columns of each row of an expert, times the row's share: [rows, hidden]."""
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
-    downs = aligned(weights, TYPE) + (expert * HIDDEN + column)[None, :] * INNER + step[:, None]
+    downs = aligned(weights, NARROW) + (expert * HIDDEN + column)[None, :] * INNER + step[:, None]
+    block = aligned(scales, tl.float32)
+    block += (expert * (HIDDEN // 128) + tl.program_id(1) * COLUMNS // 128) * (INNER // 128)
     length = tl.load(aligned(lengths, tl.int32) + expert)
     for begin in range(tl.program_id(0) * ROWS, length, tl.num_programs(0) * ROWS):
         entry = begin + tl.arange(0, ROWS)
@@ -189,7 +207,11 @@ def down_kernel(
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, INNER, STEP):
             part = tl.load(inputs + at, mask=live, other=0.0)
-            total = tl.dot(part, tl.load(downs + at), total, input_precision="ieee")
+            of_down = tl.load(downs + at).to(TYPE)
+            if SCALED:
+                total += tl.dot(part, of_down, input_precision="ieee") * tl.load(block + at // 128)
+            else:
+                total = tl.dot(part, of_down, total, input_precision="ieee")
         total *= tl.load(aligned(shares, tl.float32) + row, mask=entry < length, other=0.0)[:, None]
         tl.store(aligned(out, TYPE) + row[:, None] * HIDDEN + column[None, :], total.to(TYPE), mask=live)
 
@@ -224,14 +246,15 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
 
 @cache
 def _products(
-    dtype: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
+    dtype: torch.dtype, narrow: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
     """Of gate and up and of down, and how many columns a program of each makes."""
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
     of_inner, of_hidden = _tile(inner, columns), _tile(hidden, columns)
-    gate_up = {"TYPE": TYPES[dtype], "ACTIVE": num_active, **sizes, "COLUMNS": of_inner, "STEP": _tile(hidden, _STEP)}
-    down = {"TYPE": TYPES[dtype], **sizes, "COLUMNS": of_hidden, "STEP": _tile(inner, _STEP)}
+    types = {"TYPE": TYPES[dtype], "NARROW": TYPES[narrow], "SCALED": narrow == torch.float8_e4m3fn}
+    gate_up = {**types, "ACTIVE": num_active, **sizes, "COLUMNS": of_inner, "STEP": _tile(hidden, _STEP)}
+    down = {**types, **sizes, "COLUMNS": of_hidden, "STEP": _tile(inner, _STEP)}
     launchers = Launcher(gate_up_kernel, gate_up, warps, stages), Launcher(down_kernel, down, warps, stages)
     return *launchers, of_inner, of_hidden
 
@@ -249,6 +272,15 @@ def _launch_choice(x: Tensor, weights: ExpertWeights, *of_choice: int) -> None:
     choose(x.device, (num_tokens, 1, 1), *given, *of_choice, num_tokens)
 
 
+def of_values(matrix: Matrix) -> Tensor:
+    return matrix.values if isinstance(matrix, BlockScaled) else matrix
+
+
+def _pointers(matrix: Matrix) -> tuple[int, int]:
+    """Of the values, and of their scales: none is read where there are none."""
+    return of_values(matrix).data_ptr(), matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else 0
+
+
 def _tile(size: int, most: int) -> int:
     """The largest power of two, up to most, that divides the size."""
     return min(most, size & -size)
@@ -256,7 +288,7 @@ def _tile(size: int, most: int) -> int:
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """As experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
-    (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), weights.down.shape[2]
+    (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), of_values(weights.down).shape[2]
     num_rows = num_tokens * weights.num_active
     shares = x.new_empty(num_rows, dtype=torch.float32)
     chosen = x.new_empty(num_tokens, weights.num_active, dtype=torch.int32)
@@ -267,11 +299,13 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
     of_most_lists = triton.next_power_of_2(triton.cdiv(2 * num_rows, num_experts))
     block = max(_FEWEST_ROWS, min(_MOST_ROWS, of_most_lists))
-    gate_up, down, inner_tile, hidden_tile = _products(x.dtype, weights.num_active, hidden, inner, block)
+    gate_up, down, inner_tile, hidden_tile = _products(
+        x.dtype, of_values(weights.down).dtype, weights.num_active, hidden, inner, block
+    )
     gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
-    of_layer = x.data_ptr(), weights.gate_up.data_ptr()
+    of_layer = x.data_ptr(), *_pointers(weights.gate_up)
     blocks = _BLOCKS if block == _MOST_ROWS else 1
     gate_up(x.device, (blocks, inner // inner_tile, num_experts), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
-    of_down = gated.data_ptr(), weights.down.data_ptr(), shares.data_ptr()
+    of_down = gated.data_ptr(), *_pointers(weights.down), shares.data_ptr()
     down(x.device, (blocks, hidden // hidden_tile, num_experts), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
     return mixed.view(num_tokens, weights.num_active, hidden).sum(1), chosen

@@ -10,9 +10,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding, rms_norm
 
 from pdreal.model import operations
+from pdreal.model.block_scaled import linear
 from pdreal.model.config import ModelConfig
 from pdreal.model.experts import run_experts
 from pdreal.model.latent import LatentHeads

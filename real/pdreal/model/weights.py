@@ -8,16 +8,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pdreal.model.block_scaled import BlockScaled, Matrix, cat, quantise, stack, widen
 from pdreal.model.config import ModelConfig, ModelError
 from pdreal.model.latent import LatentHeads
 from pdreal.model.operations import attention_scale
 from pdreal.model.parallel import TensorParallel
+from pdreal.options import Quantization
 from pdsim.system.model import GroupedRouting, LatentAttention
 
 
 class WeightSource(Protocol):
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A parameter of the undivided model, on whatever device."""
+        ...
+
+    def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
+        """The same in fp8, if it is kept so."""
         ...
 
 
@@ -34,6 +40,23 @@ class RandomWeights:
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)
         return normal.mul_(0.1).add_(1) if len(shape) == 1 else normal.mul_(shape[-1] ** -0.5)
+
+    def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Another source, with the projections of all layers in fp8."""
+
+    of: WeightSource
+
+    def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        scaled = self.scaled(name, shape)
+        return self.of.whole(name, shape) if scaled is None else widen(scaled)
+
+    def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
+        return self.of.scaled(name, shape) or (quantise(self.of.whole(name, shape)) if "_proj" in name else None)
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,20 @@ class Checkpoint:
         tensor: Tensor = self._files[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self.folder}: {name} is {list(tensor.shape)}, and config.json makes it {list(shape)}")
-        return tensor
+        return tensor if tensor.dtype != torch.float8_e4m3fn else widen(BlockScaled(tensor, self._scales(name)))
+
+    def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
+        if not self._files:
+            self._open()
+        if f"{name}_scale_inv" not in self._files:
+            return None
+        return BlockScaled(self._files[name].get_tensor(name), self._scales(name))
+
+    def _scales(self, name: str) -> Tensor:
+        scales = f"{name}_scale_inv"
+        if scales not in self._files:
+            raise ModelError(f"{self.folder} has no tensor {scales}, which {name} in fp8 needs")
+        return self._files[scales].get_tensor(scales).float()  # type: ignore[no-any-return]
 
     def _open(self) -> None:
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415  random weights do without
@@ -65,8 +101,13 @@ class Checkpoint:
             self._files.update(dict.fromkeys(file.keys(), file))
 
 
-def weight_source(text: str, device: torch.device) -> WeightSource:
-    """The source that --weights names: seed:N, or a checkpoint's folder. Raises ModelError."""
+def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
+    """The source that --weights names, seed:N or a checkpoint's folder, as it is or in fp8. Raises ModelError."""
+    source = _source(text, device)
+    return source if quantization is None else Quantised(source)
+
+
+def _source(text: str, device: torch.device) -> WeightSource:
     if text.startswith("seed:"):
         seed = text.removeprefix("seed:")
         if not seed.isdecimal():
@@ -80,8 +121,8 @@ def weight_source(text: str, device: torch.device) -> WeightSource:
 
 @dataclass(frozen=True, kw_only=True)
 class MlpWeights:
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +131,9 @@ class ExpertWeights:
 
     router: Tensor
     """[experts, hidden]"""
-    gate_up: Tensor
+    gate_up: Matrix
     """[experts, gate | up, hidden]"""
-    down: Tensor
+    down: Matrix
     """[experts, hidden, inner]"""
     num_active: int
     routing: GroupedRouting | None = None
@@ -104,7 +145,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedWeights:
-    qkv: Tensor
+    qkv: Matrix
     head_norms: tuple[Tensor, Tensor] | None
     """Norms of query and key heads."""
 
@@ -127,7 +168,7 @@ class LayerWeights:
 
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights
-    output: Tensor
+    output: Matrix
     mlp_norm: Tensor
     mlp: MlpWeights | ExpertWeights
 
@@ -145,13 +186,22 @@ class ModelWeights:
 
 
 def load_weights(
-    config: ModelConfig, source: WeightSource, tp: TensorParallel, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    source: WeightSource,
+    tp: TensorParallel,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    keeps_fp8: bool | None = None,
 ) -> ModelWeights:
-    """Raises ModelError if the model does not divide into so many ranks, or the checkpoint is another's."""
+    """Raises ModelError if the model does not divide into so many ranks, or the checkpoint is another's.
+
+    keeps_fp8: matrices that the source has in fp8; only on a GPU if None
+    """
     tp.check(config)
     shapes = config.parameters
 
-    load = _Loader(source, shapes, dtype, device)
+    load = _Loader(source, shapes, dtype, device, device.type == "cuda" if keeps_fp8 is None else keeps_fp8)
     embedding = load("model.embed_tokens")
     vocabulary = tp.part(config.vocab_size)
     return ModelWeights(
@@ -168,11 +218,22 @@ class _Loader:
     shapes: dict[str, tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device
+    keeps_fp8: bool
 
     def __call__(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         tensor = self._whole(f"{name}.weight")
         part = tensor[rows] if tensor.dim() == 1 else tensor[rows, columns]
         return part.to(self.device, self.dtype, copy=True).contiguous()
+
+    def matrix(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Matrix:
+        if self.keeps_fp8:
+            scaled = self.source.scaled(f"{name}.weight", self.shapes[f"{name}.weight"])
+            if scaled is not None:
+                try:
+                    return scaled.part(rows, columns).to(self.device)
+                except ValueError as wrong:
+                    raise ModelError(f"{name}: {wrong}") from None
+        return self(name, rows, columns)
 
     def heads(self, name: str, num_heads: int, part: slice) -> Tensor:
         """A matrix of heads, one under another: those of this part, [heads, rows of a head, inputs]."""
@@ -194,7 +255,7 @@ def _load_layer(config: ModelConfig, tp: TensorParallel, load: _Loader, index: i
         attention=_load_grouped(config, tp, load, attention)
         if config.latent is None
         else _load_latent(config, config.latent, tp, load, attention),
-        output=load(f"{attention}.o_proj", columns=tp.part(config.output_inputs)),
+        output=load.matrix(f"{attention}.o_proj", columns=tp.part(config.output_inputs)),
         mlp_norm=load(f"{at}.post_attention_layernorm"),
         mlp=_load_mlp(config, tp, load, index),
     )
@@ -203,9 +264,9 @@ def _load_layer(config: ModelConfig, tp: TensorParallel, load: _Loader, index: i
 def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: str) -> GroupedWeights:
     query = _rows(tp.part(config.num_query_heads), config.head_dim)
     kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
-    parts = load(f"{at}.q_proj", query), load(f"{at}.k_proj", kv), load(f"{at}.v_proj", kv)
+    parts = [load.matrix(f"{at}.{name}_proj", rows) for name, rows in (("q", query), ("k", kv), ("v", kv))]
     norms = (load(f"{at}.q_norm"), load(f"{at}.k_norm")) if config.llama.qk_norm else None
-    return GroupedWeights(qkv=torch.cat(parts), head_norms=norms)
+    return GroupedWeights(qkv=cat(parts), head_norms=norms)
 
 
 def _load_latent(
@@ -239,8 +300,8 @@ def _load_mlp(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int
 
     def mlp(at: str, inner_size: int) -> MlpWeights:
         inner = tp.part(inner_size)
-        gate_up = torch.cat([load(f"{at}.gate_proj", inner), load(f"{at}.up_proj", inner)])
-        return MlpWeights(gate_up=gate_up, down=load(f"{at}.down_proj", columns=inner))
+        gate_up = cat([load.matrix(f"{at}.gate_proj", inner), load.matrix(f"{at}.up_proj", inner)])
+        return MlpWeights(gate_up=gate_up, down=load.matrix(f"{at}.down_proj", columns=inner))
 
     if config.experts is None or index < config.num_dense_layers:
         return mlp(at, config.llama.intermediate_size)
@@ -248,8 +309,8 @@ def _load_mlp(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int
     experts = [mlp(f"{at}.experts.{i}", inner_size) for i in range(config.experts.num_experts)]
     return ExpertWeights(
         router=load(f"{at}.gate"),
-        gate_up=torch.stack([expert.gate_up for expert in experts]),
-        down=torch.stack([expert.down for expert in experts]),
+        gate_up=stack([expert.gate_up for expert in experts]),
+        down=stack([expert.down for expert in experts]),
         num_active=config.experts.num_active,
         routing=routing,
         bias=load.bias(f"{at}.gate.e_score_correction_bias") if routing else None,

@@ -1,0 +1,85 @@
+"""Matrices in e4m3 with a scale for each block of 128 x 128, as DeepSeek-V3's and Qwen3's FP8 checkpoints have them.
+
+On a CPU they are made wide again as they are loaded. On a GPU they stay narrow: few tokens go through a Triton kernel
+(fused_fp8.py), for many the matrix is made wide for the product.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+BLOCK = 128
+_LARGEST = 448.0
+"""What e4m3 holds."""
+
+
+class BlockScaled(NamedTuple):
+    values: Tensor
+    """[..., outputs, inputs] in e4m3"""
+    scales: Tensor
+    """[..., outputs / 128, inputs / 128] in fp32, rounded up"""
+
+    def part(self, rows: slice, columns: slice) -> "BlockScaled":
+        """Of whole blocks. Raises ValueError for others."""
+        blocks = []
+        for cut, size in ((rows, self.values.shape[0]), (columns, self.values.shape[1])):
+            start, stop, _ = cut.indices(size)
+            if start % BLOCK or stop % BLOCK:
+                raise ValueError(f"a rank's part of a matrix in fp8 is {stop - start} of {size}, not blocks of {BLOCK}")
+            blocks.append(slice(start // BLOCK, stop // BLOCK))
+        return BlockScaled(self.values[rows, columns], self.scales[blocks[0], blocks[1]])
+
+    def to(self, device: torch.device) -> "BlockScaled":
+        return BlockScaled(*(part.to(device, copy=True).contiguous() for part in self))
+
+
+Matrix = Tensor | BlockScaled
+
+
+def quantise(matrix: Tensor) -> BlockScaled:
+    """[outputs, inputs]"""
+    rows, columns = matrix.shape
+    padded = functional.pad(matrix.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scales = blocks.abs().amax((1, 3)).clamp(min=1e-12) / _LARGEST
+    values = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1)[:rows, :columns]
+    return BlockScaled(values.to(torch.float8_e4m3fn), scales)
+
+
+def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[outputs, inputs]"""
+    rows, columns = matrix.values.shape
+    scales = matrix.scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    return (matrix.values.float() * scales).to(dtype)
+
+
+def narrow_kv(kv: Tensor, scale: float) -> Tensor:
+    """Keys, values or latents in e4m3; what is too large becomes the largest."""
+    return (kv / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+
+
+def cat(parts: list[Matrix]) -> Matrix:
+    """One under another."""
+    return _joined(parts, torch.cat)
+
+
+def stack(parts: list[Matrix]) -> Matrix:
+    return _joined(parts, torch.stack)
+
+
+def _joined(parts: list[Matrix], join: object) -> Matrix:
+    assert callable(join)
+    if isinstance(parts[0], BlockScaled):
+        return BlockScaled(*(join(pieces) for pieces in zip(*parts, strict=True)))
+    joined: Tensor = join(parts)
+    return joined
+
+
+def linear(x: Tensor, matrix: Matrix) -> Tensor:
+    if not isinstance(matrix, BlockScaled):
+        return functional.linear(x, matrix)
+    from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
+
+    return fused_fp8.linear(x, matrix)
