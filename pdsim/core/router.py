@@ -18,7 +18,7 @@ from typing import ClassVar
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.prompt_memory import PromptMemory
-from pdsim.policy.protocols import RoutingPolicy, SheddingPolicy
+from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence
 
@@ -83,6 +83,8 @@ class RoleRouter:
         """Loads that the policy sees."""
         self._down: set[str] = set()
         self._remembered: dict[str, PromptMemory] = {}
+        self.num_picked_cached_tokens: int | None = None
+        """Tokens of the last prompt that its instance had seen; None: nobody asks."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompts are remembered once a policy has asked: an approximate copy of the instance's cache."""
@@ -97,6 +99,8 @@ class RoleRouter:
         instance_id = self._policy.pick(prompt, self)
         if instance_id not in self._loads:
             raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
+        if self.num_picked_cached_tokens is not None:
+            self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         self._loads[instance_id].add(1, len(prompt))
         if self._remembered:
             self._remembered[instance_id].add(prompt)
@@ -127,6 +131,15 @@ class RoleRouter:
     def _offered(self, avoid: str) -> list[RoutedLoad]:
         healthy = [load for load in self.loads if load.instance_id not in self._down]
         return [load for load in healthy if load.instance_id != avoid] or healthy
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A prompt whose decode instance is chosen, as a disaggregation policy sees it."""
+
+    num_decode_cached_tokens: int
+    decode: RoutedLoad
+    prefill: Sequence[RoutedLoad]
 
 
 @dataclass(slots=True)
@@ -168,8 +181,12 @@ class Router:
         decode: RoleRouter | None,
         limits: RetryLimits = NO_RETRIES,
         shedding: SheddingPolicy | None = None,
+        disaggregation: DisaggregationPolicy | None = None,
     ) -> None:
-        """decode: None if the instances are aggregated. shedding: None refuses nobody."""
+        """decode: None if the instances are aggregated. shedding: None refuses nobody.
+
+        disaggregation: None computes every prompt on a prefill instance.
+        """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
         """Requests by the client's id, in the order in which they were routed."""
@@ -178,6 +195,9 @@ class Router:
         self._is_aggregated = decode is None
         self._limits = limits
         self._shedding = shedding
+        self._disaggregation = disaggregation
+        if disaggregation is not None:
+            self._decode.num_picked_cached_tokens = 0
         self.hears_first_tokens = limits.max_retries > 0 or shedding is not None
         """True if it must be told of first tokens."""
         self._backing_off: list[tuple[int, int, int]] = []
@@ -257,14 +277,25 @@ class Router:
             if instances.all_down:
                 return self._try_later(request, f"no {role} instance is up", now_ns)
         last = request.attempt
-        prefill_id = self._prefill.pick(prompt, now_ns, "" if last is None else last.prefill_id)
-        decode_id = prefill_id
-        if not self._is_aggregated:
-            decode_id = self._decode.pick(prompt, now_ns, "" if last is None else last.decode_id)
+        avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
+        if self._disaggregation is None:
+            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill)
+            decode_id = prefill_id if self._is_aggregated else self._decode.pick(prompt, now_ns, avoid_decode)
+            is_remote = not self._is_aggregated
+        else:
+            decode_id = self._decode.pick(prompt, now_ns, avoid_decode)
+            is_remote = self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt)))
+            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill) if is_remote else decode_id
         attempt = attempt_id(request_id, request.num_retries)
         new = m.NewRequest(attempt, now_ns, prompt, arrival.max_output_tokens, prefill_id, decode_id, arrival.priority)
-        request.attempt, request.at_prefill, request.at_decode = new, not self._is_aggregated, True
+        request.attempt, request.at_prefill, request.at_decode = new, is_remote, True
         return [m.Send(to, new) for to in new.instance_ids]
+
+    def _pair(self, decode_id: str, num_tokens: int) -> _Pair:
+        assert self._decode.num_picked_cached_tokens is not None
+        chosen = next(load for load in self._decode.loads if load.instance_id == decode_id)
+        decode = RoutedLoad(decode_id, chosen.num_requests - 1, chosen.num_tokens - num_tokens)
+        return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
         """Wait for a backoff and try again, unless retries are used up."""

@@ -1,10 +1,12 @@
 """A decode instance as vLLM's: a request that gives its pages back loses its KV, and is computed again here.
 
+waiting       NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for its first chunk
 preempted     gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
 recomputing   prompt and outputs so far, in chunks                    next_step -> PrefillStep, on_step_done
 running       the last chunk gave the next token                      as in decode_instance.py
 
-Chunks take turns with decode steps.
+Chunks take turns with decode steps. A prompt that is computed here is treated as one that has lost its KV: its last
+chunk gives the first token.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,6 +23,9 @@ from pdsim.core.messages import (
     DecodeStep,
     Failed,
     Finished,
+    FirstToken,
+    Message,
+    NewRequest,
     PrefillStep,
     Result,
     Retracted,
@@ -66,6 +71,10 @@ class Recomputation:
     def num_growth_tokens(self) -> int:
         return 1
 
+    @property
+    def is_preempted(self) -> bool:
+        return self.request.num_output_tokens > 0
+
 
 def recomputation(request: DecodeRequest) -> Recomputation:
     return Recomputation(
@@ -109,9 +118,14 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
-        return [waiting.request for waiting in self._builder.waiting]
+        return [waiting.request for waiting in self._builder.waiting if waiting.is_preempted]
 
     # What a driver calls.
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        if isinstance(message, NewRequest) and message.prefill_id == self.instance_id:
+            return self._on_prompt(message)
+        return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
         takes_turns = self._is_decodes_turn
@@ -122,7 +136,7 @@ class VllmDecodeInstance(DecodeInstance):
         if not self._builder.has_work:
             return step, commands
         if isinstance(step, DecodeStep):
-            may_recompute = takes_turns or any(isinstance(command, Retracted) for command in commands)
+            may_recompute = takes_turns or step.joined or any(isinstance(command, Retracted) for command in commands)
             return (replace(step, max_steps=1) if may_recompute else step), commands
         return self._recompute_alone(now_ns, commands), commands
 
@@ -149,16 +163,21 @@ class VllmDecodeInstance(DecodeInstance):
 
     def levels(self) -> Levels:
         levels = super().levels()
-        num_running = levels.num_running + len(self._builder.begun)
-        return levels._replace(num_running=num_running, num_retracted=len(self._builder.waiting))
+        num_preempted = len(self.retracted)
+        return levels._replace(
+            num_queued=levels.num_queued + len(self._builder.waiting) - num_preempted,
+            num_running=levels.num_running + len(self._builder.begun),
+            num_retracted=num_preempted,
+        )
 
     def waiting_for(self) -> list[str]:
         have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
-        preempted = [
-            f"{self.instance_id}: request {waiting.request_id} is preempted and waits to be computed again, {have}"
-            for waiting in self._builder.waiting
+        waiting = [
+            f"{self.instance_id}: request {request.request_id} "
+            f"{'is preempted and waits to be computed again' if request.is_preempted else 'waits for its turn'}, {have}"
+            for request in self._builder.waiting
         ]
-        return [*super().waiting_for(), *preempted]
+        return [*super().waiting_for(), *waiting]
 
     # Admission.
 
@@ -172,10 +191,31 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[Command]) -> int:
+        """Nothing is admitted before a preempted request, nor before a prompt to be computed here that came earlier."""
         if not self._builder.waiting:
+            return super()._take_in(commands)
+        first = next(iter(self._builder.waiting))
+        if not first.is_preempted and self.queue.queued and self.queue.queued[0].arrival_ns < first.arrival_ns:
             return super()._take_in(commands)
         self._collect_arrived(commands)
         return FOREVER
+
+    def _on_prompt(self, message: NewRequest) -> list[Command]:
+        num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
+        if num_tokens + 1 + self.page_size > capacity:
+            reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
+            return [Failed(message.request_id, reason)]
+        request = DecodeRequest(
+            message.request_id,
+            message.arrival_ns,
+            message.prompt,
+            num_tokens,
+            message.max_output_tokens,
+            prefill_id=message.prefill_id,
+            priority=message.priority,
+        )
+        self._builder.enqueue(recomputation(request))
+        return []
 
     def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
         if begun := self._builder.begun.pop(cancel.request_id, None):
@@ -229,10 +269,11 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[Command]:
         request = recomputed.request
+        commands: list[Command] = [] if request.num_output_tokens else [FirstToken(request.request_id)]
         request.lease = recomputed.lease
         request.num_output_tokens += 1
         if output is not None:
             self.batch.close(request, output)
-            return [Finished(request.request_id)]
+            return [*commands, Finished(request.request_id)]
         self.batch.join(request)
-        return []
+        return commands

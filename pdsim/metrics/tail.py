@@ -112,7 +112,7 @@ def tail(records: RunRecords, metric: TailMetric = "ttft", *, percent: float = 1
         len(done),
         value(slowest[0]),
         Samples(map(value, done)).percentile(50),
-        done[0].is_aggregated,
+        all(request.is_aggregated for request in done),
         [causes.group(*item, len(slowest)) for item in sorted(groups.items(), key=lambda item: -len(item[1]))],
     )
 

@@ -11,6 +11,7 @@ from pdsim.policy.views import (
     CachedLeaf,
     Candidate,
     DecodeView,
+    PairView,
     PrefillView,
     RoutingView,
     SendingPrefill,
@@ -102,4 +103,12 @@ class SheddingPolicy(Protocol):
 
     def shed(self, request: WaitingRequest, view: SheddingView) -> int | None:
         """The request_id of the one that arrives, or of one of view.waiting; None: nobody."""
+        ...
+
+
+class DisaggregationPolicy(Protocol):
+    """Decides where a prompt is computed: on a prefill instance, or on the decode instance that answers it."""
+
+    def is_remote(self, prompt: TokenSequence, view: PairView) -> bool:
+        """True: a prefill instance computes it, and sends the KV."""
         ...

@@ -223,3 +223,20 @@ class SheddingView(Protocol):
     def waiting(self) -> Sequence[WaitingRequest]:
         """Requests whose clients have no token yet, in the order in which they were routed."""
         ...
+
+
+class PairView(Protocol):
+    """What a router knows of a prompt whose decode instance is chosen, and whose prefill instance is not."""
+
+    @property
+    def num_decode_cached_tokens(self) -> int:
+        """Prompt tokens that were routed to this decode instance before, as far as the router remembers."""
+        ...
+
+    @property
+    def decode(self) -> InstanceLoad:
+        """The chosen decode instance, without this prompt."""
+        ...
+
+    @property
+    def prefill(self) -> Sequence[InstanceLoad]: ...

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 from pdsim.cost.model import CostSettings
 from pdsim.policy.protocols import (
     AdmissionPolicy,
+    DisaggregationPolicy,
     EvictionPolicy,
     PreemptionPolicy,
     PrefillPolicy,
@@ -99,6 +100,10 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "random": "pdsim.policy.routing:RandomChoice",
         "power_of_two": "pdsim.policy.routing:PowerOfTwo",
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
+    },
+    DisaggregationPolicy: {
+        "prefix_based": "pdsim.policy.disaggregation:PrefixBased",
+        "length_and_queue": "pdsim.policy.disaggregation:LengthAndQueue",
     },
     SheddingPolicy: {
         "queue_limit": "pdsim.policy.shedding:QueueLimit",

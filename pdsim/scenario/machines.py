@@ -216,4 +216,10 @@ def build_router(scenario: Scenario) -> Router:
         prefill, decode = role("aggregated", settings.prefill), None
     else:
         prefill, decode = role("prefill", settings.prefill), role("decode", settings.decode)
-    return Router(prefill=prefill, decode=decode, limits=limits, shedding=deepcopy(settings.shedding))
+    return Router(
+        prefill=prefill,
+        decode=decode,
+        limits=limits,
+        shedding=deepcopy(settings.shedding),
+        disaggregation=None if scenario.aggregated is not None else deepcopy(settings.disaggregation),
+    )

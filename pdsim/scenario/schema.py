@@ -16,6 +16,7 @@ from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
 from pdsim.policy.protocols import (
     AdmissionPolicy,
+    DisaggregationPolicy,
     EvictionPolicy,
     PreemptionPolicy,
     PrefillPolicy,
@@ -196,6 +197,8 @@ class RouterSettings(Section):
 
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
+    disaggregation: Annotated[DisaggregationPolicy, Component()] | None = None
+    """Which prompts a prefill instance computes, with engine vllm; None: all."""
     shedding: Annotated[SheddingPolicy, Component("queue_limit")] | None = None
     """Whom the router refuses when too many wait; None: nobody."""
 
@@ -467,6 +470,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
     prefill = scenario.prefill
     if prefill is not None and prefill.hold_timeout is not None:
         return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
+    if scenario.router.disaggregation is not None:
+        return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
     return ""
 
 

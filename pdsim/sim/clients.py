@@ -32,6 +32,8 @@ class Clients:
     ) -> None:
         """router: the cluster's, recorded if the run is. outputs: of each attempt; retries are added."""
         self.num_ended = 0
+        self.local: set[int] = set()
+        """Attempts whose prompts are computed where they are decoded, until they are; none if all are."""
         self.on_sent: Callable[[int], None] | None = None
         """Called as a client sends a request, if anything can go wrong."""
         self.commands: dict[type, Callable[[Any], None]] = {
@@ -51,6 +53,7 @@ class Clients:
         self._progress = progress
         self._ended = ended
         self._num_requests = len(cluster.requests)
+        self._is_disaggregated = cluster.interconnect is not None
         self._priorities = cluster.scenario.priorities
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
@@ -127,6 +130,9 @@ class Clients:
             if self._front_end is not None:
                 self._front_end.on_retry(request_of(attempt))
         self._recorder.on_routed(attempt, new.prefill_id, new.decode_id, self._timeline.now_ns)
+        if new.prefill_id == new.decode_id and self._is_disaggregated:
+            self.local.add(attempt)
+            self._answer_of_prefill(request_of(attempt))
 
     def _on_prefill_done(self, done: m.PrefillDone) -> None:
         request_id = self._router.client_of(done.request_id)

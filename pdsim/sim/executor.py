@@ -68,12 +68,23 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that computes requests again: their first token came with their KV."""
+    """Executor of a decode instance that computes requests again: their first token came with their KV.
+
+    Of prompts that are computed there alone, the first forward makes it.
+    """
+
+    def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
+        """local: requests whose prompts are computed where they are decoded, until they are."""
+        super().__init__(outputs)
+        self._local = local
 
     def prefill(self, step: PrefillStep) -> StepResult:
         for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
             self._set_aside(request_id)
-            self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
+            if request_id in self._local:
+                self._local.remove(request_id)
+            else:
+                self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
         return super().prefill(step)
 
 

@@ -173,7 +173,7 @@ class Simulation:
     def _executor(self, instance: Any) -> Executor:
         acceptance, streams = self._cluster.scenario.acceptance, self._streams
         if isinstance(instance, VllmDecodeInstance):
-            return RecomputingExecutor(self._outputs)
+            return RecomputingExecutor(self._outputs, self._clients.local)
         if acceptance is None:
             return Executor(self._outputs)
         return SpeculativeExecutor(self._outputs, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))

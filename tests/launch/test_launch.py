@@ -98,6 +98,7 @@ OTHER = {
         ]
         for role in ("prefill", "decode")
     },
+    "router.disaggregation": [],
     "router.shedding": ["{max_queued_requests: 8}"],
     "priorities": ["{chat: 1}"],
     "network.transport": ["mooncake-rdma", "mooncake-tcp", "mooncake-nvlink", "shared-memory"],

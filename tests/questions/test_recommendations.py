@@ -44,7 +44,13 @@ def attained(made):
     return {row.arm: row.estimates["attained"].mean / 100 for row in rows}
 
 
-@pytest.mark.parametrize(("name", "ttft_ms"), [*product(NAMES, [60, 150]), ("capacity", 10)])
+OF_OWN_SCENARIOS = {"priorities", "local-prefill"}
+"""They need classes of requests, or vLLM's instances."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ttft_ms"), [*product([n for n in NAMES if n not in OF_OWN_SCENARIOS], [60, 150]), ("capacity", 10)]
+)
 def test_nothing_that_misses_the_slo_is_recommended(ask, name, ttft_ms):
     made = ask(name, ttft_ms=ttft_ms)
     (winner,) = [row for row in made.rows if row.arm == made.winner]

@@ -75,6 +75,7 @@ NAMES = (
     "overlap",
     "capacity",
     "priorities",
+    "local-prefill",
 )
 
 
