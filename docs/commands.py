@@ -1,29 +1,34 @@
-"""Writes docs/cli.md from the commands themselves: python docs/commands.py. A test compares the two."""
+"""Adds the text of --help of all commands to the page of commands on the site: an extension of Sphinx."""
 
-# ruff: noqa: INP001  a script
+# ruff: noqa: INP001  an extension of Sphinx
 
 import re
 from collections import Counter
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 from pdreal.cli import app as pdreal
 
 from pdsim.cli.app import app as pdsim
 
-PAGE = Path(__file__).parent / "cli.md"
-HEAD = """\
-# Commands
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
-The text of `--help`; `python docs/commands.py` writes this page. [Metrics](metrics.md#json-of-commands) has the JSON
-that commands print, [scenario files](scenario.md#errors) the exit codes.
-
-"""
+PAGE = "docs/cli"
 SHARED_BY = 2
 """Flags with the same text in this many commands or more are listed once."""
 
 
-def page() -> str:
+def setup(app: "Sphinx") -> None:
+    app.connect("source-read", _add_reference)
+
+
+def _add_reference(_: "Sphinx", page: str, source: list[str]) -> None:
+    if page == PAGE:
+        source[0] += reference()
+
+
+def reference() -> str:
     texts = [_reference(app) for app in (pdsim, pdreal)]
     counts = Counter(re.findall(r"^\* `--.*\n", "".join(texts), re.MULTILINE))
     shared = [line for line, count in counts.items() if count >= SHARED_BY]
@@ -31,7 +36,7 @@ def page() -> str:
         texts = [text.replace(line, "") for text in texts]
     texts = [re.sub(r"\*\*(Arguments|Parameters)\*\*:\n\n", "", text) for text in texts]
     texts = [re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for text in texts]
-    parts = [HEAD, "Flags of several commands:\n\n", *shared, "\n", "\n".join(texts)]
+    parts = ["\nFlags of several commands:\n\n", *shared, "\n", "\n".join(texts)]
     return "".join(parts).replace(" *[default: False]*", "")
 
 
@@ -42,7 +47,3 @@ def _reference(app: App) -> str:
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\*.*\n)+\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^```console\n.*?^```\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
