@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cached_property
 from io import TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, from_lines, to_line
@@ -168,6 +169,13 @@ def _table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> Any:
 
 
 def _read_table(folder: Path, name: str, make: Callable[..., Record]) -> list[Record]:
+    try:
+        return [make(**row) for row in _stored_table(folder, name).to_pylist()]
+    except TypeError as broken:  # of columns that no record has
+        raise RunFolderError(f"{folder / name}.parquet: damaged, or no table of a run: {broken}") from None
+
+
+def _stored_table(folder: Path, name: str) -> Any:
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -175,8 +183,8 @@ def _read_table(folder: Path, name: str, make: Callable[..., Record]) -> list[Re
     if not path.is_file():
         raise RunFolderError(f"{folder} has no {path.name}")
     try:
-        return [make(**row) for row in parquet.read_table(path).to_pylist()]
-    except (pa.ArrowException, OSError, TypeError) as broken:  # TypeError: of columns that no record has
+        return parquet.read_table(path)
+    except (pa.ArrowException, OSError) as broken:
         raise RunFolderError(f"{path}: damaged, or no table of a run: {broken}") from None
 
 
@@ -187,14 +195,17 @@ class PandasMissingError(ImportError):
         super().__init__("tables are pandas DataFrames: pip install 'pdsim[notebook]'")
 
 
+class HasRecords(Protocol):
+    @property
+    def records(self) -> RunRecords: ...
+
+
 class RunTables:
     """Base of what has the records of a run: shows them as tables with the columns of its folder's files.
 
     Times are ns since the run began; a column in which some are "never" is of floats, with NaN for those. Tables are
     made anew at each call. Raises PandasMissingError without pandas.
     """
-
-    records: RunRecords
 
     @property
     def requests(self) -> Any:
@@ -222,27 +233,38 @@ class RunTables:
         """Occupancy of each instance from time_ns on. No rows unless the run observed levels."""
         return self._frame("levels")
 
-    def tail(self, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
+    def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
         """The slowest requests by a metric, grouped by what they waited for. Observe levels, to see full pools."""
         return tail(self.records, metric, percent=percent)
 
     def _frame(self, name: str) -> Any:
         load_pandas()
-        table = arrow_table(self.records, name)
+        table = self._table(name)
         never = [column for column, values in zip(table.column_names, table.columns, strict=True) if values.null_count]
         return table.to_pandas().astype(dict.fromkeys(never, float))
 
+    def _table(self, name: str) -> Any:
+        """One of TABLES, as Arrow has it."""
+        raise NotImplementedError
+
 
 class StoredRun(RunTables):
-    """A run folder, of a simulated run or a real one."""
+    """A run folder, of a simulated run or a real one. Each of its files is read when it is asked for."""
 
     def __init__(self, folder: Path | str) -> None:
         """Raises RunFolderError if it is none."""
         self.folder = Path(folder)
-        self.records = read_records(self.folder)
+        read_summary(self.folder)
+
+    @cached_property
+    def records(self) -> RunRecords:
+        return read_records(self.folder)
 
     def summary(self) -> dict[str, Any]:
         return read_summary(self.folder)
+
+    def _table(self, name: str) -> Any:
+        return _stored_table(self.folder, name)
 
 
 def load_pandas() -> Any:

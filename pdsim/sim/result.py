@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import RunTables
+from pdsim.metrics.run_folder import RunTables, arrow_table
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches
@@ -33,6 +33,9 @@ class RunResult(RunTables):
             **self.scenario.benchmark_fields("pdsim"),
             **summarize(self.records, speculative=speculative, extra=extra),
         }
+
+    def _table(self, name: str) -> Any:
+        return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
         """Warns of steps outside the range that step times were measured on; empty if all are inside."""

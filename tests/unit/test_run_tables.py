@@ -47,6 +47,7 @@ def test_a_run_folder_has_the_same_tables(result, tmp_path):
     assert stored.summary() == result.summary()
     for name in TABLES:
         assert getattr(stored, name).equals(getattr(result, name)), name
+    assert "records" not in vars(stored), "a table was read without the others"
     with pytest.raises(RunFolderError, match="is no run folder"):
         StoredRun(tmp_path / "nothing")
 
