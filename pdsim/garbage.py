@@ -1,5 +1,6 @@
 """No search for garbage where none comes about."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,3 +16,9 @@ def garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def search_seldom() -> None:
+    """For a process that makes little garbage: the collector looks seldom, and not at all as the process ends."""
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)

@@ -95,6 +95,8 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
     """Number of ids from here on, at most `limit`, that rise by one."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
+    if ids[at:stop] == list(range(ids[at], stop + shift)):
+        return stop - at
     for i in range(at + 1, stop):
         if ids[i] != i + shift:
             return i - at
