@@ -5,7 +5,7 @@ early       KvGranted came first                 until NewRequest comes, in time
 refused     one side will not serve it           what still comes of it is ignored; then it is forgotten
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.kv_cache import NO_LEASE, Lease
@@ -22,7 +22,7 @@ class PrefillRequest:
     num_prompt_tokens: int
     decode_id: str
     cursor: SendCursor = UNGRANTED
-    lease: Lease = field(default_factory=lambda: NO_LEASE)
+    lease: Lease = NO_LEASE
     num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0

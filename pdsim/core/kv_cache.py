@@ -15,7 +15,7 @@ from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lease:
     """A request's page table, and its lock in the prefix cache."""
 

@@ -7,7 +7,7 @@ Law: tests/laws/test_decode_steps.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from typing import Generic, TypeVar
@@ -35,7 +35,7 @@ class RunningRequest:
     max_output_tokens: int
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
-    lease: Lease = field(default_factory=lambda: NO_LEASE)
+    lease: Lease = NO_LEASE
     joined_at_step: int = 0
     priority: int = 0
 

@@ -10,7 +10,7 @@ chunk gives the first token.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pdsim.core.admission_queue import DecodeRequest
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
@@ -62,7 +62,7 @@ class Recomputation:
     num_tokens: int
     """Prompt and outputs so far; the last of them is an input like the others."""
     priority: int
-    lease: Lease = field(default_factory=lambda: NO_LEASE)
+    lease: Lease = NO_LEASE
     num_cached_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_computed_tokens: int = 0
