@@ -1,27 +1,78 @@
-"""An answer says whether it holds at the ends of a cost that no server was measured for."""
+"""An answer says whether it holds at the ends of times that nobody measured, and if not, what to measure."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdsim import ask
-from pdsim.study.questions.answering import _held
-from pdsim.study.questions.question import Verdict
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.schema import GROUPS
+from pdsim.study.undecided import Sizes, measurement, rounded
+from tests.support import examples
 
-CHANGES = ["model=qwen3-0.6b", "workload.num_requests=20", "workload.input_tokens=200", "workload.output_tokens=10"]
+SIZES = ["workload.num_requests=20", "workload.input_tokens=200", "workload.output_tokens=10"]
+CHANGES = ["model=qwen3-0.6b", *SIZES]
+LOOSE_MS = 1e6
 
 
-def verdict(winner: str) -> Verdict:
-    return Verdict(winner, f"Use '{winner}'", "", [])
+def asked(*changes, **slo):
+    return ask(
+        "pd-ratio", changes=[*CHANGES, *changes], seeds=1, jobs=1, **{"ttft_ms": LOOSE_MS, "tpot_ms": LOOSE_MS, **slo}
+    )
 
 
 @pytest.mark.parametrize(("cost", "num_told"), [("kernels", 1), ("roofline", 0)])
 def test_the_range_is_asked_where_no_server_was_measured(cost, num_told):
-    made = ask("pd-ratio", changes=[*CHANGES, f"cost={cost}"], seeds=1, jobs=1)
+    made = asked(f"cost={cost}")
     assert sum("server that this may be" in note for note in made.notes) == num_told
+    assert sum("between the fastest and the slowest" in remark for remark in made.remarks()) == num_told
 
 
-def test_an_answer_that_holds_and_one_that_does_not():
-    (holds,) = _held(verdict("3P1D"), {"fastest": verdict("3P1D"), "slowest": verdict("3P1D")})
-    assert holds == "'3P1D' on the fastest and on the slowest server that this may be, too."
-    (undecided,) = _held(verdict("3P1D"), {"fastest": verdict("2P2D"), "slowest": verdict("3P1D")})
-    assert undecided.startswith("Undecided: it is '2P2D' on the fastest server that this may be.")
-    assert _held(verdict("3P1D"), {}) == []
+def test_every_arm_has_its_range_around_its_numbers():
+    for row in asked().rows:
+        assert row.ranges["tail_ttft"][0] < row.estimates["tail_ttft"].mean < row.ranges["tail_ttft"][1]
+
+
+@pytest.mark.parametrize(("group", "time", "factor"), [("outside", "ttft", 1.5), ("decode", "tpot", 1.05)])
+def test_what_decides_is_named_and_decides(group, time, factor):
+    """The SLO is met at the best known times, and missed at the slowest of one group."""
+    tail = f"tail_{time}"
+    loose = asked()
+    best = {row.arm: row.estimates[tail].mean for row in loose.rows}[loose.winner]
+    slo = {f"{time}_ms": factor * best}
+    made = asked(**slo)
+    (undecided,) = (note for note in made.notes if note.startswith("Undecided: "))
+    what = {
+        "outside": "Measure TTFT of one short prompt, it decides: pdsim observe URL.",
+        "decode": "Measure decode of ",
+    }
+    assert what[group] in undecided
+    assert made.is_recommended
+    for other in GROUPS:
+        there = asked(f"corner.{other}=slowest", **slo)
+        assert there.is_recommended == (other != group)
+
+
+def scenario(model):
+    server = {"gpu": "h200"}
+    workload = {"use": "random_lengths", "num_requests": 1, "input_tokens": 1, "output_tokens": 1}
+    data = {"model": model, "prefill": server, "decode": server, "workload": workload}
+    return parse_scenario(data, base=".", where="test")
+
+
+def test_a_measurement_has_its_command():
+    sizes = Sizes(prompt_tokens=4096, batch=15.6, context_tokens=4200)
+    told = measurement(["decode", "prefill"], scenario("qwen3-8b"), sizes)
+    assert told == (
+        "Measure prefill of 4,100 tokens and decode of 16 requests with 4,200 tokens each, they decide: "
+        "pdsim observe URL --longest-prompt 4100 --concurrency 16, "
+        "or pdreal measure --model qwen3-8b --only prefill,decode."
+    )
+    assert "pdreal" not in measurement(["prefill"], scenario("gpt-oss-120b"), sizes)
+    assert measurement([], scenario("qwen3-8b"), sizes) == ""
+
+
+@examples(100)
+@given(st.floats(1, 1e6))
+def test_a_rounded_size_reaches_what_is_asked(tokens):
+    assert tokens <= rounded(tokens) <= 1.2 * tokens + 1

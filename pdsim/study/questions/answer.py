@@ -10,7 +10,7 @@ from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.design import Changes
 from pdsim.study.questions.study import SLO, Study
-from pdsim.study.questions.words import spread
+from pdsim.study.questions.words import number, spread
 from pdsim.study.result import Estimate
 
 
@@ -109,6 +109,8 @@ class Row:
     """Estimates by column; None: it has none, or it says nothing of a saturated system."""
     remark: str
     """Fault that the way has."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Least and most by column, over both ends of times that nobody measured, where each has the number."""
 
     def to_json(self) -> dict[str, Any]:
         estimates = {name: None if value is None else value._asdict() for name, value in self.estimates.items()}
@@ -154,7 +156,15 @@ class Answer:
     def remarks(self) -> list[str]:
         """Limits of the winner, and all else that is to be said."""
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
-        return [*limit, *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
+        return [*limit, *self._range(), *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
+
+    def _range(self) -> list[str]:
+        found = next((row.ranges for row in self.rows if row.arm == self.winner), {})
+        ranges = [
+            f"{self.title(name).replace(',', '')} {number(least)} to {number(most)}"
+            for name, (least, most) in found.items()
+        ]
+        return [f"'{self.winner}' between the fastest and the slowest: {', '.join(ranges)}."] if ranges else []
 
     def to_json(self) -> dict[str, Any]:
         limit = None if self.limit is None else self.limit._asdict()

@@ -2,11 +2,12 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
@@ -26,6 +27,7 @@ from pdsim.study.questions.question import Arm, Question, Verdict, place_of, que
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
 from pdsim.study.running import Progress
+from pdsim.study.undecided import Sizes, measurement
 from pdsim.workload.client_driver import ClosedLoop
 
 
@@ -77,14 +79,17 @@ def ask(
             name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs, progress=progress
         )
         verdict = _verdict(name, found, study, arms)
-        at_ends = {}
-        for end, changed in study.base.ends.items():
-            place = folder / end
-            place.mkdir(exist_ok=True)
-            at_end = (*changes, *_set(changed))
-            begun = begin(name, path, options, at_end, folder=place, seeds=1, jobs=jobs, progress=progress)
-            at_ends[end] = _verdict(name, *begun)
-        made = _answer(name, found, study, verdict._replace(notes=[*_held(verdict, at_ends), *verdict.notes]), progress)
+
+        def at(changed: Changes, place: str) -> Judged:
+            """The same question at a corner of the times that nobody measured, with one run of each arm."""
+            (folder / place).mkdir(exist_ok=True)
+            given = (*changes, *_set(changed))
+            begun = begin(name, path, options, given, folder=folder / place, seeds=1, jobs=jobs, progress=progress)
+            return Judged(begun[1], _verdict(name, *begun))
+
+        ends = {end: at(changed, end) for end, changed in study.base.ends.items()}
+        notes = _held(Judged(study, verdict), ends, at)
+        made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends, progress)
         if out is not None:
             (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
             (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
@@ -129,12 +134,48 @@ def _set(changes: Changes) -> list[str]:
     return [f"{path}={shown(value)}" for path, value in changes.items()]
 
 
-def _held(verdict: Verdict, at_ends: Mapping[str, Verdict]) -> list[str]:
-    """Says whether the answer is the same at the ends of a cost that no server was measured for."""
-    others = [f"'{one.winner}' on the {end}" for end, one in at_ends.items() if one.winner != verdict.winner]
-    if others:
-        return [f"Undecided: it is {' and '.join(others)} server that this may be. A profile of yours decides."]
-    return [f"'{verdict.winner}' on the fastest and on the slowest server that this may be, too."] if at_ends else []
+class Judged(NamedTuple):
+    study: Study
+    verdict: Verdict
+
+    def holds(self, other: "Judged") -> bool:
+        """Whether what was found elsewhere is as good here."""
+        mine, theirs = self.verdict, other.verdict
+        if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
+            return bool(mine.advice) == bool(theirs.advice)
+        return theirs.winner in self.study.labels() and self.study.as_good(theirs.winner, mine.winner)
+
+
+def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes, str], Judged]) -> list[str]:
+    """Says whether the answer is the same at the ends of times that nobody measured; else, what to measure."""
+    winner = found.verdict.winner
+    others = [f"{_said(one.verdict)} on the {end}" for end, one in ends.items() if not one.holds(found)]
+    if not others:
+        return [f"'{winner}' on the fastest and on the slowest server that this may be, too."] if ends else []
+    base = found.study.base
+    deciding = [
+        group
+        for group, corners in base.alone.items()
+        if not all(at(changed, f"{group}-{i}").holds(found) for i, changed in enumerate(corners))
+    ]
+    advice = measurement(deciding or base.scenario.uncertain, base.scenario, _sizes(found.study, winner))
+    return [f"Undecided: it is {' and '.join(others)} server that this may be. {advice}"]
+
+
+def _said(verdict: Verdict) -> str:
+    return f"'{verdict.winner}'" if verdict.advice else f"nothing within the SLO, '{verdict.winner}' the nearest,"
+
+
+def _sizes(study: Study, label: str) -> Sizes:
+    scenario = study.base.changed(study.arm(label).changes)
+    decoding = scenario.decode or scenario.aggregated
+    assert decoding is not None
+    prompt_tokens, row = study.mean_prompt_tokens, study[label].replications[0].row
+    return Sizes(
+        prompt_tokens=prompt_tokens,
+        batch=row["mean_running_requests"] / (decoding.instances * decoding.dp),
+        context_tokens=prompt_tokens + study.mean_tokens("total_output_tokens") / 2,
+    )
 
 
 @contextmanager
@@ -185,7 +226,14 @@ def _percentile(study: Study) -> str:
     return f"p{100 * study.options.attainment:.4g}"
 
 
-def _answer(name: str, question: Question, study: Study, verdict: Verdict, progress: Progress | None) -> Answer:
+def _answer(
+    name: str,
+    question: Question,
+    study: Study,
+    verdict: Verdict,
+    ends: Mapping[str, Judged],
+    progress: Progress | None,
+) -> Answer:
     changes = study.arm(verdict.winner).changes
     scenario = study.base.changed({**changes, "seed": study.seeds[0]})
     result = simulate(scenario, Observation(levels=True))
@@ -203,7 +251,10 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, progr
         percentile=_percentile(study),
         axis=next((arm.axis for arm in study.arms if arm.axis), question.axis),
         columns=question.columns,
-        rows=tuple(_row(question, study, arm.label) for arm in sorted(study.arms, key=place_of)),
+        rows=tuple(
+            _row(question, study, arm.label, [one.study for one in ends.values()])
+            for arm in sorted(study.arms, key=place_of)
+        ),
     )
 
 
@@ -257,7 +308,7 @@ def _errors(study: Study) -> list[str]:
     return [f"No result: {', '.join(labels)}: {error}" for error, labels in arms.items() if error]
 
 
-def _row(question: Question, study: Study, label: str) -> Row:
+def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) -> Row:
     remark = ""
     if study.error(label):
         remark = "no result"
@@ -269,7 +320,13 @@ def _row(question: Question, study: Study, label: str) -> Row:
         remark = "misses SLO"
     estimates = {name: COLUMNS[name].value(study, label) for name in question.columns}
     arm = study.arm(label)
-    return Row(label, arm.changes, arm.x, estimates, remark)
+    at_ends = [one for one in ends if label in one.labels()]
+    if not ends or len(at_ends) < len(ends):
+        return Row(label, arm.changes, arm.x, estimates, remark)
+    values = {name: [value, *(COLUMNS[name].value(one, label) for one in at_ends)] for name, value in estimates.items()}
+    known = {name: [one.mean for one in found if one is not None] for name, found in values.items()}
+    ranges = {name: (min(found), max(found)) for name, found in known.items() if len(found) == 1 + len(ends)}
+    return Row(label, arm.changes, arm.x, estimates, remark, ranges)
 
 
 def _alone(study: Study, changes: Changes) -> str:

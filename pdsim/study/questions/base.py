@@ -12,7 +12,7 @@ from typing import Any
 
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
-from pdsim.scenario.schema import ENDS, GROUPS, Scenario
+from pdsim.scenario.schema import ENDS, GROUPS, Group, Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
@@ -96,6 +96,14 @@ class Base:
             for end in ENDS
             if self.scenario.uncertain
         }
+
+    @property
+    def alone(self) -> dict[Group, list[Changes]]:
+        """Changes to both ends of each group of times alone; none of a single group, whose ends are those of all."""
+        groups, own = self.scenario.uncertain, self.scenario.corner or {}
+        if len(groups) == 1:
+            return {}
+        return {group: [{"corner": {**own, group: end}} for end in ENDS] for group in groups}
 
     @cached_property
     def classes(self) -> list[str]:

@@ -149,6 +149,13 @@ class Study:
         equal = [label for label in candidates if gain(label) >= enough]
         return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
 
+    def as_good(self, label: str, other: str) -> bool:
+        """Whether an arm hardly differs from a better one in what the best is chosen by."""
+        if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
+            return False
+        latency = self.ratio(label, other, "mean_e2e_latency_ms").mean
+        return self.goodput(label) >= (1 - _EQUAL) * self.goodput(other) and latency <= 1 + _EQUAL
+
     def best_routed(self, labels: Iterable[str]) -> list[str]:
         """Each cluster with the best of the routers that were tried for it."""
         routed: dict[str, list[str]] = {}
