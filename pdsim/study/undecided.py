@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pdsim.scenario.schema import GROUPS, Group, Scenario
 from pdsim.system.catalog import load_model
@@ -16,6 +17,21 @@ class Sizes:
     """Requests of a decode step."""
     context_tokens: float
     """Tokens of each of them."""
+
+
+SIZE_FIELDS = ("completed", "total_input_tokens", "total_output_tokens", "mean_running_requests")
+"""Fields of a summary that sizes come from."""
+
+
+def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
+    """Sizes of a run by its summary."""
+    decoding = scenario.decode or scenario.aggregated
+    assert decoding is not None
+    prompt_tokens, output_tokens = (
+        row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
+    )
+    batch = row["mean_running_requests"] / (decoding.instances * decoding.dp)
+    return Sizes(prompt_tokens=prompt_tokens, batch=batch, context_tokens=prompt_tokens + output_tokens / 2)
 
 
 def rounded(tokens: float) -> int:

@@ -53,6 +53,8 @@ class Plan:
 
     certain: Row | None = None
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
+    measure: str = ""
+    """What to measure, where an end misses the SLO."""
     own: Row | None = None
     """The cluster of the scenario that the plan began with."""
     checked: Outcome | None = None
@@ -96,7 +98,7 @@ class Plan:
             sure = (
                 "none" if one is None else f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour,"
             )
-            found.append(f"On the slowest, {sure} meets it. Rows of your server (pdsim observe) say more.")
+            found.append(f"On the slowest, {sure} meets it. {self.measure}".strip())
         return found
 
     @staticmethod
@@ -150,6 +152,7 @@ class Plan:
             "breaks": self.breaks,
             "lost": {role: outcome.to_json() for role, outcome in self.lost.items()},
             "ends": {end: outcome.to_json() for end, outcome in self.ends.items()},
+            "measure": self.measure,
             "certain": None if self.certain is None else self.certain.to_json(),
             "own": None if self.own is None else self.own.to_json(),
             "checked": None if self.checked is None else self.checked.to_json(),

@@ -23,6 +23,7 @@ from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
 from pdsim.study.store import Store
+from pdsim.study.undecided import measurement
 
 MAX_GPUS = 32
 _NUM_TOLD = 3
@@ -161,7 +162,7 @@ class Finder:
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen))
         if all(outcome.meets for outcome in made.ends.values()):
             return made
-        return replace(made, certain=self._certain(chosen))
+        return replace(made, certain=self._certain(chosen), measure=self._measurement(chosen))
 
     def _evaluate(self, candidates: Sequence[Candidate]) -> list[Outcome]:
         found = self._trials.outcomes([one.changes for one in candidates])
@@ -241,6 +242,13 @@ class Finder:
             lost=dict(zip(lost, whole, strict=False)),
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
+
+    def _measurement(self, chosen: Candidate) -> str:
+        """What to measure: groups of times of which one end alone misses the SLO, or else all of them."""
+        base = self._trials.base
+        ends = {group: [_changed(chosen, end) for end in both] for group, both in base.alone.items()}
+        deciding = [group for group, both in ends.items() if not all(one.meets for one in self._trials.outcomes(both))]
+        return measurement(deciding or base.scenario.uncertain, base.scenario, self._trials.sizes(chosen.changes))
 
     def _certain(self, chosen: Candidate) -> Row | None:
         """The cheapest that meets it on the slowest server, too."""

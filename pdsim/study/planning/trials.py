@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pyarrow import parquet
+
 from pdsim.scenario.build import requests_of
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
@@ -15,6 +17,7 @@ from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
 from pdsim.study.running import Work
 from pdsim.study.store import Store
+from pdsim.study.undecided import SIZE_FIELDS, Sizes, sizes_of
 from pdsim.workload.request_spec import classes_of
 
 
@@ -40,6 +43,11 @@ class Trials:
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[Path]]:
         """The shards of each, by seed."""
         return self._computed(self._planner.plan(changes))
+
+    def sizes(self, changes: Changes) -> Sizes:
+        """Typical sizes of a cluster's steps, by its first run."""
+        ((path, *_),) = self.whole_runs([changes])
+        return sizes_of(self.base.changed(changes), parquet.read_table(path, columns=list(SIZE_FIELDS)).to_pylist()[0])
 
     def limit(self, changes: Changes, term: Term) -> Limit:
         """The resource that limits a cluster in a term of the SLO."""

@@ -27,7 +27,7 @@ from pdsim.study.questions.question import Arm, Question, Verdict, place_of, que
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import milliseconds, number, share
 from pdsim.study.running import Progress
-from pdsim.study.undecided import Sizes, measurement
+from pdsim.study.undecided import measurement, sizes_of
 from pdsim.workload.client_driver import ClosedLoop
 
 
@@ -158,24 +158,15 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes, str]
         for group, corners in base.alone.items()
         if not all(at(changed, f"{group}-{i}").holds(found) for i, changed in enumerate(corners))
     ]
-    advice = measurement(deciding or base.scenario.uncertain, base.scenario, _sizes(found.study, winner))
+    row = found.study[winner].replications[0].row
+    advice = measurement(
+        deciding or base.scenario.uncertain, base.scenario, sizes_of(base.changed(found.study.arm(winner).changes), row)
+    )
     return [f"Undecided: it is {' and '.join(others)} server that this may be. {advice}"]
 
 
 def _said(verdict: Verdict) -> str:
     return f"'{verdict.winner}'" if verdict.advice else f"nothing within the SLO, '{verdict.winner}' the nearest,"
-
-
-def _sizes(study: Study, label: str) -> Sizes:
-    scenario = study.base.changed(study.arm(label).changes)
-    decoding = scenario.decode or scenario.aggregated
-    assert decoding is not None
-    prompt_tokens, row = study.mean_prompt_tokens, study[label].replications[0].row
-    return Sizes(
-        prompt_tokens=prompt_tokens,
-        batch=row["mean_running_requests"] / (decoding.instances * decoding.dp),
-        context_tokens=prompt_tokens + study.mean_tokens("total_output_tokens") / 2,
-    )
 
 
 @contextmanager
