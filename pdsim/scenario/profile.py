@@ -24,6 +24,20 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 _BESIDE = ("measured", "host", "cold_start")
 """Sections of a profile's cost that a scenario may change."""
+_OF_ROLE = {
+    "prefill": ("prefill_interval",),
+    "decode": (
+        "decode_interval",
+        "graph_sizes",
+        "graph_empty_row_kv",
+        "eager_layer",
+        "attention_sm_bandwidth",
+        "attention_merge",
+        "cold_start",
+    ),
+}
+"""Fields of a profile's cost that belong to one role, besides the cost model of that name."""
+_HOST_OF_DECODE = ("decode_step", "decode_request")
 
 
 def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
@@ -36,7 +50,11 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces {profile: FILE} by what the file says. Only changes of sections in _BESIDE may stand beside it."""
-    if (named := _named(value, info)) is None:
+    of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
+    named = _named(value, info)
+    if of_role:
+        return _joined(value, dict.fromkeys(_OF_ROLE, named) | of_role if named else of_role)
+    if named is None:
         return value
     path, beside = named
     for section, changes in beside.items():
@@ -48,6 +66,50 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     cost = read_profile(path)["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
+
+
+def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
+    """Cost whose roles have profiles of their own."""
+    given = {key: setting for key, setting in value.items() if key != "profile"}
+    costs = {}
+    for role, (path, others) in of_role.items():
+        if role in given and others:
+            raise ValueError(f"{role}: profile stands alone, found {', '.join(others)} beside it")
+        costs[role] = read_profile(path)["cost"]
+    found: dict[str, Any] = {}
+    for role, cost in costs.items():
+        model = cost.get(role) or {key: setting for key, setting in cost.items() if key not in _BESIDE}
+        found |= {role: model, **{field: cost[field] for field in _OF_ROLE[role] if field in cost}}
+    hosts = {role: cost.get("host") or {} for role, cost in costs.items()}
+    host = {
+        name: time
+        for role, times in hosts.items()
+        for name, time in times.items()
+        if (name in _HOST_OF_DECODE) == (role == "decode")
+    }
+    beside = {
+        "host": {**host, **given.pop("host", {})},
+        "measured": {**_measured(costs), **given.pop("measured", {})},
+    }
+    return {**given, **found, **beside}
+
+
+def _measured(costs: dict[str, Any]) -> dict[str, Any]:
+    """Setups of the roles in one: texts that differ are joined, so that they are no run's."""
+    known = {role: cost.get("measured") or {} for role, cost in costs.items()}
+    found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}
+    for name in ("model", "weight_dtype", "kv_dtype", "device", "scaled_from"):
+        texts = [str(one[name]) for one in known.values() if one.get(name) is not None]
+        if texts and (name == "scaled_from" or len(texts) == len(known)):
+            found[name] = " and ".join(dict.fromkeys(texts))
+    for name in ("tp", "dp"):
+        sizes = [one.get(name, (1, 1))[list(_OF_ROLE).index(role)] for role, one in known.items()]
+        found[name] = (sizes[0], sizes[-1])
+    for role, one in known.items():
+        found |= {name: bounds for name, bounds in one.items() if name.startswith(f"{role}_")}
+    if any(one.get("outside") == "extend" for one in known.values()):
+        found["outside"] = "extend"
+    return found
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
@@ -151,6 +213,8 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 class MeasuredSettings(Setup):
     """Setup, and least and most of a step, that times were measured on; profiles have it. None: not told."""
 
+    role: Literal["prefill", "decode"] | None = None
+    """The role that alone was measured; sizes and device are then its own. None: both."""
     scaled_from: str | None = None
     """The setup that times are scaled from, where nothing was measured on this one."""
     prefill_new_tokens: Bounds | None = None
@@ -171,11 +235,12 @@ class MeasuredSettings(Setup):
         return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
 
     def __str__(self) -> str:
+        of = "" if self.role is None else f" of {self.role}"
         if self.model is None:
-            return "profile does not say what it was measured on"
+            return f"profile{of} does not say what it was measured on"
         if self.scaled_from is not None:
-            return f"profile scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
-        return f"profile measured on {super().__str__()}"
+            return f"profile{of} scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
+        return f"profile{of} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
         """Each field that steps leave, with the value that is farthest outside."""

@@ -591,12 +591,12 @@ class Scenario(Section):
     @property
     def setup(self) -> Setup:
         """The model, and what the instances run on."""
-        prefill, decode = self._servers
+        prefill, decode = self._measured_servers
         return Setup(
             model=self.model,
             weight_dtype=self.weight_dtype or load_model(self.model).weight_dtype,
             kv_dtype=self.kv_dtype,
-            device=self._gpus,
+            device=" and ".join(dict.fromkeys((prefill.gpu, decode.gpu))),
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
         )
@@ -606,7 +606,10 @@ class Scenario(Section):
         """Groups of times that have a range; none where all were measured, or on another setup."""
         outside: tuple[Group, ...] = ("outside",) if self._is_of_usual_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
-        return found if found and not self.foreign_setup else ()
+        if found and self.foreign_setup:
+            role = None if self.cost.measured is None else self.cost.measured.role
+            return tuple(group for group in found if role not in (None, group))
+        return found
 
     @property
     def ends(self) -> "tuple[Scenario, ...]":
@@ -633,7 +636,8 @@ class Scenario(Section):
     @property
     def device(self) -> str:
         """The device whose step times a run has."""
-        return (self.cost.measured and self.cost.measured.device) or self._gpus
+        measured = self.cost.measured
+        return (measured and measured.role is None and measured.device) or self._gpus
 
     @property
     def foreign_setup(self) -> list[str]:
@@ -643,35 +647,53 @@ class Scenario(Section):
 
     def cost_warnings(self, steps: Iterable[StepRecord]) -> list[str]:
         """A line about a run that is not within what was measured; else none."""
-        cost = self.cost
-        if cost.measured is None:
-            names = " and ".join(dict.fromkeys(map(component_name, (cost.prefill, cost.decode))))
-            if names == "kernels":
-                gpus = dict.fromkeys(servers.gpu for servers in self._servers)
-                unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
-                kernels = f"kernels of other GPUs than {unknown}" if unknown else f"kernels of {self._gpus}"
-                return [f"cost: only {kernels} were measured, no server: look at the range; a profile makes it narrow"]
-            if names == "roofline":
-                return [
-                    "cost: nothing here was measured: roofline, which compares configurations; fit a profile for more"
-                ]
-            return [f"cost: {names}: the scenario does not say what it was measured on"]
+        measured = self.cost.measured
+        if measured is None:
+            return [self._unmeasured_warning({"prefill": self._servers[0], "decode": self._servers[1]})]
         setup = self.foreign_setup
-        outside = ", ".join([*setup, *cost.measured.exceeded(steps)])
+        outside = ", ".join([*setup, *measured.exceeded(steps)])
+        found = []
         if outside:
-            interval = "; its interval is left out" if setup and cost.uncertain else ""
-            return [f"cost: {cost.measured}; this run: {outside}: outside{interval}"]
-        is_certain = cost.measured.model is not None and cost.measured.scaled_from is None
-        return [] if is_certain else [f"cost: {cost.measured}"]
+            interval = "; its interval is left out" if setup and self._has_interval(measured) else ""
+            found = [f"cost: {measured}; this run: {outside}: outside{interval}"]
+        elif measured.model is None or measured.scaled_from is not None:
+            found = [f"cost: {measured}"]
+        others = {"prefill": self._servers[0], "decode": self._servers[1]} if measured.role else {}
+        others.pop(measured.role or "", None)
+        return [*found, *(self._unmeasured_warning({role: server}) for role, server in others.items())]
+
+    def _has_interval(self, measured: MeasuredSettings) -> bool:
+        return any(measured.role in (None, role) for role in self.cost.uncertain)
+
+    def _unmeasured_warning(self, servers: Mapping[str, ServerSettings]) -> str:
+        """Says what the costs of roles are made of that no server was measured for."""
+        costs = (self.cost.prefill if role == "prefill" else self.cost.decode for role in servers)
+        names = " and ".join(dict.fromkeys(map(component_name, costs)))
+        cost = "cost" if len(servers) > 1 else f"cost of {next(iter(servers))}"
+        if names == "kernels":
+            gpus = dict.fromkeys(server.gpu for server in servers.values())
+            unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
+            kernels = f"kernels of {'other GPUs than ' if unknown else ''}{unknown or ' and '.join(gpus)}"
+            return f"{cost}: only {kernels} were measured, no server: look at the range; a profile makes it narrow"
+        if names == "roofline":
+            return f"{cost}: nothing here was measured: roofline, which compares configurations; fit a profile for more"
+        return f"{cost}: {names}: the scenario does not say what it was measured on"
 
     @property
     def _gpus(self) -> str:
-        return " and ".join(dict.fromkeys(servers.gpu for servers in self._servers))
+        return " and ".join(dict.fromkeys(server.gpu for server in self._servers))
 
     @property
     def _servers(self) -> tuple[ServerSettings, ServerSettings]:
         """The servers that prefill, and those that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
+
+    @property
+    def _measured_servers(self) -> tuple[ServerSettings, ServerSettings]:
+        """The same, or the servers of the role that alone was measured."""
+        prefill, decode = self._servers
+        role = None if self.cost.measured is None else self.cost.measured.role
+        return (prefill if role != "decode" else decode, decode if role != "prefill" else prefill)
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

@@ -1,0 +1,69 @@
+"""Profiles of two machines, joined by role."""
+
+from pathlib import Path
+
+import pytest
+
+from pdsim.scenario.loading import parse_scenario
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.simulation import simulate
+
+PROFILES = Path(__file__).parent.parent.parent / "experiments"
+H200, H100, H20 = "sglang-h200/profile.yaml", "host-cache/sglang_h100/profile.yaml", "scaled-h200/qwen3-8b-h20.yaml"
+
+
+def scenario(cost, prefill="h200", decode="h200", **fields):
+    workload = {"use": "random_lengths", "num_requests": 8, "input_tokens": 500, "output_tokens": 20}
+    data = {"model": "qwen3-8b", "prefill": {"gpu": prefill}, "decode": {"gpu": decode}, "workload": workload}
+    return parse_scenario({**data, "cost": cost, **fields}, base=PROFILES, where="test")
+
+
+def profile(path):
+    return {"profile": path}
+
+
+def test_a_profile_joined_with_itself_is_itself():
+    joined = scenario({"prefill": profile(H200), "decode": profile(H200)})
+    assert joined.cost == scenario(profile(H200)).cost
+
+
+def test_each_role_has_the_times_of_its_own_machine():
+    fast, slow = scenario(profile(H200)).cost, scenario({"prefill": profile(H100), "decode": profile(H100)}).cost
+    joined = scenario({"prefill": profile(H200), "decode": profile(H100)}, decode="h100").cost
+    assert (joined.prefill, joined.decode) == (fast.prefill, slow.decode)
+    assert (joined.host.start, joined.graph_sizes) == (fast.host.start, slow.graph_sizes)
+    assert joined == scenario({**profile(H200), "decode": profile(H100)}, decode="h100").cost
+
+
+def test_a_mixed_cluster_is_measured_where_both_of_its_machines_were():
+    cost = {"prefill": profile(H200), "decode": profile(H100)}
+    assert scenario(cost, decode="h100").foreign_setup == []
+    assert scenario(cost, decode="h200").foreign_setup == ["h200"]
+    assert scenario(cost, prefill="h100", decode="h200").foreign_setup == ["h100 and h200"]
+    assert scenario(cost, decode="h100").uncertain == ()
+
+
+def test_the_range_of_a_mixed_cluster_is_that_of_what_was_not_measured():
+    mixed = scenario({"prefill": profile(H200)}, decode="h100", front_end={})
+    assert mixed.uncertain == ("decode",)
+    fast, slow = (simulate(end) for end in mixed.ends)
+    assert fast.scenario.cost.prefill == slow.scenario.cost.prefill
+    assert fast.summary()["mean_tpot_ms"] < slow.summary()["mean_tpot_ms"]
+    (warning,) = fast.summary()["pdsim"]["warnings"]
+    assert warning.startswith("cost of decode: only kernels of h100 were measured")
+    elsewhere = scenario({"prefill": profile(H200)}, prefill="b200", decode="h100", front_end={})
+    assert elsewhere.uncertain == ("decode",)
+    assert elsewhere.foreign_setup == ["b200"]
+
+
+def test_what_stands_beside_a_roles_profile_is_refused():
+    with pytest.raises(ConfigError, match="decode: profile stands alone, found use beside it"):
+        scenario({"decode": {"use": "roofline", **profile(H200)}})
+    with pytest.raises(ConfigError, match=r"none\.yaml does not exist"):
+        scenario({"decode": profile("none.yaml")})
+
+
+def test_a_scaled_profile_of_one_role_keeps_its_range():
+    joined = scenario({"prefill": profile(H20), "decode": profile(H200)}, prefill="h20")
+    assert joined.uncertain == ("prefill",)
+    assert joined.foreign_setup == []
