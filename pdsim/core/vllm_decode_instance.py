@@ -136,7 +136,8 @@ class VllmDecodeInstance(DecodeInstance):
         if not self._builder.has_work:
             return step, commands
         if isinstance(step, DecodeStep):
-            may_recompute = takes_turns or step.joined or any(isinstance(command, Retracted) for command in commands)
+            frees_pages = any(isinstance(command, Retracted | Finished) for command in commands)
+            may_recompute = takes_turns or step.joined or frees_pages
             return (replace(step, max_steps=1) if may_recompute else step), commands
         return self._recompute_alone(now_ns, commands), commands
 

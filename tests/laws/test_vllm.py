@@ -226,6 +226,24 @@ def test_many_steps_at_once_are_single_steps_and_runs_repeat(scenario: Scenario)
     assert digest(many.journal) == digest(run(scenario).journal)
 
 
+def test_a_request_that_ends_as_it_is_merged_makes_room_for_one_to_be_computed_again():
+    """Its pages come free after the instance has looked for such room: it looks again after one step."""
+    sizes = [(67, 39), (39, 8), (121, 6), (66, 17), (16, 21), (1, 1), (1, 22), *[(1, 1)] * 5]
+    load = [request(i, prompt, output, after=(0,) if i == 2 else ()) for i, (prompt, output) in enumerate(sizes)]
+    changes = {
+        "prefill__pool_tokens": 164,
+        "prefill__chunked_prefill_tokens": 32,
+        "prefill__max_prefill_tokens": 16,
+        "prefill__max_running_requests": 1,
+        "decode__pool_tokens": 160,
+        "decode__max_running_requests": 2,
+        "decode__radix_cache": False,
+        "client": {"use": "closed_loop", "concurrency": 6},
+    }
+    many, _ = run_both_ways(small(*load, **VLLM, **changes))
+    assert sum(r.num_retractions for r in many.records.requests)
+
+
 @given(fault_schedules(vllm_scenarios(SHORT_MS)))
 @examples(60)
 def test_nothing_leaks_when_things_go_wrong(scenario: Scenario):
