@@ -1,4 +1,4 @@
-"""How the cost of a simulated request grows: python bench/growth.py
+"""Growth of the cost of a simulated request: python bench/growth.py
 
 With instances, context, concurrency and prefixes, one at a time, around the load of experiments/speed. CPU time of
 building, running and summing up, best of two; n log n is how much the last column may grow.

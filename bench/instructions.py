@@ -1,4 +1,4 @@
-"""How many instructions a simulated request costs: python bench/instructions.py
+"""Instructions of a simulated request: python bench/instructions.py
 
 The load of experiments/speed, 300 and 1,300 requests, counted by valgrind: the difference has no start-up in it, and
 does not depend on what else the machine does, but on the version of Python.
@@ -16,7 +16,7 @@ FEW, MANY = 300, 1_300
 
 
 def instructions(num_requests: int) -> int:
-    """Of the whole command."""
+    """Instructions of the whole command."""
     change = f"workload.num_requests={num_requests}"
     count = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", change]

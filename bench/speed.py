@@ -1,4 +1,4 @@
-"""How fast the simulator is: python bench/speed.py [--large]
+"""Speed of the simulator: python bench/speed.py [--large]
 
 The load of experiments/speed: 10,000 requests at 4/s, 1P1D. CPU seconds of the whole command, start-up and summary
 included, best of three; then many decode steps at once against single steps; with --large, 100,000 requests.

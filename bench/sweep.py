@@ -1,4 +1,4 @@
-"""What a point of a sweep costs beside its simulation: python bench/sweep.py [POINTS]
+"""Cost of a point of a sweep beside its simulation: python bench/sweep.py [POINTS]
 
 Points of 200 requests of experiments/speed in one worker, start-up and the folder of the sweep included, against
 building, running and summing up the same points in one process.

@@ -16,7 +16,7 @@ def setup(app: Sphinx) -> None:
 
 
 def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
-    """To the front page the whole tree, to a folder's README the pages of its folder."""
+    """Adds the whole tree to the front page, and the pages of its folder to a folder's README."""
     pages = sorted(app.env.found_docs)
     if page == app.config.root_doc:
         index = app.env.doc2path(INDEX).read_text(encoding="utf-8")

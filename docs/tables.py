@@ -58,7 +58,7 @@ def tables(page: Path) -> Iterator[Table]:
 
 
 def validate(case: str) -> dict[str, Report]:
-    """By arm; of a matrix, by its name."""
+    """Reports by arm; of a matrix, by its name."""
     out = StringIO()
     with redirect_stdout(out), suppress(SystemExit):
         pdsim(["validate", str(ROOT / "experiments" / case), "--json"])

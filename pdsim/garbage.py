@@ -19,6 +19,6 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def search_seldom() -> None:
-    """For a process that makes little garbage: the collector looks seldom, and not at all as the process ends."""
+    """Lets the collector look seldom, and not at all as the process ends: for one that makes little garbage."""
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)

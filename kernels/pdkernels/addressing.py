@@ -1,4 +1,4 @@
-"""Where a unit of payload lies, in pages and in staging: the arithmetic that all copy kernels share.
+"""Places of a unit of payload, in pages and in staging: the arithmetic that all copy kernels share.
 
 A program moves a tile of units, numbered in the order of tokens: unit u belongs to token u // ROW, and within that
 token's heads it is unit u % ROW. A unit is 16 bytes, and a tile of them is a [units, 2] tensor of 8-byte words: the

@@ -100,7 +100,7 @@ def decode_join_kernel(parts, part_stats, output, SPLITS: tl.constexpr, PADDED: 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """How decode attention is cut: tokens per step, warps per program, steps in flight."""
+    """Sizes of decode attention's pieces: tokens per step, warps per program, steps in flight."""
 
     tokens: int = 64
     warps: int = 4

@@ -1,4 +1,4 @@
-"""Which heads go where between tensor-parallel layouts of different size."""
+"""Ways of heads between tensor-parallel layouts of different size."""
 
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ TYPES: dict[torch.dtype, Any] = {
     torch.int64: tl.int64,
     torch.float8_e4m3fn: tl.float8e4nv,
 }
-"""What a kernel that is given addresses calls the elements there."""
+"""Names of the elements in a kernel that is given addresses."""
 
 
 class Launcher:

@@ -1,4 +1,4 @@
-"""Where the bytes of a KV cache lie: one layout for all layers, and the pool of pages that has it."""
+"""Places of the bytes of a KV cache: one layout for all layers, and the pool of pages that has it."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class KvLayout:
 
     @property
     def head_bytes(self) -> int:
-        """One head of one token in one plane."""
+        """Bytes of one head of one token in one plane."""
         return self.head_dim * self.dtype.itemsize
 
     @property

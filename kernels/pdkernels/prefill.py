@@ -90,7 +90,7 @@ def packed_prefill_kernel(
 
 
 def is_fastest(query: torch.Tensor, num_new: Sequence[int]) -> bool:
-    """Whether to take packed_prefill: where it has few programs, it pays to split contexts over more.
+    """True if packed_prefill pays: where it has few programs, it is better to split contexts over more.
 
     Args:
         num_new: new tokens of each sequence.

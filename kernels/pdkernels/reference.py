@@ -1,4 +1,4 @@
-"""What each kernel computes, in plain torch: the oracles of the tests, and the place to read first."""
+"""Kernels in plain torch: the oracles of the tests, and the place to read first."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How a copy is cut into programs.
+"""Cuts of a copy into programs.
 
 Measured on an H200 over tile sizes, warps, planes per program, orders of programs and cache hints
 (kernels/measured.md): a program of one plane with 16 or 32 bytes per thread, everything marked to leave L2 first, is
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """One way to cut a copy.
+    """A way to cut a copy.
 
     Attributes:
         units: 16-byte units of one plane per program and step, a power of two.
@@ -26,7 +26,7 @@ class Tiling:
 GATHER = Tiling(units=128, warps=4)
 SCATTER = Tiling(units=256, warps=4)
 FEW_PROGRAMS = Tiling(units=1024, warps=8)
-"""For a limited number of programs: the bytes in flight are then those of one program per multiprocessor."""
+"""Tiling for few programs: the bytes in flight are those of one program per multiprocessor."""
 
 
 def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:

@@ -288,7 +288,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 return self.batch.step(FOREVER)
 
     def _give_way(self, threshold: int, commands: list[Command]) -> None:
-        """Without a slot, running requests of lower priorities give theirs to the first that waits."""
+        """Gives slots of running requests of lower priorities to the first that waits, if there is none."""
         self._may_give_way = False
         if not self._builder.waiting or self._builder.is_midway or self._num_slots > 0:
             return

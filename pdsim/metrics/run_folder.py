@@ -244,7 +244,7 @@ class RunTables:
         return table.to_pandas().astype(dict.fromkeys(never, float))
 
     def _table(self, name: str) -> Any:
-        """One of TABLES, as Arrow has it."""
+        """Table of that name, as Arrow has it."""
         raise NotImplementedError
 
 

@@ -229,7 +229,7 @@ _NUM_WINDOWS = 8
 
 
 def is_saturated(requests: Sequence[RequestRecord]) -> bool:
-    """Whether an open loop's queue grows: clearly fewer requests ended in the second half than had to.
+    """True if an open loop's queue grows: clearly fewer requests ended in the second half than had to.
 
     Its latencies then say how long it was run, not how long requests take. Those had to end that arrived a typical
     latency earlier, so that a rate that rises is no growing queue. A burst at the end is chance, as far as the number

@@ -89,7 +89,7 @@ class LowestPriorityFirst:
     """The lowest priority; of these as fewest_outputs_first (SGLang's --retraction-policy priority)."""
 
     last_arrived: bool = False
-    """Of these the youngest, as vLLM's priority scheduling."""
+    """Prefer the youngest of these, as vLLM's priority scheduling."""
 
     def victim(self, view: DecodeView) -> int:
         lowest = min(request.priority for request in view.running)

@@ -217,7 +217,7 @@ class WaitingRequest(Protocol):
 
 
 class SheddingView(Protocol):
-    """What a router knows as a request arrives."""
+    """Knowledge of a router as a request arrives."""
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
@@ -226,7 +226,7 @@ class SheddingView(Protocol):
 
 
 class PairView(Protocol):
-    """What a router knows of a prompt whose decode instance is chosen, and whose prefill instance is not."""
+    """Knowledge of a router of a prompt whose decode instance is chosen, and whose prefill instance is not."""
 
     @property
     def num_decode_cached_tokens(self) -> int:

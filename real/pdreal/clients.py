@@ -113,7 +113,7 @@ class Clients:
         self.late_ns: list[int] = []
         """Delays of requests that were due: those of an open loop, and turns after a pause."""
         self.stopped = False
-        """Whether it was stopped before all was done."""
+        """True if it was stopped before all was done."""
 
     async def serve(self, launcher: Launcher) -> None:
         """Send requests until every one has ended, the run is stopped, or the cluster cannot go on."""

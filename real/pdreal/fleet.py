@@ -134,7 +134,7 @@ class Fleet:
             self._loop.add_reader(process.sentinel, self._on_exit, instance_id, process)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """One rank or all of them, with all that they hold. on_death is called as it is seen."""
+        """Kills one rank or all of them, with all that they hold. on_death is called as it is seen."""
         for i, process in enumerate(self._alive.get(instance_id, [])):
             if rank in {None, i} and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)

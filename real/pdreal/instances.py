@@ -82,7 +82,7 @@ class Instances:
         """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}
         self._deaths: dict[str, str] = {}
-        """Why an instance said it could not go on."""
+        """Reasons why instances said they could not go on."""
         self._restart_s: dict[str, float | None] = {}
         """Delays until what was killed on purpose starts again, or None for never."""
         self._backoff_s: dict[str, float] = {}

@@ -50,7 +50,7 @@ class Launcher:
         self._num_requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: str | None = None
-        """Why the cluster cannot go on, if it cannot: an instance was lost and nobody watches over them."""
+        """Reason why the cluster cannot go on, if it cannot: an instance was lost and nobody watches over them."""
 
     # What a caller does.
 

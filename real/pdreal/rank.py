@@ -125,7 +125,7 @@ class Rank:
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:
-        """One that died meanwhile cannot be reached, and nothing will be sent to it."""
+        """Logs that an instance died meanwhile, and goes on: nothing will be sent to it."""
         try:
             yield
         except TransferError as gone:
@@ -133,7 +133,7 @@ class Rank:
 
 
 def _explain(error: BaseException) -> str:
-    """One line for what is wrong with the machine or the scenario, all of them for a bug."""
+    """A line for what is wrong with the machine or the scenario, the whole trace for a bug."""
     if isinstance(error, ModelError | ConfigError | UnavailableError | KvDamagedError | OSError):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

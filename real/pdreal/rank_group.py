@@ -87,7 +87,7 @@ class RankThreads:
 
     @property
     def hangs(self) -> bool:
-        """Whether one forward has taken so long that it will not end."""
+        """True if one forward has taken so long that it will not end."""
         start_ns = self._compute_start_ns
         return start_ns is not None and monotonic_ns() - start_ns > _FORWARD_NS
 

@@ -34,7 +34,7 @@ class Request:
         self.tokens: list[int] = []
         """All so far."""
         self._ended: str | None = None
-        """Why it failed; empty if it finished."""
+        """Reason why it failed; empty if it finished."""
         self._news = asyncio.Event()
 
     @property

@@ -39,7 +39,7 @@ class TorchStaging:
 
 
 class KernelStaging:
-    """One launch for all layers, on the current stream of the calling thread."""
+    """Copies all layers in one launch, on the current stream of the calling thread."""
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
         import pdkernels  # noqa: PLC0415 - only where there is a GPU

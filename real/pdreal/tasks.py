@@ -26,7 +26,7 @@ class PrefillBatch(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """One token for each sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
+    """A token for each sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
 
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]

@@ -79,7 +79,7 @@ def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
-    """One small case for each kernel of ours that is measured."""
+    """Small cases, one for each kernel of ours that is measured."""
     for model in MODELS:
         for page_size in page_sizes:
             for dst_tp in (1, 2):

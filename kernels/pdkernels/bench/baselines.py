@@ -1,4 +1,4 @@
-"""What else could do a gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines.
+"""Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines.
 
 Each maker returns calls over the rotation of a Memory, that do the same work as ours on the same bytes.
 """
@@ -29,7 +29,7 @@ def plain_kernel(
     TO_STAGING: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """One plane, one writer, an element at a time: what one would write first."""
+    """Copies one plane of one writer, an element at a time: the first thing that one would write."""
     element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     live = element < elements
     slot = tl.load(slots + element // ROW, mask=live, other=0).to(tl.int64)
@@ -138,12 +138,12 @@ _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 
 
 def has_copy_batch() -> bool:
-    """Since CUDA 13 the call has the arguments that are given here."""
+    """True since CUDA 13: the call then has the arguments that are given here."""
     return _cuda_major() >= _COPY_BATCH_SINCE
 
 
 def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
-    """One cudaMemcpyBatchAsync: a range for each page and plane, or for each token where writers share it."""
+    """Calls of cudaMemcpyBatchAsync: a range for each page and plane, or for each token where writers share it."""
     batch = _runtime().cudaMemcpyBatchAsync
     stream = torch.cuda.Stream()  # the call refuses the default stream
     attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)

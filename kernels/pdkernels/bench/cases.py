@@ -11,7 +11,7 @@ from pdkernels.layout import Pool
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What of a model its KV cache depends on."""
+    """Sizes of a model that its KV cache depends on."""
 
     name: str
     layers: int  # that have a KV cache
@@ -38,7 +38,7 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request between two layouts, seen from a source rank (gather) or a target rank (scatter)."""
+    """A request between two layouts, seen from a source rank (gather) or a target rank (scatter)."""
 
     model: Model
     tokens: int

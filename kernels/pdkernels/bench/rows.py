@@ -15,7 +15,7 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured call. Times in microseconds; None where it was not measured.
+    """A measured call. Times in microseconds; None where it was not measured.
 
     Attributes:
         kernel: gather, scatter, push, append, decode and so on.
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where and how rows were measured."""
+    """Machine, software and command of rows."""
 
     device: str
     driver: str

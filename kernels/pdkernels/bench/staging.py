@@ -28,7 +28,7 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every measurement shares."""
+    """State that every measurement shares."""
 
     arena: Arena
     sglang: ModuleType | None
@@ -137,7 +137,7 @@ def our_calls(
 
 
 def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
-    """From page list to done: pages on the host for a gather, on the device for a scatter, as a PD system has them."""
+    """Calls from page list to done: pages on the host for a gather, on the device for a scatter, as in PD systems."""
     if side == "scatter":
         yield "fused_call", our_calls(side, case, memory)
         if bench.sglang is not None:
@@ -169,7 +169,7 @@ def few_programs(bench: Bench) -> Iterator[Row]:
 
 
 def other_forms(bench: Bench) -> Iterator[Row]:
-    """What the main table leaves out: fan-out to four targets, HND pages, an fp8 wire."""
+    """Rows that the main table leaves out: fan-out to four targets, HND pages, an fp8 wire."""
     case = Case(MODELS[1], 16384, 16, 1, 4)
     payload = case.payload_bytes(case.source_heads)
     copied = bench.copy_us(payload)

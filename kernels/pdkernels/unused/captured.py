@@ -21,7 +21,7 @@ _SMALLEST_PAGES = 4
 
 
 class CapturedCopy:
-    """One pool, one staging buffer, one head range; requests of any length up to a limit.
+    """Copies for one pool, one staging buffer and one head range; requests of any length up to a limit.
 
     Graphs are kept for page counts a quarter apart, so that no request uploads or launches much more than it needs.
 

@@ -91,7 +91,7 @@ def scatter_fp8_kernel(
 
 
 def fp8_scales(pool: Pool) -> torch.Tensor:
-    """One scale per plane, float32 [planes], from its largest magnitude; source and target must share them."""
+    """Scales per plane, float32 [planes], from its largest magnitude; source and target must share them."""
     largest = torch.stack([plane.abs().amax().float() for plane in pool.planes])
     return (largest / LARGEST_E4M3).clamp(min=torch.finfo(torch.float32).tiny)
 

@@ -28,7 +28,7 @@ class Plan:
 
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Those of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
+"""Batches of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new, context) for context, new in product((0, 2048, 8192), (2**k for k in range(7, 14)))),

@@ -1,4 +1,4 @@
-"""One measured time to a row of a CSV, which is written as it comes."""
+"""Measured times, one to a row of a CSV, which is written as it comes."""
 
 import csv
 import datetime as dt
@@ -32,7 +32,7 @@ def driver_version() -> str:
 
 
 def installed(*wheels: str) -> str:
-    """Those that are installed, each with its version."""
+    """Wheels that are installed, each with its version."""
     found = []
     for wheel in wheels:
         try:

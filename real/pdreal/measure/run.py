@@ -25,7 +25,7 @@ from pdsim.system.catalog import CatalogError
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
 """Measured with several ranks."""
 _RANKS = 2
-"""One prefill and one decode instance: forwards and copies have the threads that they have there."""
+"""A prefill and a decode instance: forwards and copies have the threads that they have there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ _ROUND_TRIPS = 500
 
 
 def message_row() -> Row:
-    """One way."""
+    """Time of a message, one way."""
     with ScratchFolder() as folder:
         return row_of("host", asyncio.run(_messages_us(folder)), what="message")
 
@@ -59,7 +59,7 @@ async def _messages_us(folder: Path) -> list[float]:
 
 
 _SINGLE_REQUESTS = 12
-"""One after another; the first is for warming up."""
+"""Requests one after another; the first is for warming up."""
 _SINGLE_TOKENS = 512
 _SINGLE_OUTPUTS = 4
 _WAVE_REQUESTS = 8

@@ -111,7 +111,7 @@ _LOG = logging.getLogger("pdreal.serve")
 
 
 Dialect = Completions | ChatCompletions | Generate
-"""One way to ask for tokens, and to be given them: in events of a stream, or in one piece."""
+"""Dialects to ask for tokens in, and to be given them: in events of a stream, or in one piece."""
 
 
 def application(service: Service) -> web.Application:

@@ -130,7 +130,7 @@ class Metrics:
 
 
 class Meter:
-    """One request's part in the metrics."""
+    """A request's part in the metrics."""
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int) -> None:
         self._metrics = metrics

@@ -28,7 +28,7 @@ class Entrance:
         self._max_waiting_requests = max_waiting_requests
         self._inside: set[Answer] = set()
         self._waiting: set[Answer] = set()
-        """Those inside that have no token yet."""
+        """Requests inside that have no token yet."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.is_closed = False
@@ -106,7 +106,7 @@ class Generation(NamedTuple):
 
 
 class Answer:
-    """One request under way: enter to submit it, iterate over its tokens, and leave; early is to abort it."""
+    """A request under way: enter to submit it, iterate over its tokens, and leave; early is to abort it."""
 
     def __init__(self, service: Service, generation: Generation) -> None:
         self.service = service

@@ -34,7 +34,7 @@ def connected(peers: Mapping[str, Peer], address: str) -> Peer:
 
 
 class Transport(Protocol):
-    """One engine in one rank. First all memory is registered, then the address is given to peers."""
+    """An engine in one rank. First all memory is registered, then the address is given to peers."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """uint8 [num_bytes], zeros: memory that peers can write to once it is registered."""
