@@ -12,6 +12,7 @@ from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import SCENARIO, write_records
 from pdsim.metrics.timeline import write_timeline
+from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -48,6 +49,7 @@ def write_scenario(scenario: Scenario, folder: Path) -> None:
     head = f"# resolved by pdsim {__version__}\n"
     given = {name: value for name, value in scenario.model_dump().items() if value is not None}
     (folder / SCENARIO).write_text(head + to_yaml(given), encoding="utf-8")
+    write_entries_of(scenario, folder)
 
 
 def _write_overview(out: Path, records: RunRecords) -> None:

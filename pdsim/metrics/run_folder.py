@@ -25,6 +25,8 @@ from pdsim.metrics.tail import Tail, TailMetric, tail
 
 SUMMARY = "summary.json"
 SCENARIO = "scenario.yaml"
+CATALOG = "catalog"
+"""Folder of the user's own entries that a run used."""
 JOURNAL = "journal.jsonl.zst"
 LOGS = "logs"
 """Folder of a real run that has not written its results."""

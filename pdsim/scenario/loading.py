@@ -1,5 +1,6 @@
 """Reads a scenario file and --set changes; every mistake with its file, line and field."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -8,11 +9,14 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from pdsim.metrics.run_folder import CATALOG, SCENARIO
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.fields import Section
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
+from pdsim.system.catalog import lend, own_entries, write_entries
+from pdsim.workload.trace_file import InputWarning
 
 GONE = {
     "network.deduplicate_kv_heads": "is gone: as in SGLang, prefill ranks send all copies of a KV head",
@@ -44,7 +48,14 @@ def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
     for change in changes:
         apply_change(data, change)
+    for differing in lend(path.parent / CATALOG) if path.name == SCENARIO else ():
+        warnings.warn(differing, InputWarning, stacklevel=2)
     return parse_scenario(data, base=path.parent, where=str(path), text=path.read_text(encoding="utf-8"))
+
+
+def write_entries_of(scenario: Scenario, folder: Path) -> None:
+    """Copies the user's own entries of the catalog beside the scenario in a folder, where load_scenario finds them."""
+    write_entries(own_entries(scenario.entries), folder / CATALOG)
 
 
 def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:

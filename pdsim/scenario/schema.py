@@ -30,7 +30,7 @@ from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
 from pdsim.scenario.profile import MeasuredSettings, Setup, cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.yaml_file import did_you_mean
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import Kind, load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.acceptance import Acceptance
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
@@ -575,6 +575,13 @@ class Scenario(Section):
         assert self.prefill is not None
         assert self.decode is not None
         return Pair(self.prefill, self.decode)
+
+    @property
+    def entries(self) -> list[tuple[Kind, str]]:
+        """Entries of the catalog that it names."""
+        servers = (self.prefill, self.decode, self.aggregated)
+        gpus: list[tuple[Kind, str]] = [("gpus", server.gpu) for server in servers if server is not None]
+        return [("models", self.model), ("transports", self.network.transport), *gpus]
 
     @property
     def num_gpus(self) -> int:

@@ -21,6 +21,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
+from pdsim.system.catalog import borrow
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
 
@@ -99,6 +100,7 @@ def compute(task: Task) -> Done:
 
 
 def _run(task: Task) -> dict[str, Any]:
+    borrow(task.entries)
     scenario, workload = parse_scenario(task.data, base=task.base), workload_of(task.identity)
     if workload not in _requests:
         _requests.clear()

@@ -85,16 +85,11 @@ def _revision() -> str:
 
 def _catalog(scenario: Scenario) -> dict[str, str]:
     """The entries that it names, as they stand; those that are missing are left out."""
-    servers = (scenario.prefill, scenario.decode, scenario.aggregated)
-    named: list[tuple[Any, str]] = [
-        (load_model, scenario.model),
-        (load_transport, scenario.network.transport),
-        *((load_gpu, server.gpu) for server in servers if server is not None),
-    ]
+    loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
     found: dict[str, str] = {}
-    for load, name in named:
+    for kind, name in scenario.entries:
         try:
-            found[name] = sha256(repr(load(name)).encode()).hexdigest()[:16]
+            found[name] = sha256(repr(loaders[kind](name)).encode()).hexdigest()[:16]
         except CatalogError:
             continue
     return found

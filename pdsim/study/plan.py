@@ -1,9 +1,9 @@
 """Turns the fields that points change into tasks: one for each point and seed, checked before anything runs."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.design import Changes
 from pdsim.study.identity import Identifier, identity_of_impossible, key_of
 from pdsim.study.planning.slo import Slo
+from pdsim.system.catalog import CatalogError, own_entries
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Task:
     base: Path
     slo: Slo | None = None
     """The run ends when it is sure that it misses it."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """The user's own entries of the catalog, for workers on other machines."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,11 @@ class Planner:
         except ConfigError as impossible:  # its row says why
             identity = identity_of_impossible(scenario)
             self._first_error = self._first_error or impossible
-        return Task(key_of(identity), identity, data, self._base)
+        try:
+            entries = own_entries(scenario.entries)
+        except CatalogError:  # its row says why
+            entries = {}
+        return Task(key_of(identity), identity, data, self._base, entries=entries)
 
 
 def described(changes: Changes) -> str:

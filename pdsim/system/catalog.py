@@ -1,11 +1,14 @@
 """Models, GPUs and transfer engines by name: one YAML file each, in this package or in a folder of the user's."""
 
+import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any, Literal
 
 from pdsim.system.entry import EntryError, build, hint
@@ -51,6 +54,11 @@ VARIABLE = "PDSIM_CATALOG"
 SHIPPED = Path(__file__).parent / "catalog"
 
 
+_lent: list[Path] = []
+"""Copies of entries that other machines or users had."""
+_borrowed: dict[str, str] = {}
+
+
 class CatalogError(ValueError):
     """An entry that is missing, or wrong."""
 
@@ -86,9 +94,56 @@ def searched(folder: Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+def lend(folder: Path) -> list[str]:
+    """Lets this process find entries of a folder that no other folder has; the others that differ from it."""
+    if folder not in _lent:
+        _lent.append(folder)
+    differing = []
+    for kind in KINDS:
+        for path in sorted((folder / kind).glob("*.yaml")):
+            found = file_of(kind, path.stem)
+            if found.read_bytes() != path.read_bytes():
+                differing.append(f"{found} differs from {path}, and is used")
+    return differing
+
+
+def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
+    """Text of the user's entries among these, by place in a catalog, with those that they are the same as."""
+    found: dict[str, str] = {}
+    for kind, entry in named:
+        name: str | None = entry
+        while name is not None and f"{kind}/{name}.yaml" not in found:
+            path = file_of(kind, name)
+            if path.is_relative_to(SHIPPED):
+                break
+            found[f"{kind}/{name}.yaml"] = path.read_text(encoding="utf-8")
+            data = _read(path)
+            name = data.get("same_as") if isinstance(data, dict) else None
+    return found
+
+
+def borrow(entries: Mapping[str, str]) -> None:
+    """Finds entries in this process that another one had: those that are missing here."""
+    missing = {place: text for place, text in entries.items() if not any((one / place).is_file() for one in folders())}
+    if missing and missing.items() - _borrowed.items():
+        folder = Path(mkdtemp(prefix="pdsim-catalog-"))
+        atexit.register(rmtree, folder, ignore_errors=True)
+        write_entries(missing, folder)
+        lend(folder)
+        _borrowed.update(missing)
+
+
+def write_entries(entries: Mapping[str, str], folder: Path) -> None:
+    """Makes a catalog of them; no folder of none."""
+    for place, text in entries.items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
 def names(kind: Kind) -> list[str]:
     """Entries of all folders together."""
-    return sorted({path.stem for folder in folders() for path in (folder / kind).glob("*.yaml")})
+    return sorted({path.stem for folder in (*folders(), *_lent) for path in (folder / kind).glob("*.yaml")})
 
 
 def load_model(name: str) -> ModelSpec:
@@ -110,6 +165,7 @@ def load_transport(name: str) -> Transport:
 def file_of(kind: Kind, name: str) -> Path:
     """The file that has the entry. Raises CatalogError if there is none, or more than one."""
     paths = [path for folder in folders() if (path := folder / kind / f"{name}.yaml").is_file()]
+    paths = paths or [path for folder in _lent if (path := folder / kind / f"{name}.yaml").is_file()][:1]
     if not paths or "/" in name:
         known = names(kind)
         raise CatalogError(f"no {kind[:-1]} {name!r} in the catalog, which has {', '.join(known)}{hint(name, known)}")

@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from shutil import rmtree
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import read_yaml
+from pdsim.study.compute import compute
+from pdsim.study.plan import Planner
 from pdsim.system.catalog import (
     KINDS,
     SHIPPED,
@@ -93,6 +96,45 @@ def test_processes_that_are_started_meanwhile_find_it(tmp_path, capsys):
     assert call("sweep", tmp_path / "sweep.yaml", "--jobs", 2, "--catalog", tmp_path / "shared", *out) == 0
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["metrics"]["completed"]["mean"] for point in points] == [3, 3]
+
+
+def test_a_run_folder_has_the_entries_that_it_used_and_needs_no_others(own, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pdsim.system.catalog._lent", [])
+    (tmp_path / "plain.yaml").write_text(SCENARIO.replace("model: qwen3-0.6b", "model: my-qwen"))
+    put(tmp_path / "shared", "gpus", "mine", GPU)
+    put(tmp_path / "shared", "models", "my-qwen", "same_as: my-base\n")
+    put(tmp_path / "shared", "models", "my-base", MODEL)
+    folder = tmp_path / "run"
+    assert call("run", tmp_path / "plain.yaml", "--catalog", tmp_path / "shared", "--out", folder) == 0
+    kept = sorted(path.relative_to(folder / "catalog").as_posix() for path in (folder / "catalog").rglob("*.yaml"))
+    assert kept == ["gpus/mine.yaml", "models/my-base.yaml", "models/my-qwen.yaml"]
+    rmtree(tmp_path / "shared")
+    assert call("replay", folder) == 0
+    assert call("report", folder, "--out", tmp_path / "page.html") == 0
+    capsys.readouterr()
+    put(own, "gpus", "mine", GPU.replace("24e+9", "48e+9"))
+    assert call("explain", folder, "--tornado") == 0
+    assert "gpus/mine.yaml, and is used" in capsys.readouterr().err
+
+
+def test_a_run_of_shipped_entries_has_no_catalog(own, tmp_path):
+    (tmp_path / "plain.yaml").write_text(SCENARIO.replace("mine", "h100"))
+    assert call("run", tmp_path / "plain.yaml", "--out", tmp_path / "run") == 0
+    assert not (tmp_path / "run" / "catalog").exists()
+
+
+def test_a_worker_on_another_machine_gets_the_entries(own, tmp_path, monkeypatch):
+    """A task alone is enough, where no folder has the entry."""
+    monkeypatch.setattr("pdsim.system.catalog._lent", [])
+    (tmp_path / "base.yaml").write_text(SCENARIO)
+    path = put(own, "gpus", "mine", GPU)
+    planner = Planner(tmp_path / "sweep.yaml", tmp_path / "base.yaml", changes=(), seeds=None)
+    (task,) = planner.plan([{}])[0].tasks.values()
+    there = compute(task).shard
+    path.unlink()
+    with pytest.raises(CatalogError):
+        load_gpu("mine")
+    assert compute(task).shard == there
 
 
 def test_a_changed_file_is_read_again(own):

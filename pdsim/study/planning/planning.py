@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
@@ -100,8 +101,10 @@ def plan(
             (folder / "plan.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
             (folder / "plan.md").write_text(made.to_markdown(), encoding="utf-8")
             if made.chosen is not None:
-                chosen = base.changed(made.chosen.candidate.changes).model_dump()
-                write_yaml({name: value for name, value in chosen.items() if value is not None}, folder / SCENARIO)
+                chosen = base.changed(made.chosen.candidate.changes)
+                fields = {name: value for name, value in chosen.model_dump().items() if value is not None}
+                write_yaml(fields, folder / SCENARIO)
+                write_entries_of(chosen, folder)
     return made
 
 
