@@ -48,6 +48,10 @@ class DecodeGraphs:
         self.choices: list[Tensor] = []
         """Experts of each layer that the last step's tokens chose, if they are recorded."""
         self._records_experts = records_experts
+        self.hidden = torch.empty(0)
+        """Of the last step's tokens: what logits are made of."""
+        self._hidden: dict[int, Tensor] = {}
+        """Where each graph leaves it."""
         self._choices: dict[int, list[Tensor]] = {}
         """Where each graph leaves them."""
         self._model = model
@@ -75,6 +79,7 @@ class DecodeGraphs:
             graph.replay()
         else:
             self._best[size] = self._forward(size)
+        self.hidden = self._hidden[size][:num_requests]
         self.choices = [chosen[:num_requests] for chosen in self._choices.get(size, ())]
         return to_host(self._best[size][:num_requests]).tolist()
 
@@ -96,7 +101,8 @@ class DecodeGraphs:
         tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
         attend = KernelDecode(self._kv, self._model, positions, page_tables)
         self._model.choices = [] if self._records_experts else None
-        best = self._model.best_tokens(self._model.logits(tokens, positions, attend))
+        hidden = self._hidden[size] = self._model.hidden(tokens, positions, attend)
+        best = self._model.best_tokens(self._model.logits_of(hidden))
         if self._model.choices is not None:
             self._choices[size] = self._model.choices
         return best

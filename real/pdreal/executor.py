@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from pdreal.model.draw import Draw, Logprobs
 from pdreal.requests import Sampling
 from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
@@ -29,6 +30,7 @@ class NewToken(NamedTuple):
 
     request_id: int
     token: int
+    logprobs: Logprobs | None = None
 
 
 class Outcome(NamedTuple):
@@ -48,6 +50,8 @@ class _Sequence:
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed for it."""
     is_begun: bool = False
+    first_logprobs: Logprobs | None = None
+    """Of a first token that another instance made."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -78,10 +82,13 @@ class Executor:
         tokens = array("i", bytes(prompt))
         self._sequences[request_id] = _Sequence(sampling, len(tokens), tokens)
 
-    def add_first_token(self, request_id: int, token: int, num_cached_tokens: int) -> None:
+    def add_first_token(
+        self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
+    ) -> None:
         """Take the token that comes to a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
+            sequence.first_logprobs = logprobs
             sequence.num_cached_tokens = num_cached_tokens
 
     @property
@@ -98,6 +105,9 @@ class Executor:
     def num_cached_tokens(self, request_id: int) -> int:
         """Tokens of the prompt in the prefix cache of the instance that computed it."""
         return self._sequences[request_id].num_cached_tokens
+
+    def first_logprobs(self, request_id: int) -> Logprobs | None:
+        return self._sequences[request_id].first_logprobs
 
     def last_token(self, request_id: int) -> int:
         return self._sequences[request_id].tokens[-1]
@@ -133,12 +143,13 @@ class Executor:
             return PrefillBatch(tuple(map(self._prefill_input, step.chunks)))
         return self._begin_decode(step)
 
-    def finish(self, step: Step, tokens: Sequence[int]) -> Outcome:
-        """tokens: what the ranks made of the step's batch."""
+    def finish(self, step: Step, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
+        """tokens: what the ranks made of the step's batch, and how likely they were if anybody asked."""
+        likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
-            made = zip(step.chunks, tokens, strict=True)
-            return self._take([NewToken(chunk.request_id, token) for chunk, token in made if chunk.is_last])
-        outcome = self._take([NewToken(*made) for made in zip(self._running, tokens, strict=True)])
+            made = zip(step.chunks, tokens, likely, strict=True)
+            return self._take([NewToken(chunk.request_id, token, told) for chunk, token, told in made if chunk.is_last])
+        outcome = self._take([NewToken(*made) for made in zip(self._running, tokens, likely, strict=True)])
         ended = {request_id for request_id, _ in outcome.result.ended}
         self._running = [request_id for request_id in self._running if request_id not in ended]
         return outcome
@@ -150,7 +161,8 @@ class Executor:
         if not sequence.is_begun:  # it begins again if it is retracted, behind what it had computed
             sequence.is_begun, sequence.num_cached_tokens = True, start
         table = array("i", self._instance.page_table(chunk.request_id))
-        return PrefillInput(chunk.request_id, tokens[start:stop], start, table)
+        draw = _draw(sequence, stop) if chunk.is_last else None
+        return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw)
 
     def _begin_decode(self, step: DecodeStep) -> DecodeBatch:
         left = set(step.left)
@@ -167,7 +179,13 @@ class Executor:
             tuple(sequence.tokens[-1] for sequence in sequences),
             tuple(sequence.num_kv_tokens for sequence in sequences),
             tuple(sequence.page_table for sequence in sequences),
+            self._draws(sequences),
         )
+
+    def _draws(self, sequences: Sequence[_Sequence]) -> tuple[Draw | None, ...]:
+        if all(sequence.sampling.is_plain for sequence in sequences):
+            return ()
+        return tuple(_draw(sequence, len(sequence.tokens)) for sequence in sequences)
 
     def _take(self, made: list[NewToken]) -> Outcome:
         """Append tokens; those of requests that were forgotten meanwhile are dropped."""
@@ -189,3 +207,12 @@ class Executor:
         if sequence.num_output_tokens >= limit or last in sampling.stop_token_ids:
             return True
         return last in self._end_tokens and not sampling.ignore_eos
+
+
+def _draw(sequence: _Sequence, position: int) -> Draw | None:
+    """The same for a token whoever makes it, and however often its sequence was retracted."""
+    sampling = sequence.sampling
+    if sampling.is_plain:
+        return None
+    shape = sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
+    return Draw(*shape, sampling.seed, position, sampling.num_logprobs)

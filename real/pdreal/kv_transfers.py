@@ -51,7 +51,7 @@ class KvTransfers:
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
         """Grants of requests whose KV is on its way."""
-        self._first_tokens: dict[int, int] = {}
+        self._first_tokens: dict[int, NewToken] = {}
         """First tokens of prompts that are computed and not sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
@@ -76,7 +76,7 @@ class KvTransfers:
         self.tell(sender_of(self._instance_id), m.LayersComputed(step_id, num_groups))
 
     def keep_first_tokens(self, new_tokens: Sequence[NewToken]) -> None:
-        self._first_tokens.update(new_tokens)
+        self._first_tokens.update((new.request_id, new) for new in new_tokens)
 
     def send(self, command: m.StartTransfer) -> None:
         unit, offset = command.unit, command.staging_offset_bytes
@@ -99,8 +99,10 @@ class KvTransfers:
     def told_with(self, arrived: m.KvArrived) -> dict[str, Any]:
         """Facts for decode with the last of a request's KV: the first token, and for a check the fingerprints."""
         request_id = arrived.request_id
+        first = self._first_tokens.pop(request_id)
         told: dict[str, Any] = {
-            "token": self._first_tokens.pop(request_id),
+            "token": first.token,
+            "logprobs": first.logprobs,
             "num_cached_tokens": self._executor.num_cached_tokens(request_id),
         }
         if self._check is not None:
@@ -111,7 +113,7 @@ class KvTransfers:
 
     def on_arrived(self, request_id: int, told: dict[str, Any]) -> None:
         """Take what prefill has told with a request's KV."""
-        self._executor.add_first_token(request_id, told["token"], told["num_cached_tokens"])
+        self._executor.add_first_token(request_id, told["token"], told["num_cached_tokens"], told["logprobs"])
         if self._check is not None:
             self._check.expect(request_id, told["digests"])
 

@@ -16,6 +16,7 @@ from pdreal.channel import LAUNCHER, Channel, Envelope, process_of
 from pdreal.clock import Timeline
 from pdreal.instances import Instances
 from pdreal.logbook import Logbook
+from pdreal.model.draw import Logprobs
 from pdreal.notices import Broken, Connected, Hello, Pong, Settled, Streamed
 from pdreal.options import Options
 from pdreal.requests import Request, Sampling
@@ -175,8 +176,8 @@ class Launcher:
         message = envelope.message
         match message:
             case Streamed():
-                for attempt, token in message.tokens:
-                    self._stream(attempt, token)
+                for new in message.tokens:
+                    self._stream(*new)
             case m.FirstToken():
                 self._on_first_token(message, *envelope.extra)
             case m.Finished() | m.Failed():
@@ -232,22 +233,24 @@ class Launcher:
             self._note("on_retry", new.request_id)
         self._note("on_routed", new.request_id, new.prefill_id, new.decode_id)
 
-    def _on_first_token(self, message: m.FirstToken, token: int | None, num_cached_tokens: int) -> None:
+    def _on_first_token(
+        self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
+    ) -> None:
         """An aggregated instance has streamed it with the others."""
         if (request := self._under_way(message.request_id)) is None:
             return
         request.num_cached_tokens = num_cached_tokens
         if token is not None:
-            self._stream(message.request_id, token)
+            self._stream(message.request_id, token, logprobs)
         self._note("on_first_token", request.request_id)
 
-    def _stream(self, attempt: int, token: int) -> None:
+    def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
         """A request that has a token is not tried again."""
         if (request := self._under_way(attempt)) is None:
             return
         if self._plain_router.hears_first_tokens and not request.tokens:
             self._tell_router(m.FirstToken(attempt))
-        request.put(token)
+        request.put(token, logprobs)
 
     def _under_way(self, attempt: int) -> Request | None:
         """The request of an attempt, unless the router has given the attempt up: its tokens may still be on the way."""

@@ -199,7 +199,8 @@ class Leader:
         request_id = command.request_id
         token = None if self._spec.role == "aggregated" else self._executor.last_token(request_id)
         self._log.note("on_streamed", request_id)
-        self._outbox.send("router", command, [token, self._executor.num_cached_tokens(request_id)])
+        told = [token, self._executor.num_cached_tokens(request_id), self._executor.first_logprobs(request_id)]
+        self._outbox.send("router", command, told)
 
     def _on_outcome(self, outcome: m.Outcome) -> None:
         self._forget(outcome.request_id)

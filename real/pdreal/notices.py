@@ -43,8 +43,8 @@ class Pong(NamedTuple):
 class Streamed(NamedTuple):
     """A leader to the launcher: tokens of requests, one each."""
 
-    tokens: list[list[int]]
-    """(request_id, token)"""
+    tokens: list[list[Any]]
+    """(request_id, token, log probabilities if it asked for them)"""
 
 
 class Settle(NamedTuple):

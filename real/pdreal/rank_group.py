@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pdreal import notices
 from pdreal.channel import Channel
 from pdreal.expert_counts import ExpertCounts
+from pdreal.model.draw import Logprobs
 from pdreal.rank_resources import RankResources
 from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
@@ -28,6 +29,8 @@ class Computed(NamedTuple):
     start_ns: int
     end_ns: int
     expert_counts: ExpertCounts | None = None
+    logprobs: Sequence[Logprobs | None] = ()
+    """Of each token; none: nobody asked."""
 
 
 class RankThreads:
@@ -83,7 +86,7 @@ class RankThreads:
             tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
         finally:
             self._compute_start_ns = None
-        return Computed(tokens, start_ns, monotonic_ns(), self._runner.expert_counts)
+        return Computed(tokens, start_ns, monotonic_ns(), self._runner.expert_counts, self._runner.logprobs)
 
     @property
     def hangs(self) -> bool:

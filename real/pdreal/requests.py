@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdsim.core.sequence import TokenIds
 
 
 class Sampling(NamedTuple):
-    """Greedy. Ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at."""
+    """How tokens are chosen, greedily unless there is a temperature, and when that ends.
+
+    It ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at.
+    """
 
     max_tokens: int
     """The client's limit, which policies see too."""
@@ -16,6 +19,17 @@ class Sampling(NamedTuple):
     """A workload's true output length."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are greedy, and nothing else is asked of them."""
+        return self.temperature <= 0 and self.num_logprobs is None
 
 
 class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
@@ -33,6 +47,8 @@ class Request:
         """Tokens of the prompt in a prefix cache; known when it is computed."""
         self.tokens: list[int] = []
         """All so far."""
+        self.logprobs: list[Any] = []
+        """Of each token, if they are asked for."""
         self._ended: str | None = None
         """Reason why it failed; empty if it finished."""
         self._news = asyncio.Event()
@@ -41,8 +57,9 @@ class Request:
     def has_ended(self) -> bool:
         return self._ended is not None
 
-    def put(self, token: int) -> None:
+    def put(self, token: int, logprobs: Any = None) -> None:
         self.tokens.append(token)
+        self.logprobs.append(logprobs)
         self._news.set()
 
     def end(self, reason: str = "") -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from pdreal.decode_graphs import DecodeGraphs
 from pdreal.expert_counts import ExpertCounts, count
 from pdreal.model.attention import GatheredDecode, PagedPrefill
+from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
 from pdreal.streams import to_host, wait_for_engines
@@ -108,6 +109,8 @@ class ModelRunner:
         self._layer_groups = layer_groups
         self.expert_counts: ExpertCounts | None = None
         """Tokens of the last forward that each expert of each layer saw."""
+        self.logprobs: list[Logprobs | None] = []
+        """Of the last batch's tokens, if anybody asked."""
         self._records_experts = records_experts
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
@@ -133,7 +136,7 @@ class ModelRunner:
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Next tokens of a batch, in its order; none of other work, which is done on return."""
-        self.expert_counts = None
+        self.expert_counts, self.logprobs = None, []
         match work:
             case PrefillBatch():
                 return self.prefill(work, on_layers)
@@ -160,26 +163,32 @@ class ModelRunner:
         device = self.model.device
         attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
         self._begin_recording()
-        logits = self.model.logits(tokens.to(device), positions.to(device), attend, last.to(device))
-        best = to_host(self.model.best_tokens(logits))
+        hidden = self.model.hidden(tokens.to(device), positions.to(device), attend, last.to(device))
+        chosen = self._choose(hidden, [chunk.draw for chunk in batch.chunks])
         progress.report()
         self._end_recording(self.model.choices)
-        return best.tolist()
+        return chosen
+
+    def _choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> list[int]:
+        if not any(draws):
+            return to_host(self.model.best_tokens(self.model.logits_of(hidden))).tolist()
+        chosen, self.logprobs = self.model.choose(hidden, draws)
+        return chosen
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
         """The next token of each sequence."""
         wait_for_engines(self.model.device)
         if self._graphs is not None:
-            best = self._graphs.decode(batch)
+            chosen = self._graphs.decode(batch)
             self._end_recording(self._graphs.choices)
-            return best
+            return self._choose(self._graphs.hidden, batch.draws) if any(batch.draws) else chosen
         self._begin_recording()
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
         attend = GatheredDecode(self.kv, batch)
-        best = self.model.best_tokens(self.model.logits(tokens, positions, attend)).tolist()
+        chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
-        return best
+        return chosen
 
     def _begin_recording(self) -> None:
         if self._records_experts:

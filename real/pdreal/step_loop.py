@@ -111,7 +111,7 @@ class StepLoop:
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.Step, computed: Computed) -> None:
-        outcome = self._executor.finish(step, computed.tokens)
+        outcome = self._executor.finish(step, computed.tokens, computed.logprobs)
         self._log.step(step, computed.start_ns, computed.end_ns)
         if computed.expert_counts is not None:
             self._log.experts(step, computed.expert_counts)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pdreal.model.draw import Draw
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 
@@ -14,6 +15,8 @@ class PrefillInput(NamedTuple):
     tokens: Sequence[int]
     num_context_tokens: int
     page_table: Sequence[int]
+    draw: Draw | None = None
+    """None: greedily, or for nobody."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -32,6 +35,8 @@ class DecodeBatch(NamedTuple):
     num_kv_tokens: tuple[int, ...]
     page_tables: tuple[Sequence[int], ...]
     """Pages of each, with room for the token."""
+    draws: tuple[Draw | None, ...] = ()
+    """Of each; none: all greedily."""
 
 
 class SaveKv(NamedTuple):

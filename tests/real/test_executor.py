@@ -9,7 +9,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.executor import Executor
+from pdreal.executor import Executor, NewToken
 from pdreal.paged_kv import SavedKv
 from pdreal.requests import Sampling
 from pdreal.tasks import ForgetKv, SaveKv
@@ -147,7 +147,7 @@ def test_what_ends_a_sequence(sampling, made, output):
     e = executor(sampling, end_tokens=(42,))
     first(e, made[0])
     outcome = after(e, *made[1:])
-    assert outcome.new_tokens == [(0, made[-1])]
+    assert outcome.new_tokens == [NewToken(0, made[-1])]
     assert outcome.result.ended == (() if output is None else ((0, TokenIds(output)),))
 
 

@@ -5,7 +5,7 @@ import gzip
 import json
 import socket
 from contextlib import asynccontextmanager
-from pathlib import Path
+from itertools import pairwise
 from threading import get_ident
 
 import pytest
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.bootstrap import LaunchError
-from pdreal.serve import fields, http
+from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.room import Room
 from pdreal.serve.server import is_loopback
+from pdreal.serve.stop_texts import StopTexts
 from pdreal.serve.tokenizer import Tokenizer
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
@@ -191,11 +192,16 @@ REFUSED = [
     ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens must be at least 1, not 0"),
     ("/v1/completions", {"prompt": "a", "max_tokens": "9"}, "max_tokens must be an integer, not a string"),
     ("/v1/completions", {"prompt": "a", "max_tokens": True}, "max_tokens must be an integer, not a boolean"),
-    ("/v1/completions", {"prompt": "a", "n": 2}, "n is not supported"),
-    ("/v1/completions", {"prompt": "a", "best_of": 4}, "best_of is not supported"),
+    ("/v1/completions", {"prompt": "a", "n": 129}, "n must be at most 128, not 129"),
+    ("/v1/completions", {"prompt": "a", "best_of": 4}, "best_of must be n, 1, if it is given"),
     ("/v1/completions", {"prompt": "a", "echo": True}, "leave it out or send false"),
-    ("/v1/completions", {"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
-    ("/v1/completions", {"prompt": "a", "stop": ["x"]}, "stop is not supported"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 21}, "given of 0 to 20 tokens, not of 21"),
+    (
+        "/v1/completions",
+        {"prompt": "a", "stop": ["x", 3]},
+        "stop must be a string or a list of strings; it has",
+    ),
+    ("/v1/completions", {"prompt": "a", "seed": "x"}, "seed must be an integer, not a string"),
     ("/v1/completions", {"prompt": "a", "stream": "yes"}, "stream must be true or false, not a string"),
     ("/v1/completions", {"prompt": "a", "stream_options": []}, "stream_options must be an object, not a list"),
     ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage must"),
@@ -222,11 +228,15 @@ REFUSED = [
     ("/generate", {"text": ["a", "b"]}, "text must be a string, not a list"),
     ("/generate", {"input_ids": "a"}, "input_ids must be a list of token ids, not a string"),
     ("/generate", {"text": "a", "sampling_params": 1}, "sampling_params must be an object"),
-    ("/generate", {"text": "a", "sampling_params": {"n": 3}}, "sampling_params.n is not supported"),
+    ("/generate", {"text": "a", "sampling_params": {"n": 0}}, "sampling_params.n must be at least 1, not 0"),
     ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens must"),
-    ("/generate", {"text": "a", "return_logprob": True}, "return_logprob is not supported"),
+    ("/generate", {"text": "a", "return_logprob": 1}, "return_logprob must be true or false, not a number"),
     ("/generate", {"text": "a", "sampling_params": {"min_p": -1}}, "sampling_params.min_p must be from 0 to 1"),
-    ("/generate", {"text": "a", "sampling_params": {"stop": "x"}}, "sampling_params.stop is not supported"),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": {"stop": 5}},
+        "sampling_params.stop must be a string",
+    ),
 ]
 
 
@@ -447,11 +457,76 @@ def test_a_server_that_stops_waits_for_who_is_served():
     run(scenario)
 
 
-def test_the_table_of_fields_has_all_that_are_ignored():
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `") and "| ignored" in line]
-    for name in fields.IGNORED:
-        assert any(f"`{name}`" in row for row in rows), name
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_a_stop_text_ends_an_answer_and_is_not_part_of_it(path, stream):
+    """It lies across two tokens, and takes its request's pages back at once."""
+
+    async def scenario(client, cluster, service):
+        prompt = TOKENIZER.chat([("user", "hello")]) if "chat" in path else HELLO
+        text = TOKENIZER.decode(true_tokens(prompt, 8))
+        stop = text[-6:-3]
+        body = {"max_tokens": 50, "stop": ["not there", stop], "messages": [{"role": "user", "content": "hello"}]}
+        body |= {"prompt": "hello", "text": "hello", "sampling_params": {"max_new_tokens": 50, "stop": stop}}
+        said = text[: text.index(stop)]
+        if stream:
+            parts = await events(client, path, body)
+            if path == "/generate":
+                assert parts[-1]["text"] == said
+                assert parts[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+            else:
+                choices = [part["choices"][0] for part in parts]
+                assert "".join(c.get("text", c.get("delta", {}).get("content")) for c in choices) == said
+                assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
+        else:
+            _, answer = await post(client, path, body)
+            choice = answer if path == "/generate" else answer["choices"][0]
+            assert choice.get("text", choice.get("message", {}).get("content")) == said
+        assert await cluster.aborted.get() == 0
+
+    run(scenario)
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_texts_are_found_however_the_text_is_cut(text, stops, data):
+    cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
+    found, sent = StopTexts(stops), ""
+    for begin, end in pairwise(cuts):
+        part, matched = found.add(text[begin:end])
+        sent += part
+        if matched is not None:
+            assert sent + matched == text[: len(sent) + len(matched)]
+            break
+    else:
+        sent += found.rest()
+        assert sent == text
+    assert not any(stop in sent for stop in stops)
+
+
+def test_several_choices_have_seeds_of_their_own():
+    async def scenario(client, cluster, service):
+        body = {"prompt": "hello", "max_tokens": 3, "n": 3, "seed": 5, "temperature": 1}
+        _, answer = await post(client, "/v1/completions", body)
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+        assert answer["usage"]["completion_tokens"] == 9
+        seeds = [cluster._requests[i].sampling.seed for i in range(3)]
+        assert seeds[0] == 5
+        assert len(set(seeds)) == 3
+        parts = await events(client, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
+        assert parts[-1]["usage"]["completion_tokens"] == 9
+        for index in range(3):
+            texts = [e["choices"][0]["text"] for e in parts[:-1] if e["choices"][0]["index"] == index]
+            assert "".join(texts) == answer["choices"][index]["text"]
+
+    run(scenario)
+
+
+def test_one_choice_that_fails_takes_the_others_along():
+    async def scenario(client, cluster, service):
+        status, _ = await post(client, "/v1/completions", {"prompt": [2], "n": 2})
+        assert status == 503
+
+    run(scenario)
 
 
 def test_what_asks_for_nothing_is_accepted():

@@ -61,6 +61,14 @@ class TensorParallel:
             dist.all_reduce(x)
         return x
 
+    def whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """Of each rank's [rows, part of the vocabulary] all of it."""
+        if self.size == 1:
+            return logits
+        everyone = logits.new_empty(self.size * len(logits), logits.shape[1])
+        _all_gather(everyone, logits.contiguous())
+        return everyone.view(self.size, *logits.shape).transpose(0, 1).flatten(1)
+
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
         """The token of the highest score, from each rank's best score [n] and its token [n]; the lowest of equals."""
         if self.size == 1:

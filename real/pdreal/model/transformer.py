@@ -6,6 +6,7 @@ In a model of experts a router picks, token by token, which of them take the pla
 latent attention the cache has one latent for each token in place of keys and values.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -15,9 +16,11 @@ from torch.nn.functional import embedding, rms_norm
 from pdreal.model import operations
 from pdreal.model.block_scaled import linear
 from pdreal.model.config import ModelConfig
+from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.experts import run_experts
 from pdreal.model.latent import LatentHeads
 from pdreal.model.parallel import TensorParallel
+from pdreal.model.sampling import choose
 from pdreal.model.weights import (
     ExpertWeights,
     GroupedWeights,
@@ -81,6 +84,10 @@ class Transformer:
         tokens [tokens] are of any number of sequences one after another, positions [tokens] say where each stands in
         its own, and rows which of them are asked for their successors: all if None.
         """
+        return self.logits_of(self.hidden(tokens, positions, attend, rows))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """What logits are made of, [rows, hidden]."""
         residual = embedding(tokens, self._weights.embedding)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._weights.layers):
@@ -90,7 +97,14 @@ class Transformer:
             x = self._mlp(layer.mlp, x)
         hidden = x + residual if rows is None else x[rows] + residual[rows]
         norm = self._weights.norm
-        return operations.logits(rms_norm(hidden, norm.shape, norm, self._eps), self._weights.head)
+        return rms_norm(hidden, norm.shape, norm, self._eps)
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        return operations.logits(hidden, self._weights.head)
+
+    def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
+        """Tokens as their requests want them, the same on each rank, and log probabilities."""
+        return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 
     def best_tokens(self, logits: Tensor) -> Tensor:
         """Greedy choice among the logits of all ranks, [rows], the same on each."""

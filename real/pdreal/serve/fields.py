@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from math import inf
-from typing import Any
+from random import getrandbits
+from typing import Any, NamedTuple
 
 from pdreal.requests import Sampling
 
@@ -89,6 +90,18 @@ class Fields:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
             raise self.refused(name, f"must be {what}, not {value}")
 
+    def integer(self, name: str, default: int) -> int:
+        value: int = self._typed(name, int, "an integer", default)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """One text or several; empty ones count as none."""
+        value = self._values.get(name)
+        texts = [value] if isinstance(value, str) else self._typed(name, list, "a string or a list of strings", [])
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise self.refused(name, f"must be a string or a list of strings; it has {_kind(wrong[0])}")
+        return tuple(filter(None, texts))
+
     def tokens(self, name: str, vocab_size: int) -> list[int]:
         """Token ids; none if the field is missing."""
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
@@ -127,18 +140,17 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-IGNORED: Mapping[str, tuple[float, float]] = {
+_SHAPES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, inf),
     "top_p": (0, 1),
     "top_k": (-1, inf),
     "min_p": (0, 1),
 }
-"""Settings of sampling, and what they may be: they change nothing, for tokens are greedy."""
+"""Numbers of sampling, and what they may be."""
+_MOST_CHOICES = 128
+_MOST_LOGPROBS = 20
 NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "n": [1],
-    "best_of": [1],
     "use_beam_search": [False],
-    "stop": [[], ""],
     "stop_regex": [[], ""],
     "min_tokens": [0],
     "min_new_tokens": [0],
@@ -152,17 +164,46 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""Fields that ask for other tokens than the greedy ones, and the values that do not; null never does."""
-WHY = "as each request gets one answer of greedy tokens"
+"""Fields that ask for other tokens than those of the model, and the values that do not; null never does."""
+WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
-def sampling_of(fields: Fields, limits: Sequence[str], default: int, vocab_size: int) -> Sampling:
-    """limits: names of the longest answer, the first that is there counts. Raises RefusedError."""
+class Wanted(NamedTuple):
+    """What a request wants of its answers."""
+
+    sampling: Sampling
+    stop: tuple[str, ...]
+    """Texts that end an answer, and are not part of it."""
+    num_choices: int
+
+
+def wanted_of(
+    fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
+) -> Wanted:
+    """limits: names of the longest answer, the first that is there counts. Raises RefusedError.
+
+    Without a temperature tokens are greedy, and without a seed it is anybody's.
+    """
     fields.allow_only(NEUTRAL, WHY)
-    for name, (low, high) in IGNORED.items():
+    for name, (low, high) in _SHAPES.items():
         fields.check_between(name, low, high)
-    return Sampling(
+    if num_logprobs is not None and not 0 <= num_logprobs <= _MOST_LOGPROBS:
+        raise RefusedError(f"log probabilities are given of 0 to {_MOST_LOGPROBS} tokens, not of {num_logprobs}")
+    seed = fields.integer("seed", getrandbits(62))
+    num_choices = fields.positive(["n"], 1)
+    if num_choices > _MOST_CHOICES:
+        raise fields.refused("n", f"must be at most {_MOST_CHOICES}, not {num_choices}")
+    if fields.positive(["best_of"], num_choices) != num_choices:
+        raise fields.refused("best_of", f"must be n, {num_choices}, if it is given: no answer is thrown away")
+    sampling = Sampling(
         max_tokens=fields.positive(limits, default),
         ignore_eos=fields.flag("ignore_eos"),
         stop_token_ids=tuple(fields.tokens("stop_token_ids", vocab_size)),
+        temperature=float(fields.get("temperature") or 0),
+        top_p=float(1 if fields.get("top_p") is None else fields.get("top_p")),
+        top_k=max(0, int(fields.get("top_k") or 0)),
+        min_p=float(fields.get("min_p") or 0),
+        seed=seed % (1 << 62),
+        num_logprobs=num_logprobs,
     )
+    return Wanted(sampling, fields.texts("stop"), num_choices)

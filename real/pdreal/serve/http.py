@@ -8,8 +8,8 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -81,6 +81,7 @@ class EventStream:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self._turn = asyncio.Lock()
         self._response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
@@ -98,9 +99,10 @@ class EventStream:
         return self._response
 
     async def _write(self, data: str) -> None:
-        if not self.has_begun:
-            await self._response.prepare(self._request)
-        await self._response.write(f"data: {data}\n\n".encode())
+        async with self._turn:  # of several choices
+            if not self.has_begun:
+                await self._response.prepare(self._request)
+            await self._response.write(f"data: {data}\n\n".encode())
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -135,7 +137,7 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
             raise RefusedError(f"the text has \\u{ord(lone):04x}, half of a character, which no text has") from None
         if not generation.prompt:
             raise RefusedError("the prompt is empty")
-        service.room.check(len(generation.prompt), generation.sampling.max_tokens)
+        service.room.check(len(generation.prompt), generation.wanted.sampling.max_tokens)
         return generation
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -144,26 +146,44 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
         body = await read_body(request)
         generation = read(body) if len(body) < _LARGE_BODY_BYTES else await asyncio.to_thread(read, body)
         service.entrance.check_open()  # it may have closed, or filled, meanwhile
-        async with Answer(service, generation) as answer:
+        async with AsyncExitStack() as stack:
+            choices = range(generation.wanted.num_choices)
+            answers = [await stack.enter_async_context(Answer(service, generation, index)) for index in choices]
             if generation.stream:
-                return await _stream(request, answer, dialect)
-            async for _ in answer:
-                pass
-            return web.json_response(dialect.whole(answer))
+                return await _stream(request, answers, dialect)
+            await asyncio.gather(*map(_to_the_end, answers))
+            return web.json_response(dialect.whole(answers))
 
     return handle
 
 
-async def _stream(request: web.Request, answer: Answer, dialect: Dialect) -> web.StreamResponse:
+async def _to_the_end(answer: Answer) -> None:
+    async for _ in answer:
+        pass
+
+
+async def _stream(request: web.Request, answers: Sequence[Answer], dialect: Dialect) -> web.StreamResponse:
     stream = EventStream(request)
-    try:
-        async for tokens in answer:
-            await stream.send(dialect.part(answer, tokens))
+
+    async def send(answer: Answer) -> None:
+        async for part in answer:
+            await stream.send(dialect.part(answer, part))
         for event in dialect.behind(answer):
             await stream.send(event)
-    except RequestFailed as error:
-        if not stream.has_begun:
-            raise
+
+    try:
+        if len(answers) == 1:
+            await send(answers[0])
+        else:
+            async with asyncio.TaskGroup() as group:
+                for answer in answers:
+                    group.create_task(send(answer))
+        for event in dialect.closing(answers):
+            await stream.send(event)
+    except (RequestFailed, ExceptionGroup) as failed:
+        error = failed.exceptions[0] if isinstance(failed, ExceptionGroup) else failed
+        if not stream.has_begun or not isinstance(error, RequestFailed):
+            raise error from None
         await stream.send(_failure(error).body())
     return await stream.end()
 

@@ -1,22 +1,21 @@
 """OpenAI's completions and chat completions: what of them is served, and how answers are written.
 
-Tokens are greedy: settings of sampling are accepted and change nothing. A field that asks for something that there is
-none of, such as several choices or tools, is refused unless its value asks for nothing. Unknown fields are ignored.
+A field that asks for something that there is none of, such as tools, is refused unless its value asks for nothing.
+Unknown fields are ignored.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from pdreal.serve.fields import WHY, Fields, sampling_of
-from pdreal.serve.service import Answer, Generation, Service
+from pdreal.serve.fields import WHY, Fields, wanted_of
+from pdreal.serve.service import Answer, Generation, Part, Service
 
 _DEFAULT_MAX_TOKENS = 16
 _DEFAULT_MAX_CHAT_TOKENS = 128
 
 NEUTRAL: Mapping[str, Sequence[Any]] = {
     "echo": [False],
-    "logprobs": [False],
-    "top_logprobs": [0],
     "prompt_logprobs": [],
     "suffix": [""],
     "prompt_embeds": [],
@@ -47,16 +46,21 @@ class Completions:
     """/v1/completions"""
 
     def read(self, fields: Fields, service: Service) -> Generation:
-        return _generation(fields, service, self._prompt(fields, service), ["max_tokens"], _DEFAULT_MAX_TOKENS)
+        prompt = self._prompt(fields, service)
+        logprobs = None if fields.get("logprobs") in (None, False) else fields.integer("logprobs", 0)
+        return _generation(fields, service, prompt, ["max_tokens"], _DEFAULT_MAX_TOKENS, logprobs)
 
-    def part(self, answer: Answer, tokens: Sequence[int]) -> dict[str, Any]:
-        return self._object(answer, answer.service.tokenizer.decode(tokens))
+    def part(self, answer: Answer, part: Part) -> dict[str, Any]:
+        return self._object([answer], part.text, part.first_token)
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        return {**self._object(answer, answer.text), "usage": _usage(answer)}
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return {**self._object(answers), "usage": _usage(answers)}
 
     def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        return _behind(answer, self.part(answer, []))
+        return _behind(answer, self.part(answer, Part("", len(answer.tokens))))
+
+    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        return _closing(answers, self._object(answers[:1], "", 0))
 
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
         """A text or token ids; the same as the only item of a list."""
@@ -69,9 +73,31 @@ class Completions:
             return fields.tokens("prompt", service.tokenizer.vocab_size)
         return service.tokenizer.encode(fields.text("prompt", ""))
 
-    def _object(self, answer: Answer, text: str) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": answer.finish_reason}
-        return _envelope(answer, "cmpl", "text_completion", choice)
+    def _object(self, answers: Sequence[Answer], text: str | None = None, first_token: int = 0) -> dict[str, Any]:
+        choices = [
+            {
+                "index": answer.index,
+                "text": answer.text if text is None else text,
+                "logprobs": self._logprobs(answer, first_token),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer in answers
+        ]
+        return _envelope(answers[0], "cmpl", "text_completion", choices)
+
+    def _logprobs(self, answer: Answer, first_token: int) -> dict[str, Any] | None:
+        if answer.sampling.num_logprobs is None:
+            return None
+        decode = answer.service.tokenizer.decode
+        spelled = [decode([token]) for token in answer.tokens]
+        offsets = [*accumulate(map(len, spelled), initial=0)][:-1]
+        told = answer.logprobs[: len(answer.tokens)]
+        return {
+            "tokens": spelled[first_token:],
+            "token_logprobs": [own for own, _ in told[first_token:]],
+            "top_logprobs": [{decode([token]): value for token, value in tops} for _, tops in told[first_token:]],
+            "text_offset": offsets[first_token:],
+        }
 
 
 class ChatCompletions:
@@ -80,24 +106,51 @@ class ChatCompletions:
     def read(self, fields: Fields, service: Service) -> Generation:
         prompt = service.tokenizer.chat(_messages(fields))
         names = ["max_completion_tokens", "max_tokens"]
-        return _generation(fields, service, prompt, names, _DEFAULT_MAX_CHAT_TOKENS)
+        logprobs = fields.integer("top_logprobs", 0) if fields.flag("logprobs") else None
+        return _generation(fields, service, prompt, names, _DEFAULT_MAX_CHAT_TOKENS, logprobs)
 
-    def part(self, answer: Answer, tokens: Sequence[int]) -> dict[str, Any]:
-        delta = {"content": answer.service.tokenizer.decode(tokens)}
-        if len(tokens) == len(answer.tokens):
+    def part(self, answer: Answer, part: Part) -> dict[str, Any]:
+        delta = {"content": part.text}
+        if part.first_token == 0:
             delta = {"role": "assistant", **delta}
-        return self._object(answer, "chat.completion.chunk", {"delta": delta})
+        return self._object("chat.completion.chunk", [(answer, {"delta": delta}, part.first_token)])
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text}
-        return {**self._object(answer, "chat.completion", {"message": message}), "usage": _usage(answer)}
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        said = [(answer, {"message": {"role": "assistant", "content": answer.text}}, 0) for answer in answers]
+        return {**self._object("chat.completion", said), "usage": _usage(answers)}
 
     def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        return _behind(answer, self.part(answer, []))
+        return _behind(answer, self.part(answer, Part("", len(answer.tokens))))
 
-    def _object(self, answer: Answer, kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": answer.finish_reason}
-        return _envelope(answer, "chatcmpl", kind, choice)
+    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        return _closing(answers, self.part(answers[0], Part("", 1)))
+
+    def _object(self, kind: str, said: Sequence[tuple[Answer, Mapping[str, Any], int]]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": answer.index,
+                **content,
+                "logprobs": self._logprobs(answer, first_token),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer, content, first_token in said
+        ]
+        return _envelope(said[0][0], "chatcmpl", kind, choices)
+
+    def _logprobs(self, answer: Answer, first_token: int) -> dict[str, Any] | None:
+        if answer.sampling.num_logprobs is None:
+            return None
+
+        def told(token: int, value: float) -> dict[str, Any]:
+            text = answer.service.tokenizer.decode([token])
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+        made = list(zip(answer.tokens, answer.logprobs, strict=False))[first_token:]
+        return {
+            "content": [
+                {**told(token, own), "top_logprobs": [told(*top) for top in tops]} for token, (own, tops) in made
+            ]
+        }
 
 
 def _messages(fields: Fields) -> list[tuple[str, str]]:
@@ -123,45 +176,56 @@ def _content(message: Fields) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _generation(fields: Fields, service: Service, prompt: list[int], limits: Sequence[str], default: int) -> Generation:
+def _generation(
+    fields: Fields,
+    service: Service,
+    prompt: list[int],
+    limits: Sequence[str],
+    default: int,
+    num_logprobs: int | None,
+) -> Generation:
     fields.allow_only(NEUTRAL, WHY)
     options = fields.section("stream_options")
     return Generation(
         prompt,
-        sampling_of(fields, limits, default, service.tokenizer.vocab_size),
+        wanted_of(fields, limits, default, service.tokenizer.vocab_size, num_logprobs),
         stream=fields.flag("stream"),
         closing_usage=options.flag("include_usage"),
         running_usage=options.flag("continuous_usage_stats"),
     )
 
 
-def _envelope(answer: Answer, prefix: str, kind: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+def _envelope(answer: Answer, prefix: str, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     event = {
         "id": f"{prefix}-{answer.request_id}",
         "object": kind,
         "created": answer.created_s,
         "model": answer.service.model_name,
-        "choices": [choice],
+        "choices": choices,
     }
-    return {**event, "usage": _usage(answer)} if answer.generation.running_usage else event
+    return {**event, "usage": _usage([answer])} if answer.generation.running_usage else event
 
 
 def _behind(answer: Answer, empty_part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Events behind the last token: an early end, which was not known before, and token counts if they are asked for.
+    """The event behind the last token of a choice: an early end, which was not known before.
 
     Others may trip over an event without choices.
     """
-    ends = [empty_part] if answer.finish_reason == "stop" else []
-    if answer.generation.closing_usage:
-        ends.append({**empty_part, "choices": [], "usage": _usage(answer)})
-    return ends
+    return [empty_part] if answer.finish_reason == "stop" and answer.matched is None else []
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
-    prompt, output = answer.num_prompt_tokens, len(answer.tokens)
+def _closing(answers: Sequence[Answer], empty_part: dict[str, Any]) -> list[dict[str, Any]]:
+    """The event behind all choices: token counts, if they are asked for."""
+    if not answers[0].generation.closing_usage:
+        return []
+    return [{**empty_part, "choices": [], "usage": _usage(answers)}]
+
+
+def _usage(answers: Sequence[Answer]) -> dict[str, Any]:
+    prompt, output = answers[0].num_prompt_tokens, sum(len(answer.tokens) for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": answer.num_cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": answers[0].num_cached_tokens},
     }

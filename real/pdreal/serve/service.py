@@ -2,22 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from hmac import compare_digest
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pdreal.requests import RequestFailed, Sampling
-from pdreal.serve.fields import RefusedError, unavailable
+from pdreal.model.draw import Logprobs
+from pdreal.requests import Sampling
+from pdreal.serve.fields import RefusedError, Wanted, unavailable
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.room import Room
+from pdreal.serve.stop_texts import StopTexts
 from pdreal.serve.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from pdreal.launcher import Launcher
 
 _RETRY_AFTER_S = 1
+_SEEDS_APART = 0x9E3779B97F4A7C15
+"""Of the choices of one request."""
 
 
 class Entrance:
@@ -97,7 +101,7 @@ class Generation(NamedTuple):
     """A client's request, in whichever way it asked."""
 
     prompt: list[int]
-    sampling: Sampling
+    wanted: Wanted
     stream: bool
     closing_usage: bool = False
     """A stream ends with an event of token counts. An answer in one piece always has them."""
@@ -105,19 +109,34 @@ class Generation(NamedTuple):
     """Every event of a stream has them."""
 
 
-class Answer:
-    """A request under way: enter to submit it, iterate over its tokens, and leave; early is to abort it."""
+class Part(NamedTuple):
+    """What is new of an answer: text that no stop text can take back any more, and tokens."""
 
-    def __init__(self, service: Service, generation: Generation) -> None:
+    text: str
+    first_token: int
+    """The number of the first of its tokens."""
+
+
+class Answer:
+    """One choice under way: enter to submit it, iterate over its parts, and leave; early is to abort it."""
+
+    def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:
         self.service = service
         self.generation = generation
+        self.index = index
+        """Among the choices of one request, each with a seed of its own."""
+        self.text = ""
+        self.matched: str | None = None
+        """The stop text that has ended it."""
+        self._detokenizer = service.tokenizer.detokenizer()
+        self._stops = StopTexts(generation.wanted.stop)
         self.created_s = int(time.time())
         self.began_s = time.monotonic()
         self.tokens: list[int] = []
         self._has_ended = False
 
     async def __aenter__(self) -> Self:
-        prompt, sampling = self.generation[:2]
+        prompt, sampling = self.generation.prompt, self.sampling
         self._request = self.service.cluster.submit(prompt, sampling)
         self._meter = Meter(self.service.metrics, len(prompt))
         self.service.entrance.enter(self)
@@ -126,19 +145,33 @@ class Answer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._has_ended and not isinstance(error, RequestFailed):
+        if not self._has_ended and not self._request.has_ended:
             self.service.cluster.abort(self.request_id)
         self._meter.end(is_complete=self._has_ended)
         self.service.entrance.leave(self)
 
-    async def __aiter__(self) -> AsyncIterator[list[int]]:
-        """New tokens, one or more each time."""
+    async def __aiter__(self) -> AsyncIterator[Part]:
+        """Parts with one or more new tokens each; the last may have none."""
         async for new in self._request:
             self._meter.add_tokens(len(new))
             self.service.entrance.served(self)
+            first = len(self.tokens)
             self.tokens += new
-            yield new
+            text, self.matched = self._stops.add(self._detokenizer.add(new))
+            if self.matched is None and len(self.tokens) >= self.sampling.max_tokens:
+                text += self._stops.rest()
+            self.text += text
+            if self.matched is not None:
+                self._has_ended = True
+                if not self._request.has_ended:
+                    self.service.cluster.abort(self.request_id, "it has its stop text")
+                yield Part(text, first)
+                return
+            yield Part(text, first)
         self._has_ended = True
+        if rest := self._stops.rest():
+            self.text += rest
+            yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
         """It fails with this reason."""
@@ -157,12 +190,20 @@ class Answer:
         return self._request.num_cached_tokens
 
     @property
-    def text(self) -> str:
-        return self.service.tokenizer.decode(self.tokens)
+    def sampling(self) -> Sampling:
+        wanted = self.generation.wanted.sampling
+        return wanted._replace(seed=(wanted.seed + self.index * _SEEDS_APART) % (1 << 62))
+
+    @property
+    def logprobs(self) -> Sequence[Logprobs]:
+        """Of each token, if they are asked for."""
+        return self._request.logprobs
 
     @property
     def finish_reason(self) -> str | None:
         """Known with the last token, or if that was one that ends a sequence, when nothing comes behind it."""
-        if len(self.tokens) >= self.generation.sampling.max_tokens:
+        if self.matched is not None:
+            return "stop"
+        if len(self.tokens) >= self.sampling.max_tokens:
             return "length"
         return "stop" if self._has_ended else None

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdreal.serve.fields import WHY, Fields, RefusedError, sampling_of
-from pdreal.serve.service import Answer, Generation, Service
+from pdreal.serve.fields import WHY, Fields, RefusedError, wanted_of
+from pdreal.serve.service import Answer, Generation, Part, Service
 
 _DEFAULT_MAX_TOKENS = 128
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -14,8 +14,6 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "audio_data": [[]],
     "video_data": [[]],
     "lora_path": [],
-    "return_logprob": [False],
-    "top_logprobs_num": [0],
     "token_ids_logprob": [],
     "return_hidden_states": [False],
     "return_routed_experts": [False],
@@ -30,14 +28,22 @@ class Generate:
     def read(self, fields: Fields, service: Service) -> Generation:
         fields.allow_only(NEUTRAL, WHY)
         params = fields.section("sampling_params")
-        sampling = sampling_of(params, ["max_new_tokens"], _DEFAULT_MAX_TOKENS, service.tokenizer.vocab_size)
-        return Generation(self._prompt(fields, service), sampling, stream=fields.flag("stream"))
+        logprobs = fields.integer("top_logprobs_num", 0) if fields.flag("return_logprob") else None
+        vocab_size = service.tokenizer.vocab_size
+        wanted = wanted_of(params, ["max_new_tokens"], _DEFAULT_MAX_TOKENS, vocab_size, logprobs)
+        return Generation(self._prompt(fields, service), wanted, stream=fields.flag("stream"))
 
-    def part(self, answer: Answer, tokens: Sequence[int]) -> dict[str, Any]:
-        return self.whole(answer)
+    def part(self, answer: Answer, part: Part) -> dict[str, Any]:
+        index = {"index": answer.index} if answer.generation.wanted.num_choices > 1 else {}
+        return {**self._one(answer), **index}
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        meta = {
+    def whole(self, answers: Sequence[Answer]) -> Any:
+        """Of several choices a list."""
+        told = [self._one(answer) for answer in answers]
+        return told if len(told) > 1 else told[0]
+
+    def _one(self, answer: Answer) -> dict[str, Any]:
+        meta: dict[str, Any] = {
             "id": str(answer.request_id),
             "finish_reason": self._finish_reason(answer),
             "prompt_tokens": answer.num_prompt_tokens,
@@ -45,10 +51,21 @@ class Generate:
             "cached_tokens": answer.num_cached_tokens,
             "e2e_latency": time.monotonic() - answer.began_s,
         }
+        if answer.sampling.num_logprobs is not None:
+            decode = answer.service.tokenizer.decode
+            made = list(zip(answer.tokens, answer.logprobs, strict=False))
+            meta["output_token_logprobs"] = [[own, token, decode([token])] for token, (own, _) in made]
+            meta["output_top_logprobs"] = [
+                [[value, token, decode([token])] for token, value in tops] for _, (_, tops) in made
+            ]
         return {"text": answer.text, "output_ids": answer.tokens, "meta_info": meta}
 
     def behind(self, answer: Answer) -> list[dict[str, Any]]:
-        return [self.whole(answer)] if answer.finish_reason == "stop" else []
+        is_told = answer.finish_reason != "stop" or answer.matched is not None
+        return [] if is_told else [self.part(answer, Part("", len(answer.tokens)))]
+
+    def closing(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+        return []
 
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
         if (fields.get("text") is None) == (fields.get("input_ids") is None):
@@ -60,7 +77,7 @@ class Generate:
     def _finish_reason(self, answer: Answer) -> dict[str, Any] | None:
         match answer.finish_reason:
             case "length":
-                return {"type": "length", "length": answer.generation.sampling.max_tokens}
+                return {"type": "length", "length": answer.sampling.max_tokens}
             case "stop":
-                return {"type": "stop", "matched": answer.tokens[-1]}
+                return {"type": "stop", "matched": answer.matched or answer.tokens[-1]}
         return None

@@ -7,7 +7,7 @@ The other way round, text of printable ASCII without `<` comes back as it was.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Tokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         return "".join(map(piece, tokens))
 
+    def detokenizer(self) -> "Detokenizer":
+        """Of one answer."""
+        return Detokenizer(self.decode)
+
     def encode(self, text: str) -> list[int]:
         tokens: list[int] = []
         end = 0
@@ -57,6 +61,26 @@ class Tokenizer:
             token = int(match[0][1:-1], 16 if match[0].startswith("<0x") else 10)
             if token < self.vocab_size and piece(token) == match[0]:
                 yield *match.span(), token
+
+
+class Detokenizer:
+    """Tokens of an answer to text, as they come: a character may take several of them."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        """From the last tokens that were told: others change nothing behind them."""
+        self._num_told = 0
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Text that is new; half a character is kept for the next tokens."""
+        self._tokens += tokens
+        before, now = self._decode(self._tokens[: self._num_told]), self._decode(self._tokens)
+        if now.endswith("\ufffd"):
+            return ""
+        self._tokens = self._tokens[self._num_told :]
+        self._num_told = len(self._tokens)
+        return now[len(before) :]
 
 
 CHAT_TEMPLATE = """\

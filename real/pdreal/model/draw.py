@@ -1,0 +1,23 @@
+"""How tokens are chosen, in words that need no torch."""
+
+from typing import Any, NamedTuple
+
+
+class Draw(NamedTuple):
+    """How one token is chosen."""
+
+    temperature: float
+    """0: greedily."""
+    top_p: float
+    top_k: int
+    """0: among all."""
+    min_p: float
+    seed: int
+    position: int
+    """Of the token in its sequence."""
+    num_logprobs: int | None
+    """Of the likeliest tokens, beside that of the chosen one; None: not even that."""
+
+
+Logprobs = list[Any]
+"""[of the chosen token, [[token, its own], ...]]: plain JSON, before temperature and cuts."""
