@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,37 +21,41 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 Floats = NDArray[np.float64]
 Columns = dict[str, Floats]
 
-QUANTITIES: dict[str, tuple[str, ...]] = {
-    "prefill": ("new_tokens", "context_tokens"),
-    "decode": ("batch", "context_tokens"),
-    "gather": ("payload_bytes",),
-    "scatter": ("payload_bytes",),
-    "transfer": ("payload_bytes", "num_descriptors"),
-    "host": (),
-    "clock": ("new_tokens", "busy_us"),
-    "loop": ("batch", "context_tokens"),
-    "sending": ("payload_bytes", "num_descriptors"),
-    "handover": ("payload_bytes", "num_descriptors"),
-    "ttft": ("new_tokens", "context_tokens"),
-    "stall": ("new_tokens",),
-    "burst": ("new_tokens", "prompts"),
-    "round_trip": (),
+
+class Kind(NamedTuple):
+    """Columns of a kind of rows, besides `time_us`, and what its fits depend on."""
+
+    needed: tuple[str, ...] = ()
+    optional: Mapping[str, float] = {}
+    """Columns that it may have, each with the value of an empty field."""
+    name: str = ""
+    """The column that tells apart rows that are fitted each for themselves."""
+    role: Literal["prefill", "decode", ""] = ""
+    """The role whose number of ranks its times depend on."""
+
+
+_TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
+KINDS: dict[str, Kind] = {
+    "prefill": Kind(("new_tokens", "context_tokens"), {"prompts": 1.0}, role="prefill"),
+    "decode": Kind(("batch", "context_tokens"), {"graph": 0.0}, role="decode"),
+    "gather": Kind(("payload_bytes",), {"submit_us": 0.0}),
+    "scatter": Kind(("payload_bytes",), {"submit_us": 0.0}),
+    "transfer": _TRANSFER,
+    "host": Kind((), {"new_tokens": 0.0}, name="what"),
+    "clock": Kind(("new_tokens", "busy_us"), role="prefill"),
+    "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "rest_us": nan}, role="decode"),
+    "sending": _TRANSFER,
+    "handover": _TRANSFER,
+    "ttft": Kind(("new_tokens", "context_tokens"), role="prefill"),
+    "stall": Kind(("new_tokens",), role="prefill"),
+    "burst": Kind(("new_tokens", "prompts"), role="prefill"),
+    "round_trip": Kind(role="prefill"),
 }
-"""Columns that a row of each kind must have, besides `time_us`."""
 FORWARDS = ("prefill", "decode")
 """Kinds that one row a shape is made of where they were measured in rounds; rows of served requests are single."""
 STAGING = ("gather", "scatter")
 OBSERVED = ("ttft", "stall", "burst", "round_trip")
 """Kinds that a server's client measures."""
-OPTIONAL: dict[str, dict[str, float]] = {
-    "prefill": {"prompts": 1.0},
-    "decode": {"graph": 0.0},
-    "loop": {"graph": 0.0, "rest_us": nan},
-    "host": {"new_tokens": 0.0},
-} | {kind: {"submit_us": 0.0} for kind in STAGING}
-"""Columns that it may have, each with the value of an empty field."""
-NAMES = {"transfer": "transport", "sending": "transport", "handover": "transport", "host": "what"}
-"""The column that tells apart rows of one kind that are fitted each for themselves."""
 DEVICE = ("device", "machine")
 UNKNOWN = "unknown"
 """The device of a server that does not say what it runs on."""
@@ -111,17 +115,16 @@ class Measurements:
 
     def of_ranks(self, prefill_tp: int, decode_tp: int) -> "Measurements":
         """Rows of so many ranks where a kind depends on them, and of one rank elsewhere. Raises ConfigError."""
-        asked = dict.fromkeys(("prefill", "clock", *OBSERVED), prefill_tp) | dict.fromkeys(
-            ("decode", "loop"), decode_tp
-        )
+        ranks = {"prefill": prefill_tp, "decode": decode_tp, "": 1}
+        asked = {name: ranks[kind.role] for name, kind in KINDS.items()}
         for phase in FORWARDS:
             found = sorted(rows.tp for rows in self.of(phase))
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
                 raise ConfigError(f"no rows of {phase} with tp {asked[phase]}; there are of {there}: --{phase}-tp")
-        chosen = tuple(rows for rows in self.rows if rows.tp == asked.get(rows.kind, 1))
+        chosen = tuple(rows for rows in self.rows if rows.tp == asked[rows.kind])
         lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
-        notes = tuple(f"{kind} is left out: no rows with tp {asked.get(kind, 1)}" for kind in lost)
+        notes = tuple(f"{kind} is left out: no rows with tp {asked[kind]}" for kind in lost)
         return replace(self, rows=chosen, notes=notes)
 
     @property
@@ -146,7 +149,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
             where = f"{path}, line {number}"
             kind = _kind(line, where)
             if kind is not None:
-                key = kind, line[NAMES[kind]] if kind in NAMES else "", _ranks(line, where)
+                name = KINDS[kind].name
+                key = kind, line.get(name, "") if name else "", _ranks(line, where)
                 single = found.setdefault(key, [])
                 is_round = kind in FORWARDS and line.get("repeats")
                 (rounds.setdefault(key, []) if is_round else single).append(_values(kind, line, where))
@@ -155,7 +159,7 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     for key, in_rounds in rounds.items():
         found[key] += _shapes(in_rounds)
     if not found:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(QUANTITIES)}")
+        raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(KINDS)}")
     rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
     told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",)}
     setups = {name: _distinct(forwards, columns) for name, columns in told.items()}
@@ -223,8 +227,8 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
     """None for rows that are measured for comparison."""
     if "kind" in line:
         kind = line["kind"]
-        if kind not in QUANTITIES:
-            raise ConfigError(f"{where}: no kind {kind!r}{did_you_mean(kind, QUANTITIES)}; {', '.join(QUANTITIES)}")
+        if kind not in KINDS:
+            raise ConfigError(f"{where}: no kind {kind!r}{did_you_mean(kind, KINDS)}; {', '.join(KINDS)}")
     elif "kernel" in line:
         is_ours = line["kernel"] in STAGING and line.get("variant") == OUR_KERNELS and line.get("time_us")
         return line["kernel"] if is_ours else None
@@ -236,11 +240,12 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
 
 
 def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
-    if kind in NAMES and not line.get(NAMES[kind]):
-        raise ConfigError(f"{where}: {kind} needs {NAMES[kind]}")
-    optional = OPTIONAL.get(kind, {})
-    values = {name: _number(line, name, where) for name in (*QUANTITIES[kind], "time_us")}
-    values |= {name: _number(line, name, where) if line.get(name) else empty for name, empty in optional.items()}
+    columns = KINDS[kind]
+    if columns.name and not line.get(columns.name):
+        raise ConfigError(f"{where}: {kind} needs {columns.name}")
+    values = {name: _number(line, name, where) for name in (*columns.needed, "time_us")}
+    for name, empty in columns.optional.items():
+        values[name] = _number(line, name, where) if line.get(name) else empty
     if "kind" in line and kind in STAGING:  # timed from the call on the host, which pdkernels.bench leaves out
         values["submit_us"] = 0.0
     values["time_ns"] = 1e3 * values.pop("time_us")
