@@ -20,7 +20,7 @@ def ask(
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
     out: Annotated[
         Path | None,
-        Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and the sweep here."),
+        Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and all runs here."),
     ] = None,
     notebook: Annotated[
         Path | None, Parameter(help="Write a notebook that asks this, .ipynb or .py, and do not answer here.")

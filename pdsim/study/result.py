@@ -197,14 +197,7 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        """A line for all points: how many lie outside what was measured, and the first of them."""
-        warned = [point for point in self.points if point.warnings]
-        if not warned:
-            return []
-        first = warned[0].warnings[0]
-        if all(point.warnings == [first] for point in self.points if not point.error):
-            return [first]
-        return [f"{len(warned)} of {len(self.points)}, such as {described(warned[0].changes)}: {first}"]
+        return warnings_of(self.points)
 
     def best(self, slo: str) -> list[PointResult]:
         """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""
@@ -260,6 +253,17 @@ def _columns(found: Ranges) -> dict[str, float]:
 
 def rate_per_gpu(point: PointResult) -> float:
     return point.metric("request_throughput").mean / point.num_gpus
+
+
+def warnings_of(points: Sequence[PointResult]) -> list[str]:
+    """One line for all points: how many lie outside what was measured, and the first of them."""
+    warned = [point for point in points if point.warnings]
+    if not warned:
+        return []
+    first = warned[0].warnings[0]
+    if all(point.warnings == [first] for point in points if not point.error):
+        return [first]
+    return [f"{len(warned)} of {len(points)}, such as {described(warned[0].changes)}: {first}"]
 
 
 def read_point(store: Store, point: Point, slos: Mapping[str, SloSettings]) -> PointResult:

@@ -9,7 +9,6 @@ from typing import Any
 from pyarrow import parquet
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
-from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
@@ -55,7 +54,7 @@ class Board:
     def controls(self) -> dict[str, Any]:
         """Choices, and what the scenario has."""
         prefill, decode = self.base.scenario.pair
-        load = self._load
+        load = self.base.load
         return {
             "scenario": self.base.scenario.name,
             "models": names("models"),
@@ -63,7 +62,7 @@ class Board:
             "tp": _TP,
             "most_instances": MOST_INSTANCES,
             "routers": POLICIES,
-            "load": None if load is None else {"title": _LOADS[load][0], "range": _LOADS[load][1]},
+            "load": None if load is None else {"title": _LOADS[load[0]][0], "range": _LOADS[load[0]][1]},
             "slo": str(self.trials.slo),
             "now": {
                 "model": self.base.scenario.model,
@@ -73,7 +72,7 @@ class Board:
                 "aggregated": self._fitting(decode),
                 "radix": decode.radix_cache,
                 "router": ROUTERS[0],
-                "load": self._value_of_load,
+                "load": None if load is None else load[1],
             },
         }
 
@@ -127,29 +126,9 @@ class Board:
         if len(servers) > 1:
             changes["decode.radix_cache"] = chosen.get("radix")
         load = chosen.get("load")
-        if self._load is not None and isinstance(load, int | float):
-            changes[self._load] = f"{load:g} /s" if self._load.endswith("rate") else load
+        if self.base.load is not None and isinstance(load, int | float):
+            changes |= self.base.with_load(load)
         return {**cluster(self.base, servers, counts), **changes}
-
-    @property
-    def _load(self) -> str | None:
-        """The field that makes it more; None: there is none."""
-        scenario = self.base.scenario
-        if hasattr(scenario.client, "concurrency"):
-            return "client.concurrency"
-        if hasattr(getattr(scenario.client, "arrivals", None), "rate_per_s"):
-            return "client.arrivals.rate"
-        return "workload.speedup" if hasattr(scenario.workload, "speedup") else None
-
-    @property
-    def _value_of_load(self) -> float | None:
-        scenario: Any = self.base.scenario
-        values = {
-            "client.concurrency": lambda: scenario.client.concurrency,
-            "client.arrivals.rate": lambda: scenario.client.arrivals.rate_per_s,
-            "workload.speedup": lambda: scenario.workload.speedup,
-        }
-        return None if self._load is None else float(values[self._load]())
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float | None:
         if any(server.gpu not in self.prices for server in servers):
@@ -174,8 +153,7 @@ def with_fewer(base: Base, num_requests: int) -> Base:
     own = getattr(base.scenario.workload, "num_requests", None)
     if own is not None and own <= num_requests:
         return base
-    changes = (*base.changes, f"workload.num_requests={num_requests}")
-    return replace(base, changes=changes, scenario=load_scenario(base.path, changes))
+    return base.with_changes({"workload.num_requests": num_requests})
 
 
 def _servers(chosen: Mapping[str, Any]) -> tuple[list[Server], list[int]]:

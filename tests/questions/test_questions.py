@@ -8,6 +8,7 @@ import pytest
 import pdsim
 from pdsim.study.questions.base import ROUTERS
 from pdsim.study.questions.question import NAMES, question
+from pdsim.study.result import read_sweep
 from tests.markdown import ROOT, sections
 
 SCENARIO = """\
@@ -271,7 +272,7 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
     assert json.loads((out / "answer.json").read_text()) == json.loads(json.dumps(made.to_json()))
     assert made.text in (out / "answer.md").read_text()
     assert (out / "answer.png").stat().st_size > 10_000
-    assert {"sweep.yaml", "points"} <= {path.name for path in out.iterdir()}
+    assert [point.changes for point in read_sweep(out).points] == [row.changes for row in made.rows]
 
 
 def test_every_question_asks_something_and_is_documented():

@@ -225,14 +225,14 @@ class Finder:
 
     def _examined(self, made: Plan, chosen: Candidate) -> Plan:
         """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
-        can_grow = self._trials.grown(1.0) is not None
-        growth = {factor: _changed(chosen, self._trials.grown(factor)) for factor in _GROWTH} if can_grow else {}
+        base = self._trials.base
+        growth = {} if base.load is None else {factor: _changed(chosen, base.scaled(factor)) for factor in _GROWTH}
         lost = {
             role: {**chosen.changes, f"{role}.instances": count - 1}
             for role, count in zip(("prefill", "decode"), chosen.counts, strict=False)
             if count > 1 and not chosen.is_aggregated
         }
-        ends = {name: _changed(chosen, end) for name, end in self._trials.base.ends.items()}
+        ends = {name: _changed(chosen, end) for name, end in base.ends.items()}
         grown = self._trials.outcomes(list(growth.values()))
         whole = self._trials.whole([*lost.values(), *ends.values()])
         holds = [factor for factor, outcome in zip(growth, grown, strict=True) if outcome.meets]
@@ -262,5 +262,5 @@ class Finder:
         return Row(found[0], tried[found[0]]) if found else None
 
 
-def _changed(chosen: Candidate, changes: Changes | None) -> Changes:
-    return {**chosen.changes, **(changes or {})}
+def _changed(chosen: Candidate, changes: Changes) -> Changes:
+    return {**chosen.changes, **changes}

@@ -7,6 +7,7 @@ from pathlib import Path
 from pyarrow import parquet
 
 from pdsim.scenario.build import requests_of
+from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.study.design import Changes
@@ -15,8 +16,10 @@ from pdsim.study.plan import Planner, Point
 from pdsim.study.planning.outcome import Outcome, read_outcome
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
+from pdsim.study.result import PointResult, read_point
 from pdsim.study.running import Work
 from pdsim.study.store import Store
+from pdsim.study.sweep_file import SloSettings
 from pdsim.study.undecided import SIZE_FIELDS, Sizes, sizes_of
 from pdsim.workload.request_spec import classes_of
 
@@ -29,8 +32,12 @@ class Trials:
         self.slo = slo
         self._store = store
         self._work = work
-        seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
-        self._planner = Planner(base.path, base.path, changes=base.changes, seeds=seeds)
+        self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
+        self._planner = Planner(base.path, base.path, changes=base.changes, seeds=self.seeds)
+
+    def at(self, changes: Changes) -> "Trials":
+        """Trials of a changed base, one run of each cluster."""
+        return Trials(self.base.with_changes(changes), self.slo, 1, self._store, self._work)
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
         """Their runs end as soon as they miss the SLO."""
@@ -49,28 +56,34 @@ class Trials:
         ((path, *_),) = self.whole_runs([changes])
         return sizes_of(self.base.changed(changes), parquet.read_table(path, columns=list(SIZE_FIELDS)).to_pylist()[0])
 
-    def limit(self, changes: Changes, term: Term) -> Limit:
-        """The resource that limits a cluster in a term of the SLO."""
-        scenario = self.base.changed(changes)
-        classes = classes_of(requests_of(scenario)) if term.request_class else {}
+    def results(self, changes: Sequence[Changes], slos: Mapping[str, SloSettings]) -> list[PointResult]:
+        """Numbers of whole runs, and what they attained."""
+        points = self._planner.plan(changes)
+        self._work.compute(points)
+        return [read_point(self._store, point, slos) for point in points]
+
+    def keep_as_sweep(self, name: str, slos: Mapping[str, SloSettings]) -> None:
+        """Makes the folder one that `pdsim report` reads."""
+        self._store.write_head(name, slos)
+        self._store.write_plan(self._planner.points)
+
+    def scenario(self, changes: Changes) -> Scenario:
+        """The cluster, with the first of the seeds."""
+        return self.base.changed({**changes, "seed": self.seeds[0]})
+
+    def limit(self, changes: Changes, term: Term | None) -> Limit:
+        """What limits a cluster in a term of the SLO; None: in its throughput."""
+        scenario = self.scenario(changes)
+        classes = classes_of(requests_of(scenario)) if term is not None and term.request_class else {}
 
         def measure(result: RunResult) -> Mapping[str, float]:
+            if term is None:
+                return {"request_throughput": result.summary()["request_throughput"]}
             requests = result.records.requests
             return {str(term): term.strain([r for r in requests if term.covers(classes.get(r.request_id, ""))])}
 
         (found,) = limits(sensitivities(scenario, measure=measure))
         return found
-
-    def grown(self, factor: float) -> Changes | None:
-        """The same requests in less time, or more at once; None: the load cannot be scaled."""
-        scenario = self.base.scenario
-        if (concurrency := getattr(scenario.client, "concurrency", None)) is not None:
-            return {"client.concurrency": round(concurrency * factor)}
-        arrivals = getattr(scenario.client, "arrivals", None)
-        if (rate := getattr(arrivals, "rate_per_s", None)) is not None:
-            return {"client.arrivals.rate": f"{rate * factor:g} /s"}
-        speedup = getattr(scenario.workload, "speedup", None)
-        return None if speedup is None or arrivals is not None else {"workload.speedup": speedup * factor}
 
     def _ending_early(self, point: Point) -> Point:
         tasks = {

@@ -1,15 +1,15 @@
 """Answers a question: runs the arms, judges, looks at the winner once more, and says what limits it."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
@@ -17,16 +17,19 @@ from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.result import RunResult
-from pdsim.sim.sensitivity import Limit, limits, num_runs, sensitivities
+from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
-from pdsim.study.plan import shown
+from pdsim.study.engine import open_engine
+from pdsim.study.planning.slo import Term
+from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, Row
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
-from pdsim.study.questions.question import Arm, Question, Verdict, place_of, question
-from pdsim.study.questions.study import Study
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of, trace_lines
+from pdsim.study.questions.question import Question, Verdict, place_of, question
+from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import milliseconds, number, share
-from pdsim.study.running import Progress
+from pdsim.study.running import Progress, Work
+from pdsim.study.store import Store
 from pdsim.study.undecided import measurement, sizes_of
 from pdsim.workload.client_driver import ClosedLoop
 
@@ -75,22 +78,24 @@ def ask(
     )
     with _folder(out) as folder:
         path = None if scenario is None else Path(scenario)
-        found, study, arms = begin(
-            name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs, progress=progress
-        )
-        verdict = _verdict(name, found, study, arms)
+        found, base = begin(name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs)
+        num_workers = os.cpu_count() or 1 if jobs is None else jobs
+        with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
+            store = Store(folder)
+            trials = Trials(base, options.slo, seeds, store, Work(store, opened, progress))
+            study = Study(trials, options)
+            verdict = _verdict(name, found, study)
 
-        def at(changed: Changes, place: str) -> Judged:
-            """The same question at a corner of the times that nobody measured, with one run of each arm."""
-            (folder / place).mkdir(exist_ok=True)
-            given = (*changes, *_set(changed))
-            begun = begin(name, path, options, given, folder=folder / place, seeds=1, jobs=jobs, progress=progress)
-            return Judged(begun[1], _verdict(name, *begun))
+            def at(changed: Changes) -> Judged:
+                """The same question at a corner of the times that nobody measured, with one run of each arm."""
+                other = Study(trials.at(changed), options)
+                return Judged(other, _verdict(name, found, other))
 
-        ends = {end: at(changed, end) for end, changed in study.base.ends.items()}
-        notes = _held(Judged(study, verdict), ends, at)
-        made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends, progress)
+            ends = {end: at(changed) for end, changed in base.ends.items()}
+            notes = _held(Judged(study, verdict), ends, at)
+        made = _answer(name, found, study, verdict._replace(notes=[*notes, *verdict.notes]), ends)
         if out is not None:
+            trials.keep_as_sweep(name, {SLO: study.slo})
             (folder / "answer.md").write_text(made.to_markdown(), encoding="utf-8")
             (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
             made.figure.savefig(folder / "answer.png", dpi=110)
@@ -106,32 +111,28 @@ def begin(
     folder: Path,
     seeds: int,
     jobs: int | None,
-    progress: Progress | None = None,
-) -> tuple[Question, Study, list[Arm]]:
-    """The question, its study and the arms to run first; nothing has run yet. Raises ConfigError."""
+) -> tuple[Question, Base]:
+    """The question and what it is about. Raises ConfigError if it cannot be asked."""
     found = question(name)
     for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} {value}: at least 1")
     base = base_of(scenario, options, changes, folder=folder, starter=found.starter)
-    if options.speedup and not (name == "capacity" and base.own_speedup):
+    if options.speedup and not (name == "capacity" and base.keeps_times):
         raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
-    return found, Study(base, options, folder, num_seeds=seeds, jobs=jobs, progress=progress), found.arms(base)
+    found.arms(base)
+    return found, base
 
 
-def _verdict(name: str, question: Question, study: Study, arms: list[Arm]) -> Verdict:
-    """Runs these arms and those that follow from them."""
+def _verdict(name: str, question: Question, study: Study) -> Verdict:
+    """Runs the arms, and those that follow from them."""
+    arms = question.arms(study.base)
     while arms:
         study.run(arms)
         if not study.labels():
             raise ConfigError(f"{name}: no arm is possible; the first: {study.error(study.arms[0].label)}")
         arms = question.then(study)
     return _judged(study, question.verdict(study))
-
-
-def _set(changes: Changes) -> list[str]:
-    """Changes as --set takes them."""
-    return [f"{path}={shown(value)}" for path, value in changes.items()]
 
 
 class Judged(NamedTuple):
@@ -146,7 +147,7 @@ class Judged(NamedTuple):
         return theirs.winner in self.study.labels() and self.study.as_good(theirs.winner, mine.winner)
 
 
-def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes, str], Judged]) -> list[str]:
+def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Judged]) -> list[str]:
     """Says whether the answer is the same at the ends of times that nobody measured; else, what to measure."""
     winner = found.verdict.winner
     others = [f"{_said(one.verdict)} on the {end}" for end, one in ends.items() if not one.holds(found)]
@@ -154,9 +155,7 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes, str]
         return [f"'{winner}' on the fastest and on the slowest server that this may be, too."] if ends else []
     base = found.study.base
     deciding = [
-        group
-        for group, corners in base.alone.items()
-        if not all(at(changed, f"{group}-{i}").holds(found) for i, changed in enumerate(corners))
+        group for group, corners in base.alone.items() if not all(at(changed).holds(found) for changed in corners)
     ]
     row = found.study[winner].replications[0].row
     advice = measurement(
@@ -217,16 +216,9 @@ def _percentile(study: Study) -> str:
     return f"p{100 * study.options.attainment:.4g}"
 
 
-def _answer(
-    name: str,
-    question: Question,
-    study: Study,
-    verdict: Verdict,
-    ends: Mapping[str, Judged],
-    progress: Progress | None,
-) -> Answer:
+def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends: Mapping[str, Judged]) -> Answer:
     changes = study.arm(verdict.winner).changes
-    scenario = study.base.changed({**changes, "seed": study.seeds[0]})
+    scenario = study.trials.scenario(changes)
     result = simulate(scenario, Observation(levels=True))
     return Answer(
         name=name,
@@ -237,7 +229,7 @@ def _answer(
         text=f"{verdict.advice}: {verdict.why}" if verdict.advice else verdict.why,
         notes=(*verdict.notes, *_default_router(study, scenario), _alone(study, changes), *_errors(study)),
         warnings=tuple(study.warnings),
-        limit=None if result.stall else _limit(study, verdict.winner, scenario, progress),
+        limit=None if result.stall else _limit(study, verdict.winner),
         run=result,
         percentile=_percentile(study),
         axis=next((arm.axis for arm in study.arms if arm.axis), question.axis),
@@ -260,30 +252,15 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
     return [f"The router is {router}, the default, since the scenario names none."]
 
 
-def _limit(study: Study, label: str, scenario: Scenario, progress: Progress | None) -> Limit:
+def _limit(study: Study, label: str) -> Limit:
     """The limit of the latency least within its SLO, or of throughput where that is what the winner is chosen by."""
     options = study.options
-    is_served = study.meets(label) and isinstance(scenario.client, ClosedLoop)
-    ratios = {"TTFT": study.tail_ms(label, "ttft").mean / options.ttft_ms}
-    ratios["TPOT"] = study.tail_ms(label, "tpot").mean / options.tpot_ms
-    worst = max(ratios, key=lambda time: ratios[time])
-
-    def measure(result: RunResult) -> Mapping[str, float]:
-        if is_served or study[label].is_saturated:
-            return {"request_throughput": result.summary()["request_throughput"]}
-        times_ms = Samples(_latencies_ms(result)[worst])
-        return {f"{worst} {_percentile(study)}": times_ms.percentile(100 * options.attainment)}
-
-    total, done = num_runs(scenario), 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    (found,) = limits(sensitivities(scenario, measure=measure, progress=advance))
-    return found
+    limits_ms = {"ttft": options.ttft_ms, "tpot": options.tpot_ms}
+    worst = max(limits_ms, key=lambda time: study.tail_ms(label, time).mean / limits_ms[time])
+    changes = study.arm(label).changes
+    is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)
+    term = Term(((worst, limits_ms[worst]),), 100 * options.attainment)
+    return study.trials.limit(changes, None if is_served or study[label].is_saturated else term)
 
 
 def _latencies_ms(result: RunResult) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -16,6 +16,9 @@ from pdsim.scenario.schema import ENDS, GROUPS, Group, Scenario
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
+from pdsim.study.plan import shown
+from pdsim.study.planning.slo import Slo, Term
+from pdsim.study.sweep_file import SloSettings
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
@@ -61,6 +64,17 @@ class AskOptions:
         except ValueError:
             raise ConfigError(f"--speedup {self.speedup}: expected numbers, such as 0.5,1,2,4") from None
 
+    @property
+    def slo(self) -> Slo:
+        """The SLO as a plan has it."""
+        return Slo((Term((("ttft", self.ttft_ms), ("tpot", self.tpot_ms)), 100 * self.attainment),))
+
+    @property
+    def settings(self) -> SloSettings:
+        """The SLO as a sweep has it."""
+        limits = {"ttft": f"{self.ttft_ms} ms", "tpot": f"{self.tpot_ms} ms"}
+        return SloSettings.model_validate({**limits, "attainment": self.attainment})
+
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
@@ -83,9 +97,37 @@ class Base:
         return isinstance(self.scenario.workload, RandomLengths | PrefixPool)
 
     @property
-    def own_speedup(self) -> float | None:
-        """Speed-up of its own times; None: it has no times."""
-        return getattr(self.scenario.workload, "speedup", None) if self.is_sample else None
+    def load(self) -> tuple[str, float] | None:
+        """The field that makes the load larger, and its value; None: there is none."""
+        client, workload = self.scenario.client, self.scenario.workload
+        arrivals = getattr(client, "arrivals", None)
+        values = {"client.concurrency": getattr(client, "concurrency", None)}
+        values["client.arrivals.rate"] = getattr(arrivals, "rate_per_s", None)
+        if arrivals is None and not isinstance(client, ClosedLoop):
+            values["workload.speedup"] = getattr(workload, "speedup", None)
+        return next(((path, float(value)) for path, value in values.items() if value is not None), None)
+
+    def with_load(self, value: float) -> Changes:
+        """The same requests in less time, or more at once."""
+        assert self.load is not None
+        path, _ = self.load
+        units = {"client.concurrency": round(value), "client.arrivals.rate": f"{value:g} /s"}
+        return {path: units.get(path, value)}
+
+    def scaled(self, factor: float) -> Changes:
+        """So many times its load."""
+        assert self.load is not None
+        return self.with_load(self.load[1] * factor)
+
+    @property
+    def keeps_times(self) -> bool:
+        """A trace is sent at its own times, which may be sped up."""
+        return self.load is not None and self.load[0] == "workload.speedup"
+
+    def with_changes(self, changes: Changes) -> "Base":
+        """The same file with more changes."""
+        added = (*self.changes, *(f"{path}={shown(value)}" for path, value in changes.items()))
+        return replace(self, changes=added, scenario=load_scenario(self.path, added))
 
     @property
     def ends(self) -> dict[str, Changes]:

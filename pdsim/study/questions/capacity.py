@@ -25,7 +25,7 @@ _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 
 def arms(base: Base) -> list[Arm]:
-    if base.is_sample and base.own_speedup is None:
+    if base.is_sample and not base.keeps_times:
         rate = "client={use: open_loop, arrivals: {use: poisson, rate: 8/s}}"
         raise ConfigError(f"capacity varies the rate, and this trace has no times: --set '{rate}'")
     return [Arm(_ALL_AT_ONCE, {"client": {"use": "closed_loop", "concurrency": _UNBOUNDED}})]
@@ -34,7 +34,7 @@ def arms(base: Base) -> list[Arm]:
 def rates(study: Study) -> list[Arm]:
     """Coarse first, then between the last rate that meets the SLO and the first that does not."""
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
-    if study.base.own_speedup is not None:
+    if study.base.keeps_times:
         return [_sped_up(study.base, factor) for factor in _speedups(study, tried)]
     if not tried:
         most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
@@ -61,9 +61,7 @@ def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
 
 def _sped_up(base: Base, factor: float) -> Arm:
     factor = float(f"{factor:.3g}")
-    assert base.own_speedup is not None
-    changes = {"workload.speedup": base.own_speedup * factor}
-    return Arm(f"speed-up {factor:g}", changes, factor, _SPEEDUP, _SPEEDUP_AXIS)
+    return Arm(f"speed-up {factor:g}", base.scaled(factor), factor, _SPEEDUP, _SPEEDUP_AXIS)
 
 
 def _arm(base: Base, rate: float) -> Arm:
@@ -94,7 +92,7 @@ def verdict(study: Study) -> Verdict:
     most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
     label = next(arm.label for arm in study.arms if arm.x == highest)
     rate, speed = highest, ""
-    if study.base.own_speedup is not None:
+    if study.base.keeps_times:
         rate, speed = study.metric(label, "request_throughput").mean, f"the trace at {highest:g} times its speed, "
     per_gpu = number(rate / num_gpus)
     text = f"These {num_gpus} GPUs take {speed}{number(rate)} requests/s within the SLO, {per_gpu} per GPU"

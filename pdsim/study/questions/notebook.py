@@ -60,7 +60,7 @@ def _source(
     """The template with the question's words, and the arguments that are not their defaults."""
     about = AskOptions(**options)
     with TemporaryDirectory() as scratch:
-        found, _, _ = begin(name, scenario, about, changes, folder=Path(scratch), seeds=seeds, jobs=jobs)
+        found, _ = begin(name, scenario, about, changes, folder=Path(scratch), seeds=seeds, jobs=jobs)
     given = about.given()
     given |= {key: relpath(value, folder) for key, value in given.items() if isinstance(value, Path)}
     given |= {"changes": list(changes)} if changes else {}

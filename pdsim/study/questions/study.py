@@ -1,18 +1,15 @@
-"""Runs the arms of a question as a sweep: each with the same requests, as often as there are seeds."""
+"""Arms of a question and their results: each has the same requests, as often as there are seeds."""
 
 import json
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
-from pdsim.scenario.yaml_file import write_yaml
-from pdsim.study.questions.base import AskOptions, Base
+from pdsim.study.planning.trials import Trials
+from pdsim.study.questions.base import AskOptions
 from pdsim.study.questions.question import Arm
 from pdsim.study.questions.words import is_told_apart, times
-from pdsim.study.result import Estimate, PointResult, estimate
-from pdsim.study.running import Progress, sweep
-from pdsim.study.sweep_file import SloSettings
+from pdsim.study.result import Estimate, PointResult, estimate, warnings_of
 
 SLO = "asked"
 _EQUAL = 0.02
@@ -22,53 +19,23 @@ _EQUAL = 0.02
 class Study:
     """Arms and their results, as far as they have been run."""
 
-    def __init__(
-        self,
-        base: Base,
-        options: AskOptions,
-        folder: Path,
-        *,
-        num_seeds: int,
-        jobs: int | None,
-        progress: Progress | None,
-    ) -> None:
-        self.base = base
+    def __init__(self, trials: Trials, options: AskOptions) -> None:
+        self.trials = trials
+        self.base = trials.base
         self.options = options
         self.arms: list[Arm] = []
-        self.warnings: list[str] = []
-        """Parts of the arms that lie outside what was measured."""
+        self.slo = options.settings
         self._results: dict[str, PointResult] = {}
-        self._folder = folder
-        self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
-        self._jobs = jobs
-        self._progress = progress
-        self._slo = {"ttft": f"{options.ttft_ms} ms", "tpot": f"{options.tpot_ms} ms", "attainment": options.attainment}
-        self.slo = SloSettings.model_validate(self._slo)
 
-    def run(self, arms: Iterable[Arm]) -> None:
-        """Adds them, in the folder's sweep.yaml too."""
+    def run(self, arms: Sequence[Arm]) -> None:
+        results = self.trials.results([arm.changes for arm in arms], {SLO: self.slo})
         self.arms += arms
-        path = self._folder / "sweep.yaml"
-        file = {
-            "name": "asked",
-            "scenario": str(self.base.path.absolute()),
-            "seeds": self.seeds,
-            "points": [arm.changes for arm in self.arms],
-            "slos": {SLO: self._slo},
-        }
-        write_yaml(file, path)
-        result = sweep(
-            path,
-            out=self._folder / "points",
-            changes=self.base.changes,
-            jobs=self._jobs,
-            engine="here" if self._jobs == 1 else "pool",
-            ranges=0,
-            progress=self._progress,
-        )
-        points = {_key(point.changes): point for point in result.points}
-        self.warnings = result.warnings
-        self._results = {arm.label: points[_key(arm.changes)] for arm in self.arms}
+        self._results |= zip((arm.label for arm in arms), results, strict=True)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What of the arms lies outside what was measured."""
+        return warnings_of(list(self._results.values()))
 
     def __getitem__(self, label: str) -> PointResult:
         return self._results[label]
