@@ -30,6 +30,9 @@ def plan(
         list[str] | None,
         Parameter(name="--try", negative="", help="Values of a field to choose from, as page_size=[1, 64]."),
     ] = None,
+    speedup: Annotated[
+        str, Parameter(help="Times the load for which the cheapest cluster is found, too, as 0.5,2,4.")
+    ] = "",
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each cluster, where arrivals are drawn.")] = NUM_SEEDS,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
@@ -62,6 +65,7 @@ def plan(
                 prices=prices_of(gpu or ()),
                 max_gpus=max_gpus,
                 tried=fields_of(try_ or ()),
+                speedup=speedup,
                 changes=set_ or (),
                 seeds=seeds,
                 jobs=jobs,

@@ -27,7 +27,7 @@ def plan_page(folder: Path) -> Page:
         rows = list(_rows(plan))
         return Page(
             title=folder.absolute().name,
-            subtitle=f"{plan['tried']:,} of {plan['candidates']:,} clusters simulated",
+            subtitle=f"{plan['about']}; {plan['tried']:,} of {plan['candidates']:,} clusters simulated",
             answer=plan["text"],
             detail=f"SLO: {plan['slo']}",
             cards=_cards(plan),

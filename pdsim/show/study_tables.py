@@ -76,7 +76,8 @@ _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 
 def print_plan(plan: Plan) -> None:
     console = new_console()
-    console.print(f"SLO: {plan.slo}; {plan.num_tried} of {plan.num_candidates} clusters simulated", style="dim")
+    tried = f"{plan.num_tried} of {plan.num_candidates} clusters simulated"
+    console.print(f"{plan.about}; SLO: {plan.slo}; {tried}", style="dim", highlight=False, markup=False)
     console.print()
     console.print(plan.text, style="bold", highlight=False, markup=False)
     console.print()

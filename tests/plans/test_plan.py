@@ -1,16 +1,20 @@
 """pdsim plan as a user calls it."""
 
 import json
+import re
 
 import pytest
 from markupsafe import escape
 
 from pdsim import ConfigError
 from pdsim.cli import main
+from pdsim.metrics.summary_rows import significant
 from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
 from pdsim.study.planning.planning import plan
 from pdsim.study.planning.slo import Slo
+from pdsim.study.planning.space import Space, with_other_settings
+from pdsim.study.questions.base import AskOptions, base_of
 from tests.cli.test_commands import output
 
 SCENARIO = """\
@@ -21,6 +25,7 @@ cost: roofline
 workload: {use: random_lengths, num_requests: 40, input_tokens: 1500, output_tokens: 40}
 client: {use: open_loop, arrivals: {use: poisson, rate: 20 /s}}
 """
+RARE = ["client.arrivals.rate=5 /s"]
 SLO = "ttft p90 < 200 ms, tpot p90 < 12 ms"
 
 
@@ -188,6 +193,54 @@ def test_what_is_faster_is_dearer(scenario):
     assert [row.candidate.price_per_h for row in rows] == sorted({row.candidate.price_per_h for row in rows})
     strains = [row.outcome.strain for row in rows]
     assert strains == sorted(set(strains), reverse=True)
+
+
+def test_a_load_may_be_more_or_less(scenario, capsys):
+    """The cheapest for so many times the load is what a plan of that load takes."""
+    made = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", speedup="0.5,2")
+    for factor, row in made.loads.items():
+        assert row is not None
+        changes = [f"client.arrivals.rate={20 * factor} /s"]
+        same = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", changes=changes)
+        assert same.chosen is not None
+        assert row.candidate.price_per_h == same.chosen.candidate.price_per_h
+        assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(made.notes)
+    assert made.loads[0.5].candidate.price_per_h < made.loads[2].candidate.price_per_h
+
+
+def test_how_far_a_cluster_misses_is_said(scenario):
+    made = plan(scenario, slo="ttft p90 < 100 ms, tpot p90 < 1 ms", max_gpus=1, seeds=1, engine="here", changes=RARE)
+    (row, *_) = made.nearest
+    first = made.notes[0]
+    for term in made.slo.terms:
+        value = row.outcome.strains[term] * term.limit
+        assert (f"{term} is {significant(value)} ms" in first) == (value > term.limit)
+    assert made.chosen is None
+
+
+def test_other_settings_are_tried_where_nobody_chose_them(scenario, tmp_path):
+    base = base_of(scenario, AskOptions(), ["decode.radix_cache=false"], folder=tmp_path, starter={})
+    space = Space({"h100": 1.0}, 2, {"page_size": [16]})
+    for one in space.candidates(base):
+        others = list(with_other_settings(base, one))
+        paths = {path for other in others for path in other.changes.keys() - one.changes.keys()}
+        roles = {"aggregated": "aggregated", "prefill": "decode"}[one.roles[0]]
+        assert paths == {f"{one.roles[0]}.chunked_prefill_tokens", f"{roles}.max_running_requests"}
+        assert len({other.label for other in others}) == len(others)
+        for other in others:
+            assert base.changed(other.changes) != base.changed(one.changes)
+
+
+def test_a_setting_may_make_a_cheaper_cluster_do(tmp_path):
+    """One GPU with fewer requests at a time keeps the TPOT, and their queue is short enough."""
+    path = tmp_path / "scenario.yaml"
+    load = "{use: random_lengths, num_requests: 150, input_tokens: 60, output_tokens: 200}"
+    path.write_text(re.sub("(?<=workload: ).*", load, SCENARIO))
+    slo = "tpot p99 < 11 ms, e2e p99 < 20 s"
+    made = plan(path, slo=slo, max_gpus=1, seeds=1, engine="here")
+    assert made.chosen is not None
+    assert made.chosen.candidate.label == "1 aggregated of TP1, aggregated.max_running_requests=32"
+    assert {row.candidate.family for row in made.nearest} == {" aggregated of TP1"}
 
 
 def test_classes_have_limits_of_their_own(scenario, tmp_path):

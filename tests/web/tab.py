@@ -56,7 +56,7 @@ async def tab(url, width, folder):
                 size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
                 await made.call("Emulation.setDeviceMetricsOverride", **size)
                 await made.call("Page.navigate", url=url)
-                await made.until("document.readyState === 'complete' && document.forms.length")
+                await made.until("document.readyState === 'complete' && location.href !== 'about:blank'")
                 yield made
     finally:
         process.terminate()

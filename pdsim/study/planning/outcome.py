@@ -36,6 +36,17 @@ class Outcome:
         """The term that it is nearest to, or misses most."""
         return max(self.strains, key=self.strains.__getitem__, default=None)
 
+    @property
+    def why(self) -> str:
+        """The reason as a sentence."""
+        return f"it {SATURATED}" if self.reason == SATURATED else self.reason
+
+    @property
+    def lack(self) -> str:
+        """Terms that it misses, and how far; the reason where that is not known."""
+        lacks = [term.lack(strain) for term, strain in self.strains.items() if strain > 1]
+        return self.why if self.reason == SATURATED or not lacks else " and ".join(lacks)
+
     def to_json(self) -> dict[str, Any]:
         strains = {str(term): strain if isfinite(strain) else None for term, strain in self.strains.items()}
         return {"meets": self.meets, "reason": self.reason, "of_limits": strains}

@@ -30,6 +30,8 @@ REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    about: str
+    """The model, its GPUs and their prices, and the load."""
     slo: Slo
     num_candidates: int
     num_tried: int
@@ -55,6 +57,8 @@ class Plan:
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
     measure: str = ""
     """What to measure, where an end misses the SLO."""
+    loads: Mapping[float, Row | None] = field(default_factory=dict)
+    """The cheapest at so many times the load; None: nothing meets it."""
     own: Row | None = None
     """The cluster of the scenario that the plan began with."""
     checked: Outcome | None = None
@@ -73,33 +77,34 @@ class Plan:
     def notes(self) -> list[str]:
         """Sentences on how firm it stands."""
         found = [
-            f"{row.candidate.label}: {row.outcome.reason}; {row.limit}."
-            for row in self.nearest
-            if row.limit is not None
+            f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in self.nearest if row.limit is not None
         ]
         if self.own is not None and self.chosen is not None:
-            own, saved = self.own.candidate, 1 - self.chosen.candidate.price_per_h / self.own.candidate.price_per_h
-            found.append(
-                f"The scenario's own {own.label}, {counted(own.num_gpus, 'GPU')}, {own.price_per_h:g} an hour: "
-                f"{self._tails(self.own.outcome)}. The plan costs {f'{saved:.0%} less' if saved > 0 else 'no less'}."
-            )
+            saved = 1 - self.chosen.candidate.price_per_h / self.own.candidate.price_per_h
+            less = f"{saved:.0%} less" if saved > 0 else "no less"
+            own = f"The scenario's own {self._priced(self.own.candidate)}: {self._tails(self.own.outcome)}"
+            found.append(f"{own}. The plan costs {less}.")
         if self.checked is not None:
             found.append(f"On the trace that it was not made from: {self._tails(self.checked)}.")
         if self.load_factor is not None:
             breaks = f"; {self.breaks}" if self.breaks else ", the most that was tried"
             takes = "no more than this load" if self.load_factor == 1 else f"{self.load_factor:g} times this load"
             found.append(f"It takes {takes}{breaks}.")
+        for factor, row in self.loads.items():
+            cheapest = f"nothing of up to {self.max_gpus} GPUs meets it" if row is None else self._priced(row.candidate)
+            found.append(f"At {factor:g} times this load: {cheapest}.")
         for role, outcome in self.lost.items():
             found.append(f"With one {role} instance lost: {self._tails(outcome)}.")
         for end, outcome in self.ends.items():
             found.append(f"On the {end} server that this may be: {self._tails(outcome)}.")
         if any(not outcome.meets for outcome in self.ends.values()):
-            one = None if self.certain is None else self.certain.candidate
-            sure = (
-                "none" if one is None else f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour,"
-            )
+            sure = "none" if self.certain is None else f"{self._priced(self.certain.candidate)},"
             found.append(f"On the slowest, {sure} meets it. {self.measure}".strip())
         return found
+
+    @staticmethod
+    def _priced(one: Candidate) -> str:
+        return f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour"
 
     @staticmethod
     def _tails(outcome: Outcome) -> str:
@@ -138,6 +143,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "about": self.about,
             "slo": str(self.slo),
             "terms": [str(term) for term in self.slo.terms],
             "text": self.text,
@@ -150,6 +156,7 @@ class Plan:
             "faster": [row.to_json() for row in self.faster],
             "load_factor": self.load_factor,
             "breaks": self.breaks,
+            "loads": {f"{factor:g}": None if row is None else row.to_json() for factor, row in self.loads.items()},
             "lost": {role: outcome.to_json() for role, outcome in self.lost.items()},
             "ends": {end: outcome.to_json() for end, outcome in self.ends.items()},
             "measure": self.measure,
@@ -162,4 +169,4 @@ class Plan:
         table = [self.titles, ["---"] * len(self.titles), *map(self.cells, self.rows)]
         lines = [f"| {' | '.join(cells)} |" for cells in table]
         notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"**{self.text}**", "", f"SLO: {self.slo}", "", *notes, "", *lines, ""])
+        return "\n".join([f"**{self.text}**", "", f"{self.about}; SLO: {self.slo}", "", *notes, "", *lines, ""])

@@ -7,10 +7,13 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.study.design import Changes
@@ -19,7 +22,7 @@ from pdsim.study.planning.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
-from pdsim.study.planning.space import Candidate, Space
+from pdsim.study.planning.space import Candidate, Space, with_other_settings
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
@@ -44,6 +47,7 @@ def plan(
     prices: Mapping[str, float] | None = None,
     max_gpus: int = MAX_GPUS,
     tried: Mapping[str, Sequence[Any]] | None = None,
+    speedup: str = AskOptions.speedup,
     changes: Sequence[str] = (),
     seeds: int = NUM_SEEDS,
     jobs: int | None = None,
@@ -62,6 +66,7 @@ def plan(
         prices: Of one hour of each GPU that may be used, by name; None: the scenario's GPUs, at 1.
         max_gpus: The most GPUs of a cluster.
         tried: Values of further fields, by path; routers are tried unless they are given.
+        speedup: Times its load for which the cheapest cluster is found, too, as "0.5,2,4".
         changes: Changes of the scenario, as "dotted.path=value".
         seeds: Runs of each cluster; one of a trace with its own times.
         jobs: Processes; None: one for each CPU.
@@ -79,8 +84,11 @@ def plan(
         raise ConfigError(f"--out {out}: the plan's {SCENARIO} would stand in the place of {scenario}: another folder")
     wanted = Slo.parse(slo)
     given = None if scenario is None else Path(scenario)
+    options = _options(trace, speedup)
     with _folder(out) as folder:
-        base = base_of(given, _options(trace), changes, folder=folder, starter={})
+        base = base_of(given, options, changes, folder=folder, starter={})
+        if options.speedups and base.load is None:
+            raise ConfigError(f"--speedup {speedup}: this load has neither times of its own nor a rate")
         wanted.require_classes(base.scenario)
         servers = base.scenario.pair
         space = Space(prices or dict.fromkeys((server.gpu for server in servers), 1.0), max_gpus, tried or {})
@@ -91,7 +99,7 @@ def plan(
             store = Store(folder)
             work = Work(store, opened, progress)
             trials = Trials(base, wanted, seeds, store, work)
-            made = Finder(trials, space, told).find()
+            made = Finder(trials, space, told).find(options.speedups)
             if given is not None and made.chosen is not None:
                 made = replace(made, own=_own(trials, space))
             if other is not None and made.chosen is not None:
@@ -108,8 +116,8 @@ def plan(
     return made
 
 
-def _options(trace: Path | str | None) -> AskOptions:
-    return AskOptions(trace=None if trace is None else Path(trace))
+def _options(trace: Path | str | None, speedup: str = AskOptions.speedup) -> AskOptions:
+    return AskOptions(trace=None if trace is None else Path(trace), speedup=speedup)
 
 
 def _other(scenario: Path | None, check: Path | str, changes: Sequence[str], folder: Path) -> Base:
@@ -146,15 +154,18 @@ class Finder:
         self._candidates = space.candidates(trials.base)
         self._best_price = inf
 
-    def find(self) -> Plan:
+    def find(self, speedups: Sequence[float] = ()) -> Plan:
         self._told(f"{len(self._candidates):,} clusters of up to {self._space.max_gpus} GPUs; SLO: {self._trials.slo}")
         tried = search(self._candidates, self._evaluate)
+        num_tried = len(tried)
+        tried |= self._tuned(tried)
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None
         made = Plan(
+            about=self._about,
             slo=self._trials.slo,
             num_candidates=len(self._candidates),
-            num_tried=len(tried),
+            num_tried=num_tried,
             max_gpus=self._space.max_gpus,
             chosen=None if chosen is None else Row(chosen, tried[chosen]),
             others=tuple(Row(one, tried[one]) for one in equal[1:]),
@@ -162,7 +173,8 @@ class Finder:
         )
         if chosen is None:
             return made
-        made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen))
+        loads = {factor: self._at_load(factor, chosen) for factor in speedups}
+        made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
         if all(outcome.meets for outcome in made.ends.values()):
             return made
         return replace(made, certain=self._certain(chosen), measure=self._measurement(chosen))
@@ -174,6 +186,15 @@ class Finder:
                 self._best_price = one.price_per_h
                 self._told(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
         return found
+
+    def _tuned(self, tried: Mapping[Candidate, Outcome]) -> dict[Candidate, Outcome]:
+        """Cheaper clusters that meet the SLO with another value of one setting."""
+        best = next(iter(cheapest(tried)), None)
+        cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
+        nearest = self._nearest(cheaper, None)
+        changed = [other for one in nearest for other in with_other_settings(self._trials.base, one)]
+        outcomes = zip(changed, self._evaluate(changed), strict=True)
+        return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[Candidate]) -> list[Candidate]:
         """The candidates with most to spare on the slowest server that this may be, where that is not known."""
@@ -228,9 +249,9 @@ class Finder:
         base = self._trials.base
         growth = {} if base.load is None else {factor: _changed(chosen, base.scaled(factor)) for factor in _GROWTH}
         lost = {
-            role: {**chosen.changes, f"{role}.instances": count - 1}
-            for role, count in zip(("prefill", "decode"), chosen.counts, strict=False)
-            if count > 1 and not chosen.is_aggregated
+            role: _changed(chosen, {f"{role}.instances": count - 1})
+            for role, count in zip(chosen.roles, chosen.counts, strict=True)
+            if count > 1
         }
         ends = {name: _changed(chosen, end) for name, end in base.ends.items()}
         grown = self._trials.outcomes(list(growth.values()))
@@ -241,7 +262,7 @@ class Finder:
         return replace(
             made,
             load_factor=max(within, default=1.0) if growth else None,
-            breaks="" if fails is None else f"at {fails[0]:g} times {fails[1].reason}",
+            breaks="" if fails is None else f"at {fails[0]:g} times {fails[1].why}",
             lost=dict(zip(lost, whole, strict=False)),
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
@@ -255,11 +276,31 @@ class Finder:
 
     def _certain(self, chosen: Candidate) -> Row | None:
         """The cheapest that meets it on the slowest server, too."""
-        slowest = self._trials.base.ends["slowest"]
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
-        tried = search(dearer, lambda batch: self._trials.outcomes([_changed(one, slowest) for one in batch]))
+        return self._cheapest(dearer, self._trials.base.ends["slowest"])
+
+    def _at_load(self, factor: float, chosen: Candidate) -> Row | None:
+        """The cheapest at so many times the load: no cheaper than the plan for more of it, nor dearer for less."""
+        sign = 1 if factor > 1 else -1
+        possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
+        return self._cheapest(possible, self._trials.base.scaled(factor))
+
+    def _cheapest(self, candidates: Sequence[Candidate], changes: Changes) -> Row | None:
+        """The cheapest of these, each with these changes."""
+        tried = search(candidates, lambda batch: self._trials.outcomes([_changed(one, changes) for one in batch]))
         found = cheapest(tried)
         return Row(found[0], tried[found[0]]) if found else None
+
+    @property
+    def _about(self) -> str:
+        base = self._trials.base
+        requests = requests_of(base.scenario)
+        prompt, output = (fmean(len(getattr(spec, name)) for spec in requests) for name in ("prompt", "output"))
+        gpus = ", ".join(f"{gpu} at {price:g} an hour" for gpu, price in self._space.prices.items())
+        return (
+            f"{base.scenario.model} on {gpus}; {counted(len(requests), 'request')} of {prompt:,.0f} tokens in and "
+            f"{output:,.0f} out on average, {base.pace}"
+        )
 
 
 def _changed(chosen: Candidate, changes: Changes) -> Changes:

@@ -5,7 +5,7 @@ misses it with fewer. The search halves the prices that are left: it tries clust
 is dearer than one that meets the SLO, and what is part of one that misses it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from pdsim.study.planning.outcome import Outcome
@@ -26,7 +26,7 @@ def search(candidates: Sequence[Candidate], evaluate: Evaluate) -> dict[Candidat
     return tried
 
 
-def cheapest(tried: dict[Candidate, Outcome]) -> list[Candidate]:
+def cheapest(tried: Mapping[Candidate, Outcome]) -> list[Candidate]:
     """Candidates of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)

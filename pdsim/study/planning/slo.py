@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
+from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.fields import DURATION
 from pdsim.scenario.schema import Scenario
@@ -65,6 +66,14 @@ class Term:
             return f"{self} is above {self._limit_ms:g} ms"
         requests = f" of {self.request_class}" if self.request_class else ""
         return f"fewer than {self.percentile:g} %{requests} have {self._limits}"
+
+    def lack(self, strain: float) -> str:
+        """Said of requests that miss it, with how far."""
+        if not isfinite(strain):
+            return self.missed
+        if self.is_joint:
+            return f"{self.missed}; so many have {self.number(strain)} % of them"
+        return f"{self} is {significant(strain * self._limit_ms)} ms where {self._limit_ms:g} are asked"
 
     @property
     def _prefix(self) -> str:

@@ -1,7 +1,7 @@
 """The clusters that a plan chooses from: roles, GPUs, tensor parallelism, numbers of instances, and settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -41,6 +41,10 @@ class Candidate:
     @property
     def is_aggregated(self) -> bool:
         return len(self.counts) == 1
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("aggregated",) if self.is_aggregated else ("prefill", "decode")
 
     def is_part_of(self, other: "Candidate") -> bool:
         """The other has as many instances of each role, or more."""
@@ -109,6 +113,32 @@ class Space:
             tried["router"] = list(ROUTERS)
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
+
+
+_SETTINGS: Mapping[str, Sequence[Any]] = {
+    "aggregated.chunked_prefill_tokens": (2048, 4096, 8192, 16384),
+    "aggregated.max_running_requests": (32, 64, 128, 256),
+    "prefill.chunked_prefill_tokens": (2048, 4096, 8192, 16384),
+    "decode.max_running_requests": (32, 64, 128, 256),
+    "decode.radix_cache": (True, False),
+    "page_size": (1, 16, 64),
+}
+"""Values that may make a cluster meet an SLO which it misses, at no price."""
+
+
+def with_other_settings(base: Base, one: Candidate) -> Iterator[Candidate]:
+    """The cluster with one setting changed that neither the scenario nor it names."""
+    for path, values in _SETTINGS.items():
+        role, _, field = path.rpartition(".")
+        if (role and role not in one.roles) or base.names(path) or path in one.changes:
+            continue
+        own = resolve(base.changed(one.changes))
+        now = getattr(getattr(own, role) if role else own, field)
+        for value in values:
+            if value != now:
+                told = f", {described({path: value})}"
+                changes = {**one.changes, path: value}
+                yield replace(one, label=one.label + told, changes=changes)
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:

@@ -246,7 +246,7 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
     is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
     roles = (scenario.prefill, scenario.decode, scenario.aggregated)
     most_instances = max(servers.instances for servers in roles if servers is not None)
-    if is_varied or most_instances == 1 or study.base.names_router:
+    if is_varied or most_instances == 1 or study.base.names("router"):
         return []
     router = component_name(scenario.router.prefill)
     return [f"The router is {router}, the default, since the scenario names none."]
@@ -320,15 +320,11 @@ def _load(study: Study) -> str:
     prefill, decode = scenario.pair
     gpus = " and ".join(dict.fromkeys((prefill.gpu, decode.gpu)))
     sizes = " and ".join(dict.fromkeys((f"TP{prefill.tp}", f"TP{decode.tp}")))
-    rate = getattr(getattr(scenario.client, "arrivals", None), "rate_per_s", None)
-    sent = "at their own times" if rate is None else f"{rate:g} a second"
-    if isinstance(scenario.client, ClosedLoop):
-        sent = f"{scenario.client.concurrency} at a time"
     first = study.labels()[0]
     inputs, outputs = study.mean_tokens("total_input_tokens"), study.mean_tokens("total_output_tokens")
     runs = len(study[first].replications)
     cluster = f"{scenario.model} on {scenario.num_gpus} {gpus} with {sizes}"
-    load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {sent}"
+    load = f"{_requests(study, first)} of {inputs:,.0f} tokens in and {outputs:,.0f} out on average, {study.base.pace}"
     slo = f"TTFT {options.ttft_ms:g} ms and TPOT {options.tpot_ms:g} ms for {share(options.attainment)} of them"
     return f"{cluster}; {load}; SLO: {slo}; {counted(runs, 'run')} of each."
 

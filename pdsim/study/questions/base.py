@@ -120,6 +120,13 @@ class Base:
         return self.with_load(self.load[1] * factor)
 
     @property
+    def pace(self) -> str:
+        """When its requests are sent."""
+        if self.load is None or self.keeps_times:
+            return "at their own times"
+        return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
+
+    @property
     def keeps_times(self) -> bool:
         """A trace is sent at its own times, which may be sped up."""
         return self.load is not None and self.load[0] == "workload.speedup"
@@ -164,13 +171,18 @@ class Base:
         """Requests without a class, too."""
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
-    @property
-    def names_router(self) -> bool:
-        return "router" in self._data()
+    def names(self, path: str) -> bool:
+        """Whether its file or --set says the field."""
+        section: Any = self._data()
+        for name in path.split("."):
+            if not isinstance(section, dict) or name not in section:
+                return False
+            section = section[name]
+        return True
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
-        if most_instances == 1 or self.names_router:
+        if most_instances == 1 or self.names("router"):
             return {"": {}}
         return {f", {router}": {"router": router} for router in ROUTERS}
 

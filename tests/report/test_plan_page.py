@@ -1,0 +1,79 @@
+"""The page of a plan as somebody reads it, on a laptop and on a telephone."""
+
+import asyncio
+
+import pytest
+
+from pdsim.cli import main
+from pdsim.study.planning.planning import plan
+from tests.report.browser import CHROMIUM
+
+pytest.importorskip("aiohttp", reason="the web extra is not installed")
+
+from tests.web.tab import tab
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt install chromium"),
+]
+
+SCENARIO = """\
+model: qwen3-8b
+prefill: {gpu: h100}
+decode: {gpu: h100, instances: 3}
+cost: roofline
+workload: {use: random_lengths, num_requests: 60, input_tokens: 1500, output_tokens: 40}
+client: {use: open_loop, arrivals: {use: poisson, rate: 20 /s}}
+"""
+TEXTS = "[...document.querySelectorAll('svg text')].map((text) => text.getBoundingClientRect().height)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("plan")
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    found = plan(
+        folder / "scenario.yaml",
+        slo="ttft p90 < 200 ms, tpot p90 < 12 ms",
+        prices={"h100": 2.5},
+        max_gpus=6,
+        seeds=1,
+        engine="here",
+        out=folder / "plan",
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(folder / "plan"), "--out", str(folder / "plan.html")])
+    assert not ended.value.code
+    return found
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_answer_is_on_the_first_screen_and_all_else_below(made, folder, width, tmp_path):
+    async def read():
+        async with tab((folder / "plan.html").as_uri(), width, tmp_path) as page:
+            first = await page.run(
+                "[...document.querySelectorAll('.answer, .card')]"
+                ".filter((one) => one.getBoundingClientRect().bottom < innerHeight)"
+                ".map((one) => one.innerText).join(' ').replace(/\\s+/g, ' ')"
+            )
+            text = await page.run("document.body.innerText.replace(/\\s+/g, ' ')")
+            heights = [float(height) for height in (await page.run(f"{TEXTS}.join()")).split(",")]
+            overflow = await page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            return first, text, heights, overflow
+
+    first, text, heights, overflow = asyncio.run(read())
+    assert made.chosen is not None
+    candidate = made.chosen.candidate
+    for words in (made.text, str(made.slo), f"GPUs {candidate.num_gpus}", f"price an hour {candidate.price_per_h:g}"):
+        assert words in first
+    assert "qwen3-8b on h100 at 2.5 an hour; 60 requests of 1,500 tokens in and 40 out on average, 20 a second" in text
+    for row in made.rows:
+        assert row.candidate.label in text
+    for note in made.notes:
+        assert " ".join(note.split()) in text
+    assert min(heights) > 8, "the figure can be read"
+    assert overflow == 0
