@@ -9,6 +9,7 @@ from markupsafe import escape
 from pdsim import ConfigError
 from pdsim.cli import main
 from pdsim.metrics.summary_rows import significant
+from pdsim.scenario.sizing import resolve
 from pdsim.show.page import render
 from pdsim.show.plan_page import plan_page
 from pdsim.study.planning.planning import plan
@@ -216,6 +217,35 @@ def test_how_far_a_cluster_misses_is_said(scenario):
         value = row.outcome.strains[term] * term.limit
         assert (f"{term} is {significant(value)} ms" in first) == (value > term.limit)
     assert made.chosen is None
+
+
+TRIED = {
+    "page_size": [1, 64],
+    "decode.radix_cache": [True, False],
+    "decode.max_running_requests": [8, 256],
+    "prefill.chunked_prefill_tokens": [2048, 8192],
+    "aggregated.chunked_prefill_tokens": [1024, 8192],
+    "network.transport": ["mooncake-tcp", "mooncake-rdma"],
+    "router.prefill": ["round_robin", {"use": "cache_aware", "match_threshold": 0.3}],
+}
+
+
+@pytest.mark.parametrize("path", TRIED)
+def test_any_field_may_be_tried(scenario, tmp_path, path):
+    """Those of a role by clusters that have it, each value once."""
+    base = base_of(scenario, AskOptions(), [], folder=tmp_path, starter={})
+    candidates = Space({"h100": 1.0}, 3, {path: TRIED[path]}).candidates(base)
+    absent = {"prefill": 1, "decode": 1, "network": 1, "aggregated": 2}.get(path.partition(".")[0])
+    for one in candidates:
+        resolve(base.changed(one.changes))
+        assert (path in one.changes) == (len(one.roles) != absent)
+        if path in one.changes:
+            alike = [other for other in candidates if without(other, path) == without(one, path)]
+            assert sorted(str(other.changes[path]) for other in alike) == sorted(map(str, TRIED[path]))
+
+
+def without(one, path):
+    return {field: value for field, value in one.changes.items() if field != path}
 
 
 def test_other_settings_are_tried_where_nobody_chose_them(scenario, tmp_path):

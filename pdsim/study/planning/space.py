@@ -14,6 +14,8 @@ from pdsim.study.questions.pd_or_not import aggregated
 from pdsim.system.catalog import load_gpu
 
 _LARGEST_TP = 8
+_ABSENT = {1: ("prefill", "decode", "network"), 2: ("aggregated",)}
+"""Sections that a cluster does not have, by its number of roles."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,21 @@ class Space:
                 continue
             price = self._price(roles, counts)
             kw = kilowatts(roles, counts)
-            for settings in self._settings(max(counts)):
+            for settings in self._settings(counts):
                 changes = {**cluster(base, roles, counts), **settings}
                 told = described(settings).replace("router=", "") if settings else ""
                 suffix = f", {told}" if told else ""
                 label, family = label_of(roles, counts) + suffix, label_of(roles, ()) + suffix
                 yield Candidate(label, family, counts, num_gpus, price, kw, changes)
 
-    def _settings(self, most_instances: int) -> Iterator[Changes]:
-        """Routers too, unless `--try router=...` names them. Of a single pair every router chooses the same."""
-        tried = {path: list(values) for path, values in self.tried.items()}
-        if "router" not in tried and most_instances > 1:
+    def _settings(self, counts: Sequence[int]) -> Iterator[Changes]:
+        """Fields that the cluster has; routers too, unless `--try router=...` names them.
+
+        Every router sends all requests to a single instance.
+        """
+        absent = _ABSENT[len(counts)]
+        tried = {path: list(values) for path, values in self.tried.items() if path.partition(".")[0] not in absent}
+        if "router" not in tried and max(counts) > 1:
             tried["router"] = list(ROUTERS)
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
