@@ -115,7 +115,7 @@ class Space:
         """
         absent = _ABSENT[len(counts)]
         tried = {path: list(values) for path, values in self.tried.items() if path.partition(".")[0] not in absent}
-        if "router" not in tried and max(counts) > 1:
+        if max(counts) > 1 and not any(path.partition(".")[0] == "router" for path in tried):
             tried["router"] = list(ROUTERS)
         for values in product(*tried.values()):
             yield dict(zip(tried, values, strict=True))
