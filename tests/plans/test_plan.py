@@ -151,6 +151,9 @@ WRONG = [
     (["--gpu", "h100=cheap"], "--gpu h100=cheap: expected NAME=PRICE"),
     (["--try", "page_size"], "--try page_size: expected FIELD=[VALUE, ...]"),
     (["--try", "page_sizes=[1]"], "unknown field 'page_sizes' (did you mean 'page_size'?)"),
+    (["--try", "prefill.gpu=[h100]"], "--try prefill.gpu=[h100]: GPUs have prices"),
+    (["--try", "decode.tp=[two]"], "--try decode.tp=[two]: whole numbers above 0"),
+    (["--speedup", "0"], "--speedup 0: numbers above 0"),
     (["--max-gpus", "0"], "--max-gpus 0: at least 1"),
     (["--set", "model=llama-3.1-405b", "--max-gpus", "4"], "no cluster of up to 4 GPUs is possible"),
 ]
@@ -242,6 +245,16 @@ def test_any_field_may_be_tried(scenario, tmp_path, path):
         if path in one.changes:
             alike = [other for other in candidates if without(other, path) == without(one, path)]
             assert sorted(str(other.changes[path]) for other in alike) == sorted(map(str, TRIED[path]))
+
+
+def test_sizes_and_numbers_of_a_role_may_be_named(scenario, tmp_path):
+    base = base_of(scenario, AskOptions(), [], folder=tmp_path, starter={})
+    tried = {"decode.tp": [2, 8], "prefill.instances": [1, 3], "decode.dp": [1, 2]}
+    pairs = [one for one in Space({"h100": 1.0}, 16, tried).candidates(base) if not one.is_aggregated]
+    found = {(one.counts[0], one.changes["decode.tp"], one.changes["decode.dp"]) for one in pairs}
+    assert found == {(count, tp, dp) for count in (1, 3) for tp in (2, 8) for dp in (1, 2)}
+    for one in pairs:
+        assert one.num_gpus == base.changed(one.changes).num_gpus
 
 
 def without(one, path):

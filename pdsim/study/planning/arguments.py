@@ -39,4 +39,10 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"--try {one}: expected FIELD=[VALUE, ...], such as decode.radix_cache=[true, false]")
         found[path.strip()] = values
+        if path.strip().endswith((".tp", ".instances")) and not all(
+            type(value) is int and value > 0 for value in values
+        ):
+            raise ConfigError(f"--try {one}: whole numbers above 0")
+        if path.strip().endswith(".gpu"):
+            raise ConfigError(f"--try {one}: GPUs have prices, and each role tries all of them: --gpu h100=2.5")
     return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from pdsim.scenario.sizing import resolve
@@ -14,8 +14,10 @@ from pdsim.study.questions.pd_or_not import aggregated
 from pdsim.system.catalog import load_gpu
 
 _LARGEST_TP = 8
-_ABSENT = {1: ("prefill", "decode", "network"), 2: ("aggregated",)}
-"""Sections that a cluster does not have, by its number of roles."""
+ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
+"""By their number."""
+_OF_SERVERS = ("gpu", "tp", "instances")
+"""Fields of a role by which clusters differ, whatever else is tried."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Candidate:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return ("aggregated",) if self.is_aggregated else ("prefill", "decode")
+        return ROLES[len(self.counts)]
 
     def is_part_of(self, other: "Candidate") -> bool:
         """The other has as many instances of each role, or more."""
@@ -66,8 +68,7 @@ class Space:
         """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
         found: list[Candidate] = []
         reasons: list[str] = []
-        servers = [Server(gpu, tp) for gpu in self.prices for tp in _sizes(gpu)]
-        for roles in [(one,) for one in servers] + list(product(servers, servers)):
+        for roles in chain.from_iterable(product(*map(self._servers, names)) for names in ROLES.values()):
             changes = cluster(base, roles, (1,) * len(roles))
             try:
                 resolve(base.changed(changes))
@@ -78,6 +79,12 @@ class Space:
         if not found:
             raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
+
+    def _servers(self, role: str) -> list[Server]:
+        return [Server(gpu, tp) for gpu in self.prices for tp in self.tried.get(f"{role}.tp", _sizes(gpu))]
+
+    def _counts(self, role: str, server: Server) -> Sequence[int]:
+        return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.tp + 1))
 
     def own(self, base: Base) -> Candidate | None:
         """The scenario's; None: a GPU of it has no price."""
@@ -94,8 +101,7 @@ class Space:
 
     def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[Candidate]:
         """Candidates of these servers that have no more GPUs than they may."""
-        most = [self.max_gpus // server.tp for server in roles]
-        for counts in product(*(range(1, count + 1) for count in most)):
+        for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
                 continue
@@ -113,8 +119,14 @@ class Space:
 
         Every router sends all requests to a single instance.
         """
-        absent = _ABSENT[len(counts)]
-        tried = {path: list(values) for path, values in self.tried.items() if path.partition(".")[0] not in absent}
+        roles = ROLES[len(counts)]
+        taken = {f"{role}.{field}" for role in roles for field in _OF_SERVERS}
+        absent = {*chain(*ROLES.values()), "network"} - {*roles, *(("network",) if len(roles) > 1 else ())}
+        tried = {
+            path: list(values)
+            for path, values in self.tried.items()
+            if path.partition(".")[0] not in absent and path not in taken
+        }
         if max(counts) > 1 and not any(path.partition(".")[0] == "router" for path in tried):
             tried["router"] = list(ROUTERS)
         for values in product(*tried.values()):
