@@ -2,7 +2,7 @@
 
 Flags are those of ai-dynamo/dynamo, components/src/dynamo/common/configuration/groups/router_args.py at 028cab4,
 frontend/frontend_args.py at 0243c51 and vllm/backend_args.py, and of its examples/backends/*/launch/disagg_router.sh.
-Frontend and workers find each other by etcd.
+Frontend and workers find each other by etcd. Without --decode-fallback the frontend sends no prompt to decode workers.
 """
 
 import json
@@ -97,7 +97,6 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
             ("http-host", HOST),
             ("http-port", GATEWAY_PORT),
             ("router-mode", mode),
-            ("enforce-disagg", scenario.aggregated is None),
         ],
     )
     resolved = resolve(scenario)

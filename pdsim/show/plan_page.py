@@ -55,6 +55,8 @@ def _cards(plan: Mapping[str, Any]) -> list[Card]:
     if chosen["kw"] is not None:
         cards.append(Card("GPU boards", f"{chosen['kw']:.1f} kW", "at most"))
     cards += [Card(term, f"{share:.0%}", "of its limit") for term, share in chosen["of_limits"].items()]
+    goodput = f"{chosen['goodput_per_s']:.3g} requests/s"
+    cards.append(Card("within all limits", f"{chosen['attained']:.2%}", goodput))
     if plan["load_factor"] is not None:
         cards.append(Card("takes", f"{plan['load_factor']:g} times", "this load"))
     return cards

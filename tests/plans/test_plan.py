@@ -2,12 +2,14 @@
 
 import json
 import re
+from statistics import median
 
 import pytest
 from markupsafe import escape
 
-from pdsim import ConfigError
+from pdsim import ConfigError, load_scenario, simulate
 from pdsim.cli import main
+from pdsim.metrics.summary import e2e_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.sizing import resolve
 from pdsim.show.page import render
@@ -210,6 +212,19 @@ def test_a_load_may_be_more_or_less(scenario, capsys):
         assert row.candidate.price_per_h == same.chosen.candidate.price_per_h
         assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(made.notes)
     assert made.loads[0.5].candidate.price_per_h < made.loads[2].candidate.price_per_h
+
+
+def test_joint_attainment_is_that_of_the_run(scenario):
+    run = simulate(load_scenario(scenario, RARE).model_copy(update={"seed": 1}))
+    done = run.records.requests
+    limits_ms = [round(median(map(of, done)), 3) for of in (ttft_ms, e2e_ms)]
+    slo = "ttft p30 < {} ms, e2e p30 < {} ms".format(*limits_ms)
+    made = plan(scenario, slo=slo, max_gpus=2, seeds=1, engine="here", changes=RARE)
+    outcome = next(row.outcome for row in made.rows if row.candidate.label == "1P1D of TP1")
+    kept = sum(ttft_ms(one) <= limits_ms[0] and e2e_ms(one) <= limits_ms[1] for one in done)
+    assert 0 < kept < len(done)
+    assert outcome.attained == kept / len(done)
+    assert outcome.goodput_per_s == pytest.approx(kept / run.summary()["duration"])
 
 
 def test_how_far_a_cluster_misses_is_said(scenario):

@@ -1,7 +1,7 @@
 """The outcome of a cluster: its runs read back, whole or ended when they missed the SLO."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,10 @@ class Outcome:
     """Reason why it does not; empty if it does."""
     num_ended: int
     """Requests that had ended when it was sure."""
+    attained: float | None = field(default=None, kw_only=True)
+    """Share of the requests within all limits; None: the run was not whole."""
+    goodput_per_s: float | None = field(default=None, kw_only=True)
+    """Requests within all limits, per second."""
     strains: Mapping[Term, float]
     """Each term's percentile over its limit; empty if the run was not whole."""
 
@@ -49,7 +53,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         strains = {str(term): strain if isfinite(strain) else None for term, strain in self.strains.items()}
-        return {"meets": self.meets, "reason": self.reason, "of_limits": strains}
+        joint = {"attained": self.attained, "goodput_per_s": self.goodput_per_s}
+        return {"meets": self.meets, "reason": self.reason, "of_limits": strains, **joint}
 
 
 def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
@@ -64,4 +69,15 @@ def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
     strains = {term: fmean(term.strain_of_row(row) for row in rows) for term in slo.terms}
     missed = [term.missed for term, strain in strains.items() if strain > 1]
     reason = SATURATED if not is_record and any(row["saturated"] for row in rows) else " and ".join(missed)
-    return Outcome(meets=not reason, reason=reason, num_ended=num_ended, strains=strains)
+    kept = [slo.num_kept(row) for row in rows]
+    sent = [row["completed"] + row["failed"] + row["unfinished"] for row in rows]
+    return Outcome(
+        meets=not reason,
+        reason=reason,
+        num_ended=num_ended,
+        strains=strains,
+        attained=sum(kept) / max(1, sum(sent)),
+        goodput_per_s=fmean(
+            count / row["duration"] if row["duration"] else 0.0 for count, row in zip(kept, rows, strict=True)
+        ),
+    )

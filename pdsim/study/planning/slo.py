@@ -211,6 +211,18 @@ class Slo:
     def classes(self) -> list[str]:
         return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
 
+    def num_kept(self, row: Mapping[str, Any]) -> int:
+        """Requests of a shard that are within all limits that cover them."""
+        times_ns = _times_ns(row)
+        kept = np.full(len(times_ns["e2e"]), fill_value=True)
+        for term in self.terms:
+            about = np.full(len(kept), fill_value=True)
+            if term.request_class:
+                about = np.asarray(row["classes"], str)[: len(kept)] == term.request_class
+            for metric, limit_ms in term.limits_ms:
+                kept &= ~about | (times_ns[metric] <= limit_ms * 1e6)
+        return int(kept.sum())
+
     def require_classes(self, scenario: Scenario) -> None:
         """Raises ConfigError if no request has one of its classes, or if the workload cannot be read."""
         known = dict.fromkeys(classes_of(requests_of(scenario)).values())
