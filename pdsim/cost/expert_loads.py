@@ -14,7 +14,7 @@ _ROUNDS = 50
 
 @cache
 def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: int) -> float:
-    """How far the busiest GPU is above the mean with redundant experts, where it was `skew` above it without."""
+    """Excess of the busiest GPU over the mean with redundant experts, where it was `skew` without."""
     if skew == 0 or num_redundant >= num_experts * (num_gpus - 1):
         return 0.0
     low, high = 0.0, _STEEPEST
@@ -27,14 +27,14 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Of experts, in the order of a checkpoint: popular ones lie anywhere."""
+    """Popularities of experts, in the order of a checkpoint: popular ones lie anywhere."""
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)
     return popular
 
 
 def loads(popular: list[float], num_gpus: int) -> list[float]:
-    """Of GPUs that hold one block of experts each."""
+    """Loads of GPUs that hold one block of experts each."""
     size = len(popular) // num_gpus
     return [sum(popular[gpu * size : (gpu + 1) * size]) for gpu in range(num_gpus)]
 

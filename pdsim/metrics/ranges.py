@@ -14,21 +14,21 @@ _FIELDS = (
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in _FIELDS)
 """Rows of a summary that have one."""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-"""Those that are shown where there is no room for all."""
+"""Numbers that are shown where there is no room for all."""
 
 Ranges = Mapping[str, Sequence[float]]
 """Least and most, by the field of a summary."""
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Of a run and of its ends, without numbers that one of them does not have."""
+    """Ranges of a run and of its ends, without numbers that one of them does not have."""
     values = {field: [summary.get(field) for summary in summaries] for field in _FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
 
 
 def shown(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
-    """As "1.2 to 3.4", in the unit of the values that it stands beside."""
+    """Text such as "1.2 to 3.4", in the unit of the values that it stands beside."""
     if row.field not in found:
         return ""
     _, (*_, least, most) = row.cells([*beside, *found[row.field]])
@@ -36,7 +36,7 @@ def shown(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """As "1.2 to 3.4 s" after what it stands beside; nothing where there is none."""
+    """Text such as "1.2 to 3.4 s" behind what it stands beside; nothing where there is none."""
     if field not in found:
         return beside
     least, most = found[field]

@@ -56,7 +56,7 @@ class ServerSettings(Section):
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
     expert_skew: float = Field(default=0, ge=0)
-    """How far the tokens of the busiest GPU's experts are above the mean; with redundant_experts: before they help."""
+    """Excess of tokens of the busiest GPU's experts over the mean; with redundant_experts: before they help."""
     redundant_experts: int | None = Field(default=None, ge=0)
     """Copies of popular experts, placed by their load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
@@ -198,7 +198,7 @@ class RouterSettings(Section):
     prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
     disaggregation: Annotated[DisaggregationPolicy, Component()] | None = None
-    """Which prompts a prefill instance computes, with engine vllm; None: all."""
+    """Chooses prompts that a prefill instance computes, with engine vllm; None: all."""
     shedding: Annotated[SheddingPolicy, Component("queue_limit")] | None = None
     """Whom the router refuses when too many wait; None: nobody."""
 

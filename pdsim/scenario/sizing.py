@@ -89,7 +89,7 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
 
 
 def _expert_skew(scenario: Scenario, role: Role, model: ModelSpec) -> float:
-    """How far the busiest GPU of a server is above the mean, with redundant experts or without."""
+    """Excess of the busiest GPU of a server over the mean, with redundant experts or without."""
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
     if skew == 0 and redundant is None:

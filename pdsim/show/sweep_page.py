@@ -412,7 +412,7 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
 
 
 def _range_table(points: Sequence[PointResult]) -> list[Table]:
-    """Of the points whose ends were simulated."""
+    """Table of the points whose ends were simulated."""
     rows = [
         [cell(point.number, "d"), *(Cell(shown_range(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
         for point in points

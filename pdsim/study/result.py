@@ -92,7 +92,7 @@ def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_token
 
 
 class OfClass(NamedTuple):
-    """What the requests of one class attained of an SLO."""
+    """Share of an SLO that the requests of one class attained."""
 
     sent: int
     attainment: float
@@ -108,7 +108,7 @@ class Replication:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Resolved, without its workload; empty: the run has no result."""
     classes: Mapping[str, Mapping[str, OfClass]] = field(default_factory=dict)
-    """By SLO and class, where requests have classes."""
+    """Results by SLO and class, where requests have classes."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class PointResult:
 
     @property
     def means(self) -> dict[str, float]:
-        """Of the numbers that it has; none of one without a result."""
+        """Means of the numbers that it has; none of one without a result."""
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:
@@ -256,7 +256,7 @@ def rate_per_gpu(point: PointResult) -> float:
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:
-    """One line for all points: how many lie outside what was measured, and the first of them."""
+    """A line for all points: how many lie outside what was measured, and the first of them."""
     warned = [point for point in points if point.warnings]
     if not warned:
         return []

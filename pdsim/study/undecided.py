@@ -1,4 +1,4 @@
-"""What to measure where an answer hangs on times that nobody measured."""
+"""Measurements that decide an answer which hangs on times that nobody measured."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class Layout:
     dp: int = 1
     """Instances of one server."""
     expert_skew: float = 0
-    """How far the busiest GPU's experts are above the mean in tokens."""
+    """Excess of the busiest GPU's experts over the mean in tokens."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 

@@ -144,7 +144,7 @@ class GroupedRouting:
     """Each is judged by its best two experts."""
     num_active_groups: int
     scale: float
-    """Of what the chosen experts say together."""
+    """Factor of what the chosen experts say together."""
     num_shared: int
     """Experts beside them that see every token."""
 
@@ -154,7 +154,7 @@ class LlamaArchitecture:
     """Details that running a model of Llama's family, Qwen3's or DeepSeek's takes beyond sizes. Costs ignore it."""
 
     intermediate_size: int
-    """Of layers without experts."""
+    """Size of layers without experts."""
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None

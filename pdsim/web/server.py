@@ -16,7 +16,7 @@ _COLOURS = files("pdsim.show") / "assets" / "colours.css"
 """Shared with reports."""
 
 
-class Server:
+class BoardServer:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._computing = asyncio.Lock()
@@ -69,7 +69,7 @@ def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
     """Serves until it is interrupted. opened is called with the address. Raises OSError if the port is taken."""
 
     async def run() -> None:
-        runner = web.AppRunner(Server(board).app)
+        runner = web.AppRunner(BoardServer(board).app)
         await runner.setup()
         site = web.TCPSite(runner, HOST, port)
         try:

@@ -14,7 +14,7 @@ from pdsim.study.planning.outcome import Outcome, read_outcome
 from pdsim.study.planning.planning import Trials
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import Slo, Term
-from pdsim.study.planning.space import Candidate, Space
+from pdsim.study.planning.space import CandidateCluster, Space
 from pdsim.study.questions.base import AskOptions, Base, base_of
 from pdsim.study.running import Work
 from pdsim.study.store import Store
@@ -52,7 +52,7 @@ def trials_of(base: Base, slo: Slo, folder: Path) -> Trials:
 
 
 @cache
-def every_run(load: int) -> tuple[Base, dict[Candidate, list[Path]]]:
+def every_run(load: int) -> tuple[Base, dict[CandidateCluster, list[Path]]]:
     """Of every cluster, whole, with a folder that stays for the session."""
     folder = Path(mkdtemp())
     base = base_for(folder, load)
@@ -78,7 +78,7 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     slo = slo_of(seed, has_classes=load == len(LOADS) - 1)
     _, runs = every_run(load)
     outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
-    asked: list[Candidate] = []
+    asked: list[CandidateCluster] = []
 
     def evaluate(batch):
         asked.extend(batch)

@@ -8,11 +8,11 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.planning.outcome import SATURATED, Outcome
 from pdsim.study.planning.slo import Slo
-from pdsim.study.planning.space import Candidate
+from pdsim.study.planning.space import CandidateCluster
 
 
 class Row(NamedTuple):
-    candidate: Candidate
+    candidate: CandidateCluster
     outcome: Outcome
     limit: Limit | None = None
     """Limit of one that misses the SLO, in the term that it misses most."""
@@ -56,7 +56,7 @@ class Plan:
     certain: Row | None = None
     """The cheapest that meets it on the slowest server, too, where the plan does not."""
     measure: str = ""
-    """What to measure, where an end misses the SLO."""
+    """Times to measure, where an end misses the SLO."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
     """The cheapest at so many times the load; None: nothing meets it."""
     own: Row | None = None
@@ -103,7 +103,7 @@ class Plan:
         return found
 
     @staticmethod
-    def _priced(one: Candidate) -> str:
+    def _priced(one: CandidateCluster) -> str:
         return f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour"
 
     @staticmethod

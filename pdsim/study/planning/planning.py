@@ -22,7 +22,7 @@ from pdsim.study.planning.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
-from pdsim.study.planning.space import Candidate, Space, with_other_settings
+from pdsim.study.planning.space import CandidateCluster, Space, with_other_settings
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
@@ -179,7 +179,7 @@ class Finder:
             return made
         return replace(made, certain=self._certain(chosen), measure=self._measurement(chosen))
 
-    def _evaluate(self, candidates: Sequence[Candidate]) -> list[Outcome]:
+    def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
         found = self._trials.outcomes([one.changes for one in candidates])
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
@@ -187,7 +187,7 @@ class Finder:
                 self._told(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
         return found
 
-    def _tuned(self, tried: Mapping[Candidate, Outcome]) -> dict[Candidate, Outcome]:
+    def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
         """Cheaper clusters that meet the SLO with another value of one setting."""
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
@@ -196,7 +196,7 @@ class Finder:
         outcomes = zip(changed, self._evaluate(changed), strict=True)
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
-    def _firmest(self, equal: list[Candidate]) -> list[Candidate]:
+    def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
         """The candidates with most to spare on the slowest server that this may be, where that is not known."""
         if "slowest" not in self._trials.base.ends:
             return equal
@@ -207,7 +207,7 @@ class Finder:
     # What is asked of the plan.
 
     @staticmethod
-    def _nearest(tried: Mapping[Candidate, Outcome], chosen: Candidate | None) -> list[Candidate]:
+    def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
         """Cheaper ones that got furthest, one of each family: an aggregated one among them, where one was tried."""
         missed = [
             one
@@ -220,7 +220,7 @@ class Finder:
         first = [one for one in kinds if one is not None]
         return [*first, *(one for one in of_families if one not in first)][:_NUM_TOLD]
 
-    def _missed_by(self, candidates: Sequence[Candidate]) -> tuple[Row, ...]:
+    def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
         """Candidates that miss the SLO, by how much and because of what, the nearest first."""
         outcomes = self._trials.whole([one.changes for one in candidates])
         rows = [
@@ -229,7 +229,7 @@ class Finder:
         ]
         return tuple(sorted(rows, key=lambda row: (row.outcome.strain, row.candidate.label)))
 
-    def _faster(self, tried: Mapping[Candidate, Outcome], chosen: Candidate) -> tuple[Row, ...]:
+    def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
         """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.counts) + 1
@@ -244,7 +244,7 @@ class Finder:
                 found.append(Row(one, known[one]))
         return tuple(found[:_NUM_TOLD])
 
-    def _examined(self, made: Plan, chosen: Candidate) -> Plan:
+    def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
         """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
         base = self._trials.base
         growth = {} if base.load is None else {factor: _changed(chosen, base.scaled(factor)) for factor in _GROWTH}
@@ -267,25 +267,25 @@ class Finder:
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
 
-    def _measurement(self, chosen: Candidate) -> str:
+    def _measurement(self, chosen: CandidateCluster) -> str:
         """What to measure: groups of times of which one end alone misses the SLO, or else all of them."""
         base = self._trials.base
         ends = {group: [_changed(chosen, end) for end in both] for group, both in base.alone.items()}
         deciding = [group for group, both in ends.items() if not all(one.meets for one in self._trials.outcomes(both))]
         return measurement(deciding or base.scenario.uncertain, base.scenario, self._trials.sizes(chosen.changes))
 
-    def _certain(self, chosen: Candidate) -> Row | None:
+    def _certain(self, chosen: CandidateCluster) -> Row | None:
         """The cheapest that meets it on the slowest server, too."""
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         return self._cheapest(dearer, self._trials.base.ends["slowest"])
 
-    def _at_load(self, factor: float, chosen: Candidate) -> Row | None:
+    def _at_load(self, factor: float, chosen: CandidateCluster) -> Row | None:
         """The cheapest at so many times the load: no cheaper than the plan for more of it, nor dearer for less."""
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
         return self._cheapest(possible, self._trials.base.scaled(factor))
 
-    def _cheapest(self, candidates: Sequence[Candidate], changes: Changes) -> Row | None:
+    def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
         """The cheapest of these, each with these changes."""
         tried = search(candidates, lambda batch: self._trials.outcomes([_changed(one, changes) for one in batch]))
         found = cheapest(tried)
@@ -303,5 +303,5 @@ class Finder:
         )
 
 
-def _changed(chosen: Candidate, changes: Changes) -> Changes:
+def _changed(chosen: CandidateCluster, changes: Changes) -> Changes:
     return {**chosen.changes, **changes}

@@ -9,24 +9,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from pdsim.study.planning.outcome import Outcome
-from pdsim.study.planning.space import Candidate
+from pdsim.study.planning.space import CandidateCluster
 
 _BATCH = 8
 """Clusters that are tried at once: not the number of workers, on which results must not depend."""
 
-Evaluate = Callable[[Sequence[Candidate]], Sequence[Outcome]]
+Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
-def search(candidates: Sequence[Candidate], evaluate: Evaluate) -> dict[Candidate, Outcome]:
+def search(candidates: Sequence[CandidateCluster], evaluate: Evaluate) -> dict[CandidateCluster, Outcome]:
     """Outcomes of what was tried. The cheapest that meet the SLO are all in it. candidates: by price."""
-    tried: dict[Candidate, Outcome] = {}
+    tried: dict[CandidateCluster, Outcome] = {}
     while left := _left(candidates, tried):
         batch = _middle(left)
         tried |= zip(batch, evaluate(batch), strict=True)
     return tried
 
 
-def cheapest(tried: Mapping[Candidate, Outcome]) -> list[Candidate]:
+def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
     """Candidates of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
@@ -34,7 +34,7 @@ def cheapest(tried: Mapping[Candidate, Outcome]) -> list[Candidate]:
     return sorted(equal, key=lambda one: (tried[one].strain, one.label))
 
 
-def _left(candidates: Iterable[Candidate], tried: dict[Candidate, Outcome]) -> list[Candidate]:
+def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
     """Candidates that might be the cheapest, or as cheap as it."""
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
@@ -47,7 +47,7 @@ def _left(candidates: Iterable[Candidate], tried: dict[Candidate, Outcome]) -> l
     ]
 
 
-def _middle(left: Sequence[Candidate]) -> list[Candidate]:
+def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
     """Candidates of the middle price and below, one of each family in turn, the dearest of each first."""
     middle = left[len(left) // 2].price_per_h
     below = sorted(

@@ -29,7 +29,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateCluster:
     label: str
     family: str = field(compare=False)
     """Clusters of one family differ in the numbers of their instances alone."""
@@ -50,7 +50,7 @@ class Candidate:
     def roles(self) -> tuple[str, ...]:
         return ROLES[len(self.counts)]
 
-    def is_part_of(self, other: "Candidate") -> bool:
+    def is_part_of(self, other: "CandidateCluster") -> bool:
         """The other has as many instances of each role, or more."""
         return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
@@ -64,9 +64,9 @@ class Space:
     tried: Mapping[str, Sequence[Any]]
     """Values of further fields, by their path in the scenario."""
 
-    def candidates(self, base: Base) -> list[Candidate]:
+    def candidates(self, base: Base) -> list[CandidateCluster]:
         """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
-        found: list[Candidate] = []
+        found: list[CandidateCluster] = []
         reasons: list[str] = []
         for roles in chain.from_iterable(product(*map(self._servers, names)) for names in ROLES.values()):
             changes = cluster(base, roles, (1,) * len(roles))
@@ -86,7 +86,7 @@ class Space:
     def _counts(self, role: str, server: Server) -> Sequence[int]:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.tp + 1))
 
-    def own(self, base: Base) -> Candidate | None:
+    def own(self, base: Base) -> CandidateCluster | None:
         """The scenario's; None: a GPU of it has no price."""
         pair = base.scenario.pair
         servers = tuple(Server(one.gpu, one.tp) for one in pair)
@@ -94,12 +94,12 @@ class Space:
         if any(server.gpu not in self.prices for server in servers):
             return None
         label, price = label_of(servers, counts), self._price(servers, counts)
-        return Candidate(label, label, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {})
+        return CandidateCluster(label, label, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {})
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
 
-    def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[Candidate]:
+    def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[CandidateCluster]:
         """Candidates of these servers that have no more GPUs than they may."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
@@ -112,7 +112,7 @@ class Space:
                 told = described(settings).replace("router=", "") if settings else ""
                 suffix = f", {told}" if told else ""
                 label, family = label_of(roles, counts) + suffix, label_of(roles, ()) + suffix
-                yield Candidate(label, family, counts, num_gpus, price, kw, changes)
+                yield CandidateCluster(label, family, counts, num_gpus, price, kw, changes)
 
     def _settings(self, counts: Sequence[int]) -> Iterator[Changes]:
         """Fields that the cluster has; routers too, unless `--try router=...` names them.
@@ -144,7 +144,7 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
 """Values that may make a cluster meet an SLO which it misses, at no price."""
 
 
-def with_other_settings(base: Base, one: Candidate) -> Iterator[Candidate]:
+def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
     """The cluster with one setting changed that neither the scenario nor it names."""
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")

@@ -97,7 +97,7 @@ SATURATED = "saturated"
 
 
 @dataclass(frozen=True)
-class Row:
+class AnswerRow:
     """A way of doing it."""
 
     arm: str
@@ -139,7 +139,7 @@ class Answer:
     axis: str
     """Meaning of x, with its unit; empty: the figure has dots side by side."""
     columns: tuple[str, ...]
-    rows: tuple[Row, ...] = field(repr=False)
+    rows: tuple[AnswerRow, ...] = field(repr=False)
 
     @property
     def titles(self) -> list[str]:
@@ -148,7 +148,7 @@ class Answer:
     def title(self, column: str) -> str:
         return COLUMNS[column].title.format(p=self.percentile)
 
-    def cells(self, row: Row) -> list[str]:
+    def cells(self, row: AnswerRow) -> list[str]:
         values = [(row.estimates[name], COLUMNS[name].digits) for name in self.columns]
         cells = ["" if value is None else spread(value, digits) for value, digits in values]
         return [row.arm, *cells, row.remark]
@@ -205,5 +205,5 @@ class Answer:
         ]
         return "\n\n".join(parts) + "\n"
 
-    def _means(self, row: Row) -> dict[str, float]:
+    def _means(self, row: AnswerRow) -> dict[str, float]:
         return {self.title(name): nan if value is None else value.mean for name, value in row.estimates.items()}

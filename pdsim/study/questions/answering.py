@@ -23,7 +23,7 @@ from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, Row
+from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of, trace_lines
 from pdsim.study.questions.question import Question, Verdict, place_of, question
 from pdsim.study.questions.study import SLO, Study
@@ -140,7 +140,7 @@ class Judged(NamedTuple):
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """Whether what was found elsewhere is as good here."""
+        """True if what was found elsewhere is as good here."""
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
             return bool(mine.advice) == bool(theirs.advice)
@@ -276,7 +276,7 @@ def _errors(study: Study) -> list[str]:
     return [f"No result: {', '.join(labels)}: {error}" for error, labels in arms.items() if error]
 
 
-def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) -> Row:
+def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) -> AnswerRow:
     remark = ""
     if study.error(label):
         remark = "no result"
@@ -290,11 +290,11 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
     arm = study.arm(label)
     at_ends = [one for one in ends if label in one.labels()]
     if not ends or len(at_ends) < len(ends):
-        return Row(label, arm.changes, arm.x, estimates, remark)
+        return AnswerRow(label, arm.changes, arm.x, estimates, remark)
     values = {name: [value, *(COLUMNS[name].value(one, label) for one in at_ends)] for name, value in estimates.items()}
     known = {name: [one.mean for one in found if one is not None] for name, found in values.items()}
     ranges = {name: (min(found), max(found)) for name, found in known.items() if len(found) == 1 + len(ends)}
-    return Row(label, arm.changes, arm.x, estimates, remark, ranges)
+    return AnswerRow(label, arm.changes, arm.x, estimates, remark, ranges)
 
 
 def _alone(study: Study, changes: Changes) -> str:

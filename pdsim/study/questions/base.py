@@ -89,7 +89,7 @@ class Base:
     is_sample: bool
     """Its requests are a record, with their times: other seeds say nothing new."""
     of_starter: tuple[str, ...] | None = None
-    """What makes it from the starter, as --set takes it; None: it has a file of its own."""
+    """Changes that make it from the starter, as --set takes it; None: it has a file of its own."""
 
     @property
     def has_lengths(self) -> bool:
@@ -121,7 +121,7 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """When its requests are sent."""
+        """Times when its requests are sent."""
         if self.load is None or self.keeps_times:
             return "at their own times"
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
@@ -161,7 +161,7 @@ class Base:
 
     @property
     def first_classes(self) -> list[str]:
-        """Those of the highest priority."""
+        """Classes of the highest priority."""
         priorities = self.scenario.priorities
         most = max((priorities.get(name, 0) for name in self.classes), default=0)
         return [name for name in self.classes if priorities.get(name, 0) == most]
@@ -172,7 +172,7 @@ class Base:
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     def names(self, path: str) -> bool:
-        """Whether its file or --set says the field."""
+        """True if its file or --set says the field."""
         section: Any = self._data()
         for name in path.split("."):
             if not isinstance(section, dict) or name not in section:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from pdsim.metrics.plots import COLORS
-from pdsim.study.questions.answer import SATURATED, Answer, Row
+from pdsim.study.questions.answer import SATURATED, Answer, AnswerRow
 
 _WIDE = 8
 """Largest by smallest place: from here on the axis is logarithmic."""
@@ -42,7 +42,7 @@ def _draw_dots(panel: Any, answer: Answer, name: str) -> None:
     panel.grid(axis="x", alpha=0.3)
 
 
-def _why_none(row: Row) -> str:
+def _why_none(row: AnswerRow) -> str:
     if row.remark == SATURATED:
         return SATURATED
     return "-" if any(row.estimates.values()) else "failed"

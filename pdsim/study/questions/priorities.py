@@ -11,7 +11,7 @@ from pdsim.study.result import Estimate
 _FCFS, _FIRST = "first come, first served", "priorities"
 _SHED_NOBODY: Changes = {"router.shedding": None}
 _SHARES = (0.5, 1.0, 2.0)
-"""Of as many prompts as are computed within the TTFT of the SLO."""
+"""Shares of as many prompts as are computed within the TTFT of the SLO."""
 
 
 def arms(base: Base) -> list[Arm]:
@@ -39,7 +39,7 @@ def limits(study: Study) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    """Where enough of the first class meet the SLO, the arm in which most of the others do; else the nearest."""
+    """Takes the arm in which most of the others meet the SLO, where enough of the first class do; else the nearest."""
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()
     shares = {label: study.attained_by(label, first).mean for label in labels}

@@ -34,7 +34,7 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """What of the arms lies outside what was measured."""
+        """Parts of the arms that lie outside what was measured."""
         return warnings_of(list(self._results.values()))
 
     def __getitem__(self, label: str) -> PointResult:
@@ -117,7 +117,7 @@ class Study:
         return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
 
     def as_good(self, label: str, other: str) -> bool:
-        """Whether an arm hardly differs from a better one in what the best is chosen by."""
+        """True if an arm hardly differs from a better one in what the best is chosen by."""
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
         latency = self.ratio(label, other, "mean_e2e_latency_ms").mean
