@@ -49,10 +49,16 @@ WEIGHTS: dict[Dtype, tuple[tuple[str, ...], float]] = {
     "bf16": (("bfloat16",), 2.0),
     "fp8": (("fp8_block", "fp8"), 1.0),
     "fp4": (("nvfp4",), 0.5625),
+    "int4": (("int4_wo",), 0.52),
 }
 """Names in the tables, of which the first is taken that there is, and bytes of a weight, with its scales."""
 KV = {"bf16": ("bfloat16", 2.0), "fp8": ("fp8", 1.0)}
-EXPERT_KERNELS = ("sglang_flashinfer_trtllm_moe", "sglang_fused_moe_triton", "sglang_flashinfer_cutlass_moe")
+EXPERT_KERNELS = (
+    "sglang_flashinfer_trtllm_moe",
+    "sglang_fused_moe_triton",
+    "sglang_flashinfer_cutlass_moe",
+    "sglang_marlin_moe",
+)
 """The first that a GPU has."""
 ATTENTION_KERNELS = ("trtllm_mha", "fa3", "flashinfer", "flash_attention", "triton")
 SLOW_LATENT_FP8 = ("h100", "h200")
@@ -82,8 +88,8 @@ class Table:
         self._columns = columns
 
     @classmethod
-    def newest(cls, folder: Path, operator: str, name: str) -> "Table | None":
-        paths = sorted(folder.glob(f"{operator}/sglang/*/{name}_perf.parquet"))
+    def newest(cls, folder: Path, operator: str, name: str, engine: str = "sglang") -> "Table | None":
+        paths = sorted(folder.glob(f"{operator}/{engine}/*/{name}_perf.parquet"))
         if not paths:
             return None
         return cls({column: np.array(values) for column, values in parquet.read_table(paths[-1]).to_pydict().items()})
@@ -140,21 +146,28 @@ def by_weights(table: Table, column: str, gpu: GpuSpec) -> Iterator[tuple[Dtype,
     """Each type of weights that the GPU computes in and the table has, its bytes, and its rows."""
     for dtype, (names, num_bytes) in WEIGHTS.items():
         rows = table.first_of(column, names)
-        if dtype in gpu.flops and len(rows):
+        if (dtype in gpu.flops or dtype == "int4") and len(rows):
             yield dtype, num_bytes, rows
 
 
 def gemm(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
-    """Matrices of 1,024 to 30,000 rows and columns, which layers of common models have."""
-    table = Table.newest(folder, "gemm", "gemm")
+    """Matrices of 1,024 to 30,000 rows and columns, which layers of common models have.
+
+    Those with weights of int4 are TensorRT-LLM's, on A100, launched one by one: SGLang's tables have none.
+    """
+    table, other = Table.newest(folder, "gemm", "gemm"), Table.newest(folder, "gemm", "gemm", "trtllm")
     assert table is not None
-    for dtype, num_bytes, typed in by_weights(table, "gemm_dtype", gpu):
+    typed_rows = list(by_weights(table, "gemm_dtype", gpu))
+    if other is not None:
+        typed_rows += [found for found in by_weights(other, "gemm_dtype", gpu) if found[0] == "int4"]
+    for dtype, num_bytes, typed in typed_rows:
         n, k, m = typed["n"], typed["k"], typed["m"]
         rows = typed.where((np.minimum(n, k) >= 1024) & (np.maximum(n, k) <= 30_000) & (m <= MAX_TOKENS)).sampled()  # noqa: PLR2004
         n, k, m = rows["n"], rows["k"], rows["m"]
         moved = num_bytes * n * k + 2 * m * (n + k)
-        compute_s, memory_s = 2 * m * n * k / gpu.flops[dtype], moved / gpu.memory_bandwidth
-        yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=(0, 2, 4, 6), power=8)
+        compute_s, memory_s = 2 * m * n * k / gpu.flops_for(dtype), moved / gpu.memory_bandwidth
+        fixed_us = (0, 6, 10, 15, 20) if dtype == "int4" else (0, 2, 4, 6)
+        yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=fixed_us, power=8)
 
 
 def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
@@ -170,7 +183,7 @@ def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
         tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
         params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
         read = num / ep * (1 - (1 - active / num) ** tokens)
-        compute_s = 2 * params * active * tokens / ep / gpu.flops[dtype]
+        compute_s = 2 * params * active * tokens / ep / gpu.flops_for(dtype)
         memory_s = read * params * num_bytes / gpu.memory_bandwidth
         yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=(0, 10, 20, 30, 50, 80), power=1)
 

@@ -51,8 +51,9 @@ def _others(operator: str, kind: str) -> list[Kernel]:
 def kinds(layout: Layout) -> dict[str, str]:
     """Operators of a layout, and the type or the number of GPUs that each is measured by."""
     spec, gpu = layout.model, layout.gpu
+    measured = {*gpu.flops, "int4"}
     weights, expert_weights = (
-        dtype if dtype in gpu.flops else "bf16" for dtype in (spec.weight_dtype, spec.weight_dtypes[-1])
+        dtype if dtype in measured else "bf16" for dtype in (spec.weight_dtype, spec.weight_dtypes[-1])
     )
     return {
         "gemm": weights,

@@ -70,7 +70,11 @@ def transport(scenario: Scenario) -> Transport:
 
 
 def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> RankPairLayout:
-    return wire(prefill, decode, scenario.page_size, transport(scenario).coalesces)
+    found = wire(prefill, decode, scenario.page_size, transport(scenario).coalesces)
+    if scenario.engine == "vllm" and found.slices:
+        # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
+        return replace(found, slices=False, coalesces=False)
+    return found
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> RankPairLayout:

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 
 from pdsim.system.entry import EntryError
 
-Dtype = Literal["bf16", "fp8", "fp4"]
+Dtype = Literal["bf16", "fp8", "fp4", "int4"]
+"""Of weights. int4: GPTQ and AWQ, computed in bf16; embeddings and the output projection stay in bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
@@ -16,7 +17,8 @@ KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPE_BYTES: dict[KvDtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5}
+DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5, "int4": 0.52}
+"""int4: with the scales and zeros of groups of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,12 +230,19 @@ class ModelSpec:
     @property
     def shared_bytes(self) -> float:
         """Bytes of all weights but the routed experts."""
-        return (self.num_params - self.num_expert_params) * DTYPE_BYTES[self.weight_dtype]
+        narrow = self.num_params - self.num_expert_params - self._num_wide_params
+        return narrow * DTYPE_BYTES[self.weight_dtype] + self._num_wide_params * DTYPE_BYTES["bf16"]
+
+    @property
+    def _num_wide_params(self) -> int:
+        """Of embeddings and output projection, where these keep bf16."""
+        return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) if self.weight_dtype == "int4" else 0
 
     @property
     def shared_bytes_read(self) -> float:
         """Bytes that every forward reads."""
-        return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[self.weight_dtype]
+        of_embeddings: Dtype = "bf16" if self._num_wide_params else self.weight_dtype
+        return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[of_embeddings]
 
     def expert_bytes_read(self, num_tokens: float) -> float:
         """Bytes that a forward over num_tokens reads."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdsim.system.entry import EntryError
+from pdsim.system.model import Dtype
 
 _UNTIED: Mapping[str, Any] = {"tie_word_embeddings": False}
 _GEMMA: Mapping[str, Any] = {
@@ -16,15 +17,27 @@ _GEMMA: Mapping[str, Any] = {
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
 }
+_LINEAR: Mapping[str, Any] = {
+    "tie_word_embeddings": False,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "minimax_m2"), _UNTIED),
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss"), _UNTIED),
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR),
 }
 """Defaults of transformers for fields that published files leave out, by model_type."""
 
-_TYPES = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "FP8": "fp8", "NVFP4": "fp4"}
+_TYPES: Mapping[Any, Dtype] = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "fp4", "FP8": "fp8", "NVFP4": "fp4"}
 """Weights' types by quant_method, or by ModelOpt's quant_algo."""
+_INTEGERS = ("gptq", "awq")
+"""Methods that say their bits."""
 
 
 class _Config:
@@ -75,13 +88,15 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
     attention, attention_params = _attention(config, hidden)
     num_layers, num_experts = config.count("num_hidden_layers"), config.count("num_experts_per_tok", default=0)
     num_expert_layers = experts["num_layers"] if experts else 0
-    params = num_layers * attention_params
+    state, state_params = _state(config, hidden)
+    params = attention["num_layers"] * attention_params + state_params
     params += (num_layers - num_expert_layers) * 3 * hidden * config.count("intermediate_size")
     params += vocab * hidden * (1 if config.get("tie_word_embeddings") else 2)
     active = params
     if experts:
         each = 3 * hidden * experts["intermediate_size"]
         beside = hidden * experts["num_experts"] + config.count("n_shared_experts", default=0) * each
+        beside += 3 * hidden * config.count("shared_expert_intermediate_size", default=0)
         params += num_expert_layers * (beside + experts["num_experts"] * each)
         active += num_expert_layers * (beside + num_experts * each)
     dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
@@ -101,6 +116,7 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
         "weight_dtype": dtype,
         **({"tied_embeddings": True} if config.get("tie_word_embeddings") else {}),
         "attention": attention,
+        **({"state": state} if state else {}),
         **({"experts": experts} if experts else {}),
         **({"llama": llama} if llama else {}),
         "sources": {
@@ -127,25 +143,53 @@ def _attention(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
         config.count("num_key_value_heads", default=heads),
         config.count("head_dim", default=hidden // heads),
     )
+    num_linear = _num_linear_layers(config)
     section = {
         "kind": "grouped-query",
-        "num_layers": num_layers,
+        "num_layers": num_layers - num_linear,
         "num_query_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": dim,
     }
     if windows := _num_window_layers(config, num_layers):
         section |= {"num_window_layers": windows, "window_tokens": config.count("sliding_window")}
-    return section, 2 * hidden * dim * (heads + kv_heads)
+    gates = hidden * dim * heads if FAMILIES[config.family] is _LINEAR else 0
+    return section, 2 * hidden * dim * (heads + kv_heads) + gates
+
+
+def _num_linear_layers(config: _Config) -> int:
+    """Layers that keep a state instead of KV."""
+    if FAMILIES[config.family] is not _LINEAR:
+        return 0
+    num_layers, types = config.count("num_hidden_layers"), config.get("layer_types")
+    if types is not None:
+        return list(types).count("linear_attention")
+    return num_layers - num_layers // config.count("full_attention_interval")
+
+
+def _state(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
+    """The section of layers with gated linear attention, and the parameters of all of them."""
+    if not (num_layers := _num_linear_layers(config)):
+        return {}, 0
+    value_heads, value_dim = config.count("linear_num_value_heads"), config.count("linear_value_head_dim")
+    key_dim, kernel = config.count("linear_key_head_dim"), config.count("linear_conv_kernel_dim")
+    keys, values = config.count("linear_num_key_heads") * key_dim, value_heads * value_dim
+    convolved = 2 * keys + values
+    params = hidden * (convolved + values + 2 * value_heads) + convolved * kernel + values * hidden
+    section = {
+        "num_layers": num_layers,
+        "conv_bytes": 2 * convolved * max(0, kernel - 1),
+        "ssm_elements": value_heads * value_dim * key_dim,
+    }
+    return section, num_layers * params
 
 
 def _num_window_layers(config: _Config, num_layers: int) -> int:
     """Layers that attend to a sliding window only."""
     types = config.get("layer_types")
-    if types is not None and (others := {*types} - {"full_attention", "sliding_attention"}):
-        raise EntryError(
-            f"layer_types: expected full_attention or sliding_attention, found {', '.join(sorted(others))}"
-        )
+    known = {"full_attention", "linear_attention" if FAMILIES[config.family] is _LINEAR else "sliding_attention"}
+    if types is not None and (others := {*types} - known):
+        raise EntryError(f"layer_types: expected {' or '.join(sorted(known))}, found {', '.join(sorted(others))}")
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return 0
     if types is not None:
@@ -180,35 +224,38 @@ def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str
     if not quantized:
         given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
         return "bf16", None, "" if given == "bfloat16" else f"the checkpoint's {given} is counted as bf16"
-    dtype, note = _quantized(quantized)
+    dtype = _quantized(quantized)
     left = quantized.get("modules_to_not_convert") or quantized.get("ignore") or quantized.get("exclude_modules") or ()
     attention = [name for name in left if "attn" in name]
     is_every_layer = len(attention) >= config.count("num_hidden_layers")
     if has_experts and (is_every_layer or any("*" in name or name.startswith("re:") for name in attention)):
-        told = f"{note}routed experts are in {dtype}, without their scales, and all else in bf16"
-        return "bf16", dtype, told
-    if note:
-        raise EntryError("quantization_config: integers of 4 bits are told for routed experts only, found more")
+        scales = "" if dtype == "int4" else ", without their scales,"
+        return "bf16", dtype, f"routed experts are in {dtype}{scales} and all else in bf16"
+    if dtype == "int4":
+        return dtype, None, "embeddings and output projection are counted in bf16, all else in int4"
     return dtype, None, f"all weights are counted in {dtype}, embeddings and what else is wider in the checkpoint too"
 
 
-def _quantized(quantized: Mapping[str, Any]) -> tuple[str, str]:
-    """The type of quantised weights, and what to know of it."""
+def _quantized(quantized: Mapping[str, Any]) -> Dtype:
+    """The type of quantised weights."""
     method = quantized.get("quant_method")
     if method == "compressed-tensors":
         groups = quantized.get("config_groups") or {}
         weights = [group.get("weights") or {} for group in groups.values()]
         kinds = {(one.get("num_bits"), one.get("type")) for one in weights}
-        made = {(8, "float"): ("fp8", ""), (4, "float"): ("fp4", ""), (4, "int"): ("fp4", "int4 is counted as fp4: ")}
+        made: dict[Any, Dtype] = {(8, "float"): "fp8", (4, "float"): "fp4", (4, "int"): "int4"}
         if len(kinds) == 1 and (kind := kinds.pop()) in made:
             return made[kind]
         raise EntryError(f"quantization_config: expected weights of 8 or 4 bits in one group, found {weights!r}")
     named = quantized.get("quant_algo") if method in (None, "modelopt", "modelopt_fp4") else method
+    if named in _INTEGERS:
+        if (bits := quantized.get("bits", quantized.get("w_bit"))) != 4:  # noqa: PLR2004
+            raise EntryError(f"quantization_config.bits: expected 4 with {named}, found {bits!r}")
+        return "int4"
     if named not in _TYPES:
-        raise EntryError(
-            f"quantization_config: expected one of {', '.join(_TYPES)} or compressed-tensors, found {named!r}"
-        )
-    return _TYPES[named], ""
+        known = ", ".join([*_TYPES, *_INTEGERS])
+        raise EntryError(f"quantization_config: expected one of {known} or compressed-tensors, found {named!r}")
+    return _TYPES[named]
 
 
 _RUNNABLE = {"llama": False, "qwen3": True, "qwen3_moe": True, "deepseek_v3": False, "kimi_k2": False}

@@ -20,6 +20,9 @@ from pdsim.core.messages import (
     Tell,
 )
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.wiring import wire_of
+from pdsim.system.model import GroupedQueryAttention
 from tests.strategies import fault_schedules, vllm_scenarios
 from tests.support import (
     MILLISECOND,
@@ -281,3 +284,20 @@ def test_who_is_computed_again_has_a_place_of_the_batch():
     assert traced.records.requests[1].num_retractions > 0
     levels = [row.levels.num_running for row in traced.records.levels if row.instance_id == "decode-0"]
     assert max(levels) == 2
+
+
+@given(st.sampled_from([(1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)]), st.integers(1, 300), st.sampled_from([4, 16]))
+@examples(30)
+def test_ranks_of_unequal_tensor_parallelism_move_a_piece_of_each_block(
+    tp: tuple[int, int], num_tokens: int, page_size: int
+):
+    """All pairs of ranks together move each KV head of each token once, whatever the sizes of the two sides."""
+    changes = {"model": "qwen3-8b", "page_size": page_size, "prefill__tp": tp[0], "decode__tp": tp[1]}
+    scenario = small(request(0, num_tokens, 3), engine="vllm", **changes)
+    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    wire, attention = wire_of(scenario, *layouts), layouts[0].model.attention
+    assert isinstance(attention, GroupedQueryAttention)
+    num_pages = -(-num_tokens // page_size)
+    (unit,) = run(scenario).records.transfers
+    assert unit.num_descriptors == wire.num_pairs * num_pages * 2 * attention.num_layers
+    assert unit.num_bytes == num_pages * page_size * attention.num_kv_elements(1) * 2

@@ -74,6 +74,21 @@ GPT_OSS = f"""{{
     "layer_types": {json.dumps(["sliding_attention", "full_attention"] * 18)}, "sliding_window": 128,
     "vocab_size": 201088, "max_position_embeddings": 131072, {MXFP4}
 }}"""
+NEXT = """{
+    "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512,
+    "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 512,
+    "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512, "full_attention_interval": 4,
+    "vocab_size": 151936, "max_position_embeddings": 262144, "torch_dtype": "bfloat16"
+}"""
+QWEN35 = f"""{{
+    "model_type": "qwen3_5_moe", "vision_config": {{}}, "quantization_config": {{"quant_method": "fp8"}},
+    "text_config": {{
+    "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "moe_intermediate_size": 512, "intermediate_size": 0,
+    "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_experts": 256,
+    "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+    "layer_types": {json.dumps((["linear_attention"] * 3 + ["full_attention"]) * 10)},
+    "max_position_embeddings": 262144}}
+}}"""
 GLM = """{
     "model_type": "glm4_moe", "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
     "num_hidden_layers": 92, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
@@ -95,6 +110,7 @@ def model_of(text):
         (DEEPSEEK, 671e9, 37e9),  # arXiv 2412.19437
         (KIMI, 1.04e12, 32.6e9),  # arXiv 2507.20534
         (MIXTRAL, 46.7e9, 12.9e9),  # arXiv 2401.04088 says 47 B and 13 B; Mistral's announcement says these
+        (NEXT, 80e9, 3.9e9),  # model card of Qwen3-Next says 80 B and 3 B
         (GEMMA, 1416e6 + 25600e6, 1416e6 + 25600e6),  # arXiv 2503.19786, without the image encoder
     ],
 )
@@ -124,6 +140,7 @@ def test_gpt_oss_is_what_its_model_card_says():
     assert model.in_dtype("bf16").weight_bytes == 2 * model.num_params
 
 
+INT4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
 SHIPPED = {
     "llama-3.1-8b": LLAMA,
     "qwen3-0.6b": QWEN3,
@@ -134,6 +151,8 @@ SHIPPED = {
     "gemma-3-27b": GEMMA,
     "gpt-oss-120b": GPT_OSS,
     "glm-4.5": GLM,
+    "qwen3.5-35b-a3b": QWEN35,
+    "qwen3-next-80b-a3b": NEXT,
 }
 
 
@@ -144,6 +163,7 @@ def test_an_entry_is_the_shipped_one(shipped, text):
     for field in (
         "attention",
         "experts",
+        "state",
         "llama",
         "hidden_size",
         "max_context_tokens",
@@ -151,6 +171,17 @@ def test_an_entry_is_the_shipped_one(shipped, text):
         "tied_embeddings",
     ):
         assert getattr(made, field) == getattr(known, field), field
+
+
+@pytest.mark.parametrize(
+    "quantized", [{"quant_method": "awq", "bits": 4}, {"quant_method": "gptq", "bits": 4}, INT4], ids=str
+)
+def test_weights_of_4_bits(quantized):
+    dense = model_of(json.dumps(json.loads(LLAMA) | {"quantization_config": quantized}))
+    assert dense.weight_dtypes == ("int4",)
+    left = quantized | {"modules_to_not_convert": ["re:.*self_attn.*"]}
+    experts = model_of(json.dumps(json.loads(DEEPSEEK) | {"quantization_config": left}))
+    assert experts.weight_dtypes == ("bf16", "int4")
 
 
 def test_every_sixth_layer_of_gemma_sees_all():
@@ -172,19 +203,18 @@ def test_what_an_entry_leaves_out_is_told(text, notes):
     assert told is None if notes is None else re.search(notes, told)
 
 
-INT4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
 MAMBA = ["linear_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
     ("text", "change", "complaint"),
     [
-        (LLAMA, {"model_type": "qwen3_next"}, "model_type: expected one of llama, .*, found 'qwen3_next'; write the"),
+        (LLAMA, {"model_type": "mamba2"}, "model_type: expected one of llama, .*, found 'mamba2'; write the"),
         (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
         (LLAMA, {"hidden_size": "big"}, "hidden_size: expected a whole number from 0 on, found 'big'"),
         (LLAMA, {"rms_norm_eps": None}, "llama.rms_norm_eps: expected a number from 0 on, found None"),
-        (LLAMA, {"quantization_config": {"quant_method": "awq"}}, "expected one of fp8, .*, found 'awq'"),
-        (LLAMA, {"quantization_config": INT4}, "integers of 4 bits are told for routed experts only"),
+        (LLAMA, {"quantization_config": {"quant_method": "bitsandbytes"}}, "expected one of fp8, .*, found 'bits"),
+        (LLAMA, {"quantization_config": {"quant_method": "gptq", "bits": 8}}, "bits: expected 4 with gptq, found 8"),
         (QWEN3, {"layer_types": MAMBA * 14}, "layer_types: expected full_.* or sliding_.*, found linear_attention"),
         (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq: expected 1, found 2"),
         (DEEPSEEK, {"qk_rope_head_dim": None}, "qk_rope_head_dim is missing"),
@@ -320,4 +350,4 @@ def test_a_wrong_file_is_one_message_and_leaves_nothing(folder, text, complaint,
 
 def test_every_family_is_tried():
     tried = {json.loads(text)["model_type"] for text in SHIPPED.values()}
-    assert {*FAMILIES} - tried <= {"mistral", "qwen2", "minimax_m2", "gemma3_text"}
+    assert {*FAMILIES} - tried <= {"mistral", "qwen2", "minimax_m2", "gemma3_text", "qwen3_5_moe_text"}
