@@ -5,7 +5,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.serve.tokenizer import HUB_NAME, Tokenizer, plant_in_hub_cache, write_tokenizer
+from pdreal.bootstrap import LaunchError
+from pdreal.serve.tokenizer import HUB_NAME, Detokenizer, Tokenizer, plant_in_hub_cache, write_tokenizer
 
 VOCAB_SIZE = 512
 TOKENIZER = Tokenizer(VOCAB_SIZE)
@@ -87,3 +88,34 @@ def test_the_files_are_all_that_transformers_asks_for(tmp_path):
 def test_a_name_of_a_token_with_thousands_of_digits_is_text():
     text = f"<{9:9<5000}>"
     assert TOKENIZER.encode(text) == [*text.encode()]
+
+
+def test_a_checkpoints_own_tokenizer(tmp_path):
+    pytest.importorskip("tokenizers", reason="reads tokenizer.json")
+    pytest.importorskip("jinja2", reason="renders chat templates")
+    from pdreal.options import Options
+    from pdreal.serve.checkpoint_tokenizer import CheckpointTokenizer
+    from pdreal.serve.server import tokenizer_of
+
+    assert isinstance(tokenizer_of(Options(), 512), Tokenizer)
+    write_tokenizer(tmp_path, 512)
+    own, plain = tokenizer_of(Options(weights=str(tmp_path)), 512), Tokenizer(512)
+    assert isinstance(own, CheckpointTokenizer)
+    messages = [("system", "be brief"), ("user", "a < b <300>\n")]
+    assert own.chat(messages) == plain.chat(messages)
+    text = "hello <0x3C> there"
+    assert own.encode(text) == plain.encode(text)
+    tokens = [72, 300, 195, 188, 10]
+    detokenizer = own.detokenizer()
+    assert "".join(detokenizer.add([token]) for token in tokens) == own.decode(tokens) == plain.decode(tokens)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(LaunchError, match="cannot be read"):
+        CheckpointTokenizer(tmp_path, 512)
+
+
+def test_characters_of_several_tokens_come_whole():
+    whole = "aé€😀b".encode()
+    detokenizer = Detokenizer(lambda tokens: bytes(tokens).decode(errors="replace"))
+    parts = [detokenizer.add([token]) for token in whole]
+    assert "".join(parts) == "aé€😀b"
+    assert "\ufffd" not in "".join(parts)

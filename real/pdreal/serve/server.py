@@ -5,11 +5,13 @@ import logging
 import signal
 from collections.abc import Callable
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 from pdreal.launcher import Launcher
 from pdreal.model.config import model_config
 from pdreal.options import Options
+from pdreal.serve.checkpoint_tokenizer import FILE, CheckpointTokenizer
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
 from pdreal.serve.room import Room
@@ -79,12 +81,20 @@ def service_of(
     return Service(
         cluster=launcher,
         model_name=model_name,
-        tokenizer=Tokenizer(model.vocab_size),
+        tokenizer=tokenizer_of(options, model.vocab_size),
         room=Room.of(scenario, model.max_context_tokens),
         page_size=scenario.page_size,
         metrics=Metrics(model_name),
         entrance=entrance,
     )
+
+
+def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTokenizer:
+    """The checkpoint's own, if it has one. Raises LaunchError if it cannot be read."""
+    folder = Path(options.weights)
+    if (folder / FILE).is_file():
+        return CheckpointTokenizer(folder, vocab_size)
+    return Tokenizer(vocab_size)
 
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pdreal.model.draw import Logprobs
 from pdreal.requests import Sampling
+from pdreal.serve.checkpoint_tokenizer import CheckpointTokenizer
 from pdreal.serve.fields import RefusedError, Wanted, unavailable
 from pdreal.serve.metrics import Meter, Metrics
 from pdreal.serve.room import Room
@@ -90,7 +91,7 @@ class Service(NamedTuple):
 
     cluster: "Launcher"
     model_name: str
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | CheckpointTokenizer
     room: Room
     page_size: int
     metrics: Metrics
