@@ -1,0 +1,351 @@
+"""Hold pdsim's instances and router to what SGLang's did: python compare.py [LOAD ...]
+
+Each instance is told what its twin was told, in the same iteration of its loop, and steps last as long as in the log.
+Then all that it decides must be the same, in order: who is admitted, resumed, merged, retracted, which tokens of which
+prompts a forward computes, who is in a decode step, and how many pages are free and evictable beside it. What comes
+behind a first difference follows from it, and is not compared.
+"""
+
+import gzip
+import json
+import random
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from loads import LOADS, Load, Role, Servers
+
+from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.messages import (
+    Arrival,
+    Command,
+    DecodeStep,
+    Failed,
+    Finished,
+    FirstToken,
+    KvArrived,
+    KvGranted,
+    KvSent,
+    LoadKv,
+    NewRequest,
+    PrefillDone,
+    PrefillStep,
+    Retracted,
+    Send,
+    Step,
+    StepResult,
+    Wait,
+)
+from pdsim.core.page_pool import PagePool
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.radix_cache import RadixCache
+from pdsim.core.router import RoleRouter, Router
+from pdsim.core.send_planner import SendPlanner
+from pdsim.core.sequence import TokenIds
+from pdsim.core.transfer_plan import RankPairLayout
+from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
+from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
+from pdsim.policy.routing import RoundRobin
+
+LOGS = Path(__file__).parent / "logs"
+Instance = PrefillInstance | DecodeInstance | AggregatedInstance
+Row = list[Any]
+CHECKS = 1_000_000
+"""Ids of requests with which the server looks whether it is well."""
+FEW = 32
+"""With so few running requests, decode of SGLang 0.5.12 has slots for twice as many more."""
+
+
+@dataclass
+class Outcome:
+    num_compared: int = 0
+    num_differing: int = 0
+    difference: str = ""
+    """The first one."""
+    num_left: int = 0
+    """Decisions behind the first difference."""
+
+
+class DifferenceError(Exception):
+    pass
+
+
+@dataclass
+class Log:
+    load: Load
+    sent: list[Row]
+    instances: dict[str, list[Row]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str) -> "Log":
+        text = gzip.decompress((LOGS / f"{name}.jsonl.gz").read_bytes()).decode()
+        for i, check in enumerate(dict.fromkeys(re.findall(r"HEALTH_CHECK_[\d.]+", text))):
+            text = text.replace(check, f"r{CHECKS + i}")
+        rows = [json.loads(line) for line in text.splitlines()]
+        log = cls(LOADS[name], [row[1:] for row in rows if row[0] == "request"])
+        for instance, of_one in groupby((row for row in rows if row[0] != "request"), key=lambda row: row[0]):
+            log.instances[instance] = [row[1:] for row in of_one]
+        return log
+
+    def prompts(self) -> list[TokenIds]:
+        return [TokenIds(request.prompt) for request in self.load.requests(random.Random(7))]
+
+
+def cache(role: Role, page_size: int, *, radix: bool) -> KvCache:
+    pool = PagePool(role.max_total_tokens // page_size)
+    return KvCache(pool, page_size, RadixCache(pool, page_size, LeastRecentlyUsed()) if radix else None)
+
+
+def twin(name: str, servers: Servers) -> Instance:
+    """The instance of that name, with the settings of its server."""
+    page_size, role = servers.page_size, servers.prefill
+    if name.startswith("decode"):
+        assert servers.decode is not None
+        role = servers.decode
+        return DecodeInstance(
+            name,
+            cache=cache(role, page_size, radix=role.radix),
+            limits=DecodeLimits(
+                max_running_requests=role.max_running_requests,
+                extra_slots=2 * role.max_running_requests if role.max_running_requests <= FEW else 0,
+                saves_retracted=True,
+            ),
+            admission_policy=ReserveDecodeTokens(role.num_reserved_decode_tokens),
+            preemption_policy=FewestOutputsFirst(),
+        )
+    if name.startswith("prefill"):
+        layout = RankPairLayout(page_size=page_size, page_bytes=page_size, num_planes=4)
+        return PrefillInstance(
+            name,
+            cache=cache(role, page_size, radix=role.radix),
+            limits=PrefillLimits(
+                max_running_requests=role.max_running_requests,
+                chunked_prefill_tokens=role.chunked_prefill_size,
+                max_prefill_tokens=role.max_prefill_tokens,
+                overlap=False,
+            ),
+            policy=FirstComeFirstServed(),
+            planner=SendPlanner(name, layout, EveryChunk()),
+        )
+    return AggregatedInstance(
+        name,
+        cache=cache(role, page_size, radix=role.radix),
+        limits=AggregatedLimits(
+            max_running_requests=role.max_running_requests,
+            chunked_prefill_tokens=role.chunked_prefill_size,
+            max_prefill_tokens=role.max_prefill_tokens,
+            overlap=False,
+        ),
+        policy=FirstComeFirstServed(),
+        preemption_policy=FewestOutputsFirst(),
+    )
+
+
+DECISIONS = ("admitted", "resumed", "merged", "retracted", "failed")
+
+
+class Replay:
+    """One instance, and the log of its twin."""
+
+    def __init__(self, name: str, log: Log) -> None:
+        self.rows = log.instances[name]
+        self.instance = twin(name, log.load.servers)
+        self.prompts = log.prompts()
+        self.outcome = Outcome()
+        self.is_decode = isinstance(self.instance, DecodeInstance)
+        self.new: dict[str, NewRequest] = {}
+        self.made: dict[str, deque[Any]] = {what: deque() for what in DECISIONS}
+        """What the instance decided, and the log has not said yet."""
+        self.ends_at_once = {rid for row in self.rows if row[2] == "merged" for rid, ends in row[3] if ends}
+        self.back: set[str] = set()
+        """Requests that were retracted."""
+
+    def run(self) -> Outcome:
+        iterations = [(i, list(rows)) for i, rows in groupby(self.rows, key=lambda row: row[0])]
+        last = -1
+        try:
+            for i, rows in iterations:
+                if i > last + 1 and last >= 0:
+                    self.iterate([])
+                self.iterate(rows)
+                last = i
+        except DifferenceError as difference:
+            self.outcome.num_differing = 1
+            self.outcome.difference = f"iteration {i}: {difference}"
+            self.outcome.num_left = sum(_num_decisions(row) for row in self.rows if row[0] > i)
+        return self.outcome
+
+    def iterate(self, rows: list[Row]) -> None:
+        now_ns = round(rows[0][1] * 1e9) if rows else 0
+        said = [row for row in rows if row[2] in {"prefill", "decode"}]
+        for row in rows:
+            self.tell(row, now_ns)
+        step, commands = self.instance.next_step(now_ns)
+        for command in commands:
+            self.note(command)
+        for row in rows:
+            self.check(row)
+        self.check_step(step, said[0] if said else None)
+        if not isinstance(step, Wait):
+            ended = [(rid, output) for row in rows if row[2] == "ended" for rid, output in row[3]]
+            ended = [(int(rid[1:]), TokenIds(output)) for rid, output in ended if rid not in self.ends_at_once]
+            for command in self.instance.on_step_done(step, StepResult(ended=tuple(ended)), now_ns):
+                if not isinstance(command, FirstToken):
+                    self.note(command)
+        for row in rows:
+            if row[2] == "sent":
+                for rid in row[3]:
+                    self.instance.on_message(KvSent(int(rid[1:])), now_ns)
+
+    def tell(self, row: Row, now_ns: int) -> None:
+        """Pass on what its twin was told before it chose a step."""
+        what, told = row[2], row[3]
+        if what == "new":
+            i = int(told[1:])
+            prompt = TokenIds([0] * row[4]) if i >= CHECKS else self.prompts[i]
+            self.new[told] = NewRequest(i, now_ns + len(self.new), prompt, row[5], "prefill", "decode")
+            if not self.is_decode:
+                self.instance.on_message(self.new[told], now_ns)
+        elif what == "met":
+            for rid in told:
+                self.instance.on_message(self.new[rid], now_ns)
+        elif what == "granted":
+            for rid in told:
+                num_pages = -(-len(self.new[rid].prompt) // self.instance.page_size)
+                self.instance.on_message(KvGranted(int(rid[1:]), 0, tuple(range(1, num_pages + 1))), now_ns)
+        elif what == "arrived":
+            for rid in told:
+                self.instance.on_message(KvArrived(int(rid[1:]), rid in self.ends_at_once), now_ns)
+
+    def note(self, command: Command) -> None:
+        match command:
+            case Send(_, KvGranted(i, num_cached_tokens, _)):
+                self.made["admitted"].append([f"r{i}", num_cached_tokens])
+            case LoadKv(i, _):
+                self.made["resumed"].append(f"r{i}")
+            case FirstToken(i) if self.is_decode:
+                self.made["merged"].append(f"r{i}")
+            case Retracted(i):
+                self.made["retracted"].append(f"r{i}")
+            case Failed(i):
+                self.made["failed"].append(f"r{i}")
+
+    def check(self, row: Row) -> None:
+        """Of those merged, who comes back is in the batch of the next step."""
+        what = row[2]
+        if what not in DECISIONS:
+            return
+        said = [row[3]] if what == "failed" else row[3]
+        if what == "merged":
+            said = [rid for rid, _ in said if rid not in self.back]
+        for one in said:
+            self.outcome.num_compared += 1
+            if what == "retracted":
+                self.back.add(one)
+            made = self.made[what].popleft() if self.made[what] else "nobody"
+            if made != one:
+                raise DifferenceError(f"{what}: SGLang {one}, pdsim {made}")
+
+    def check_step(self, step: Step | Wait, said: Row | None) -> None:
+        what, expected = ("nothing", []) if said is None else (said[2], said[3])
+        found, members = "nothing", []
+        if isinstance(step, PrefillStep):
+            found = "prefill"
+            members = [[f"r{c.request_id}", c.num_context_tokens, c.num_tokens] for c in step.chunks]
+        elif isinstance(step, DecodeStep):
+            assert not isinstance(self.instance, PrefillInstance)
+            found, members = "decode", [f"r{request.request_id}" for request in self.instance.batch.requests()]
+        if what == found == "decode" and self.back:
+            expected, members = sorted(expected), sorted(members)  # a retraction leaves SGLang's batch sorted
+        self.outcome.num_compared += said is not None
+        if (found, members) != (what, expected):
+            raise DifferenceError(f"SGLang {what} {expected}, pdsim {found} {members}")
+        if said is not None:
+            self.outcome.num_compared += 1
+            page_size = self.instance.page_size
+            _, evictable, free = self.instance.cache.levels()
+            found_tokens = [free * page_size, evictable * page_size]
+            if found_tokens != said[4:]:
+                raise DifferenceError(f"free and evictable: SGLang {said[4:]}, pdsim {found_tokens}")
+
+
+class Routes:
+    """The router of pairs, and whom SGLang's chose. Its first choice is where turns begin."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.chosen = {row[3]: {} for rows in log.instances.values() for row in rows if row[2] == "new"}
+        for instance, rows in log.instances.items():
+            for row in rows:
+                if row[2] == "new":
+                    self.chosen[row[3]][instance.partition("-")[0]] = instance
+        self.policies: dict[str, RoundRobin] = {}
+        for role in ("prefill", "decode"):
+            self.policies[role] = RoundRobin()
+        self.roles = {
+            role: RoleRouter([name for name in log.instances if name.startswith(role)], policy)
+            for role, policy in self.policies.items()
+        }
+        self.router = Router(prefill=self.roles["prefill"], decode=self.roles["decode"])
+
+    def run(self) -> Outcome:
+        outcome, prompts = Outcome(), self.log.prompts()
+        events = [(sent_s, 1, int(rid[1:])) for rid, sent_s, _, _ in self.log.sent]
+        events += [(end_s, 0, int(rid[1:])) for rid, _, end_s, _ in self.log.sent]
+        for time_s, comes, i in sorted(events):
+            now_ns = round(time_s * 1e9)
+            if not comes:
+                self.router.on_message(PrefillDone(i), now_ns)
+                self.router.on_message(Finished(i), now_ns)
+                continue
+            chosen = self.chosen[f"r{i}"]
+            if not outcome.num_compared:
+                for role, policy in self.policies.items():
+                    for _ in range(int(chosen[role].partition("-")[2])):
+                        policy.pick(prompts[i], self.roles[role])
+            (to_decode, _) = self.router.on_message(Arrival(i, prompts[i], 1), now_ns)
+            assert isinstance(to_decode, Send)
+            new = to_decode.message
+            assert isinstance(new, NewRequest)
+            outcome.num_compared += 2
+            found = {"prefill": new.prefill_id, "decode": new.decode_id}
+            if found != chosen:
+                outcome.num_differing += 1
+                outcome.difference = outcome.difference or f"r{i}: SGLang {chosen}, pdsim {found}"
+        return outcome
+
+
+def _num_decisions(row: Row) -> int:
+    if row[2] in {"prefill", "decode"}:
+        return 2
+    return len(row[3]) if row[2] in DECISIONS else 0
+
+
+def compare(name: str) -> Iterator[tuple[str, Outcome]]:
+    log = Log.of(name)
+    for instance in log.instances:
+        yield instance, Replay(instance, log).run()
+    if log.load.comes_in_order:
+        yield "router", Routes(log).run()
+
+
+def main() -> None:
+    print("| load | instance | decisions compared | differing | not compared |")
+    print("|---|---|---|---|---|")
+    for name in sys.argv[1:] or [name for name in LOADS if (LOGS / f"{name}.jsonl.gz").exists()]:
+        for instance, outcome in compare(name):
+            print(f"| {name} | {instance} | {outcome.num_compared} | {outcome.num_differing} | {outcome.num_left} |")
+            if outcome.difference:
+                print("   ", outcome.difference)
+
+
+if __name__ == "__main__":
+    main()

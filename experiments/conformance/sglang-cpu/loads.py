@@ -1,0 +1,147 @@
+"""The loads: servers, and the requests that they get. Everything is drawn from seeds."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+VOCABULARY = 2048
+STOPPED = 0.5
+"""Part of the requests that some tokens end."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """Instances of one role, by SGLang's names."""
+
+    max_total_tokens: int = 8192
+    chunked_prefill_size: int = 8192
+    max_running_requests: int = 64
+    radix: bool = True
+    max_prefill_tokens: int = 16384
+    num_reserved_decode_tokens: int = 512
+
+    def arguments(self, role: str) -> list[str]:
+        arguments = ["--max-total-tokens", str(self.max_total_tokens)]
+        arguments += ["--max-running-requests", str(self.max_running_requests)]
+        arguments += ["--chunked-prefill-size", str(self.chunked_prefill_size)]
+        arguments += ["--max-prefill-tokens", str(self.max_prefill_tokens)]
+        if role == "decode":
+            arguments += ["--num-reserved-decode-tokens", str(self.num_reserved_decode_tokens)]
+            return arguments + ["--disaggregation-decode-enable-radix-cache"] * self.radix
+        return arguments + ["--disable-radix-cache"] * (not self.radix)
+
+
+@dataclass(frozen=True)
+class Servers:
+    page_size: int
+    prefill: Role
+    """Of an aggregated server, all."""
+    decode: Role | None = None
+    num_each: int = 1
+
+    @property
+    def is_aggregated(self) -> bool:
+        return self.decode is None
+
+
+@dataclass(frozen=True)
+class Request:
+    at_s: float
+    prompt: list[int]
+    max_new_tokens: int
+    stop_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Load:
+    servers: Servers
+    requests: Callable[[random.Random], list[Request]]
+    comes_in_order: bool = False
+    """A router sees its requests one after another."""
+
+
+def _tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(16, VOCABULARY - 16) for _ in range(count)]
+
+
+def poisson(
+    count: int,
+    rate: float,
+    prompts: tuple[int, int],
+    outputs: tuple[int, int],
+    *,
+    prefixes: int = 0,
+    prefix_tokens: tuple[int, int] = (0, 0),
+    burst: int = 1,
+    spacing_s: float = 0,
+) -> Callable[[random.Random], list[Request]]:
+    """Bursts of requests at random instants. Of each prompt, part may be one of some prefixes."""
+
+    def make(draw: random.Random) -> list[Request]:
+        stems = [_tokens(draw, prefix_tokens[1]) for _ in range(prefixes)]
+        requests, at_s = [], 0.0
+        for i in range(count):
+            if i % burst == 0:
+                at_s += max(spacing_s, draw.expovariate(rate / burst))
+            stem = draw.choice(stems)[: draw.randint(*prefix_tokens)] if stems else []
+            prompt = stem + _tokens(draw, draw.randint(*prompts))
+            stops = draw.sample(range(VOCABULARY), 20) if draw.random() < STOPPED else []
+            requests.append(Request(round(at_s, 4), prompt, draw.randint(*outputs), stops))
+        return requests
+
+    return make
+
+
+_ROUTED = poisson(100, 8, (8, 120), (4, 30), prefixes=6, prefix_tokens=(60, 400), spacing_s=0.03)
+_SHARED = poisson(120, 12, (4, 200), (2, 40), prefixes=6, prefix_tokens=(20, 300))
+_LONG = poisson(50, 4, (50, 1500), (2, 24))
+_SHORT = poisson(250, 60, (1, 40), (1, 12), burst=25)
+_OUTPUTS = poisson(60, 12, (20, 200), (60, 250), burst=6)
+_TURNS = poisson(150, 15, (1, 90), (8, 60), prefixes=3, prefix_tokens=(100, 500), burst=5)
+
+
+_BACK = Role(radix=False)
+AGGREGATED_TIGHT = Servers(1, Role(max_total_tokens=2500, chunked_prefill_size=512, max_running_requests=32))
+AGGREGATED_PAGES = Servers(16, Role(max_total_tokens=4096, chunked_prefill_size=256, max_running_requests=32))
+AGGREGATED_OFF = Servers(
+    64, Role(max_total_tokens=4096, chunked_prefill_size=2048, max_running_requests=16, radix=False)
+)
+PAIR = Servers(1, Role(max_total_tokens=6000), _BACK)
+PAIR_CHUNKS = Servers(64, Role(chunked_prefill_size=512, max_total_tokens=6400), Role(max_total_tokens=8192))
+PAIR_TIGHT = Servers(
+    1,
+    Role(max_total_tokens=2000, max_running_requests=8, chunked_prefill_size=1024),
+    Role(max_total_tokens=3000, max_running_requests=24, num_reserved_decode_tokens=16, radix=False),
+)
+PAIR_TIGHT_PAGES = Servers(
+    16,
+    Role(max_total_tokens=2048, max_running_requests=6, chunked_prefill_size=256),
+    Role(max_total_tokens=3200, max_running_requests=24, num_reserved_decode_tokens=16, radix=False),
+)
+PAIR_OFF = Servers(
+    64,
+    Role(radix=False, max_total_tokens=4096),
+    Role(max_total_tokens=4096, radix=False, num_reserved_decode_tokens=64),
+)
+TWO_EACH = Servers(16, Role(chunked_prefill_size=512, max_total_tokens=4096), Role(num_reserved_decode_tokens=64), 2)
+
+LOADS = {
+    "aggregated-shared": Load(AGGREGATED_TIGHT, _SHARED),
+    "aggregated-retraction": Load(AGGREGATED_TIGHT, _OUTPUTS),
+    "aggregated-pages-shared": Load(AGGREGATED_PAGES, _TURNS),
+    "aggregated-pages-chunks": Load(AGGREGATED_PAGES, _LONG),
+    "aggregated-pages-retraction": Load(AGGREGATED_PAGES, _OUTPUTS),
+    "aggregated-no-radix": Load(AGGREGATED_OFF, _OUTPUTS),
+    "pair-shared": Load(PAIR, _SHARED),
+    "pair-short": Load(PAIR, _SHORT),
+    "pair-chunks": Load(PAIR_CHUNKS, _LONG),
+    "pair-chunks-turns": Load(PAIR_CHUNKS, _TURNS),
+    "pair-retraction": Load(PAIR_TIGHT, _OUTPUTS),
+    "pair-small-pools": Load(PAIR_TIGHT, _SHARED),
+    "pair-pages-retraction": Load(PAIR_TIGHT_PAGES, _OUTPUTS),
+    "pair-pages-small-pools": Load(PAIR_TIGHT_PAGES, _TURNS),
+    "pair-no-radix": Load(PAIR_OFF, _OUTPUTS),
+    "pair-no-radix-bursts": Load(PAIR_OFF, _SHORT),
+    "two-each-round-robin": Load(TWO_EACH, _ROUTED, comes_in_order=True),
+    "two-each-chunks": Load(TWO_EACH, _LONG),
+}
