@@ -56,5 +56,5 @@ def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[flo
 
 
 def skew_of(of_gpus: list[float]) -> float:
-    """The busiest over the mean, beyond 1."""
-    return max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1
+    """The busiest over the mean, beyond 1; sums may be rounded below their mean."""
+    return max(0.0, max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1)

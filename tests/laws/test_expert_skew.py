@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
@@ -56,6 +56,7 @@ def test_the_busiest_gpu_counts_in_every_round():
     assert models[1].decode_line(16) == models[0].decode_line(16, 32.0)
 
 
+@example(2e-16, 32, 0)
 @given(SKEWS, st.sampled_from([2, 4, 8, 32]), st.integers(0, 12))
 @examples(60)
 def test_a_balancer_keeps_all_tokens_and_adds_no_skew(skew: float, num_gpus: int, more: int):
