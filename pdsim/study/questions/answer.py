@@ -92,6 +92,8 @@ COLUMNS = {
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_RANGES_SHOWN = 4
+"""Ranges that are said in words, of the first columns."""
 SATURATED = "saturated"
 """The remark of a row that therefore has no latency."""
 
@@ -162,7 +164,7 @@ class Answer:
         found = next((row.ranges for row in self.rows if row.arm == self.winner), {})
         ranges = [
             f"{self.title(name).replace(',', '')} {number(least)} to {number(most)}"
-            for name, (least, most) in found.items()
+            for name, (least, most) in list(found.items())[:_RANGES_SHOWN]
         ]
         return [f"'{self.winner}' between the fastest and the slowest: {', '.join(ranges)}."] if ranges else []
 
