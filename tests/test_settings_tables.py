@@ -40,6 +40,7 @@ BY_USE = {
     "Preemption on decode": protocols.PreemptionPolicy,
     "Eviction": protocols.EvictionPolicy,
     "Routing": protocols.RoutingPolicy,
+    "Scaling": protocols.ScalingPolicy,
     "Disaggregation": protocols.DisaggregationPolicy,
     "Shedding": protocols.SheddingPolicy,
     "Arrivals": Arrivals,

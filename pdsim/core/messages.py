@@ -229,6 +229,49 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceSeen:
+    """One instance, as an autoscaler sees it."""
+
+    instance_id: str
+    num_requests: int
+    """Routed there and not done."""
+    num_queued: int
+    page_use: float
+    """Share of its pages that requests hold; on decode what several share counts for each."""
+    is_empty: bool
+    """It holds nothing of any request, nor is anything on its way to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """To the autoscaler: the instances, and what has happened since the run began."""
+
+    instances: tuple[InstanceSeen, ...]
+    num_arrived: int
+    num_arrived_tokens: int
+    """Of their prompts."""
+    num_finished: int
+    num_output_tokens: int
+    """Of those that have finished; as are the next, summed up."""
+    ttft_ns: int
+    tpot_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Autoscaler to router: this instance takes requests from now on, with nothing in its caches."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Autoscaler to router: send no more requests to this instance; those that it has, it ends."""
+
+    instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class FlushCache:
     """Client to router, router to every instance: forget what is cached and nobody uses."""
 
@@ -320,7 +363,8 @@ RequestMessage = (
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
-Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | Woken | FlushCache
+ScalingMessage = ClusterSeen | Serve | Drain
+Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | ScalingMessage | Woken | FlushCache
 
 
 @dataclass(frozen=True, slots=True)

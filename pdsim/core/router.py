@@ -120,6 +120,16 @@ class RoleRouter:
             if self._remembered:
                 self._remembered[instance_id] = PromptMemory(MEMORY_TOKENS)
 
+    def drain(self, instance_id: str) -> None:
+        """Offer it no more; what it has, it ends."""
+        if instance_id in self._loads:
+            self._down.add(instance_id)
+
+    def serve(self, instance_id: str) -> None:
+        """Offer it again, with nothing in its cache."""
+        self.mark_down(instance_id)
+        self.mark_up(instance_id)
+
     def forget(self) -> list[m.Command]:
         """Forget the content of the caches, and have instances forget it, too."""
         self._remembered = {}
@@ -233,6 +243,12 @@ class Router:
                 return [command for instances in self.roles.values() for command in instances.forget()]
             case m.Woken():
                 return self._try_due(now_ns)
+            case m.Serve():
+                for instances in self.roles.values():
+                    instances.serve(message.instance_id)
+            case m.Drain():
+                for instances in self.roles.values():
+                    instances.drain(message.instance_id)
             case m.PeerDown():
                 return self._on_down(message, now_ns)
             case m.PeerUp():

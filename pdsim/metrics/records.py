@@ -128,6 +128,16 @@ class HostCopyRecord(NamedTuple):
     """Bytes of all ranks together."""
 
 
+class ServerRecord(NamedTuple):
+    """The state of one server of an elastic cluster from time_ns on, until its next record."""
+
+    server: int
+    time_ns: int
+    role: str
+    """Empty: it is off."""
+    state: str
+
+
 class LevelRecord(NamedTuple):
     """The state of one instance from time_ns on, until its next record."""
 
@@ -146,3 +156,5 @@ class RunRecords:
     token_gaps: list[TokenGap] = field(default_factory=list)
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Empty without host caches."""
+    servers: list[ServerRecord] = field(default_factory=list)
+    """Empty unless the cluster is elastic."""

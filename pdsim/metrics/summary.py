@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any, Literal
 
 from pdsim.metrics.distribution import Run, RunSamples, Samples
-from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, StepRecord
+from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
 _MS = 1e6
 _S = 1e9
@@ -150,6 +150,27 @@ def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[
         "host_hit_tokens": page_size * sum(load.num_pages for load in loads),
         "host_loaded_bytes": sum(load.num_bytes for load in loads),
         "host_written_bytes": sum(write.num_bytes for write in writes),
+    }
+
+
+def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) -> dict[str, Any]:
+    """Fields of an elastic cluster, whose servers have so many GPUs each."""
+    by_server: dict[int, list[ServerRecord]] = {}
+    for row in servers:
+        by_server.setdefault(row.server, []).append(row)
+    on_ns = switches = starts = stops = 0
+    for rows in by_server.values():
+        for row, after in pairwise(rows):
+            on_ns += (min(after.time_ns, end_ns) - min(row.time_ns, end_ns)) if row.role else 0
+            starts += not row.role
+            stops += not after.role
+            switches += "" != row.role != after.role != ""
+        on_ns += max(0, end_ns - rows[-1].time_ns) if rows[-1].role else 0
+    return {
+        "gpu_hours": num_gpus * on_ns / _S / 3600,
+        "role_switches": switches,
+        "servers_started": starts,
+        "servers_stopped": stops,
     }
 
 

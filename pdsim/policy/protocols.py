@@ -14,6 +14,7 @@ from pdsim.policy.views import (
     PairView,
     PrefillView,
     RoutingView,
+    ScalingView,
     SendingPrefill,
     SheddingView,
     TokenSequence,
@@ -111,4 +112,19 @@ class DisaggregationPolicy(Protocol):
 
     def is_remote(self, prompt: TokenSequence, view: PairView) -> bool:
         """True: a prefill instance computes it, and sends the KV."""
+        ...
+
+
+class Servers(NamedTuple):
+    """How many servers are to have each role."""
+
+    prefill: int
+    decode: int
+
+
+class ScalingPolicy(Protocol):
+    """Decides how many servers prefill and decode, at each interval of an autoscaler."""
+
+    def servers(self, view: ScalingView) -> Servers:
+        """At least one of each role, and at most view.max_servers together."""
         ...

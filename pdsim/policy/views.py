@@ -240,3 +240,60 @@ class PairView(Protocol):
 
     @property
     def prefill(self) -> Sequence[InstanceLoad]: ...
+
+
+class RoleSeen(Protocol):
+    """The servers of one role as a scaling policy sees them."""
+
+    @property
+    def num_servers(self) -> int:
+        """That have the role, or are to have it: they start, or switch to it."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """At those that serve or drain: routed there and not done."""
+        ...
+
+    @property
+    def num_queued(self) -> int: ...
+    @property
+    def page_use(self) -> float:
+        """Mean share of their pages that requests hold."""
+        ...
+
+
+class ScalingView(Protocol):
+    """What an autoscaler sees: the servers of both roles, and what has happened since it last decided."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def interval_ns(self) -> int: ...
+    @property
+    def max_servers(self) -> int:
+        """Of both roles together."""
+        ...
+
+    @property
+    def prefill(self) -> RoleSeen: ...
+    @property
+    def decode(self) -> RoleSeen: ...
+    @property
+    def num_arrived(self) -> int: ...
+    @property
+    def num_arrived_tokens(self) -> int: ...
+    @property
+    def num_finished(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int:
+        """Of those that finished."""
+        ...
+
+    @property
+    def mean_ttft_ns(self) -> float:
+        """Of those that finished; 0 if none did."""
+        ...
+
+    @property
+    def mean_tpot_ns(self) -> float: ...

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 
+from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.receiver import Receiver
@@ -14,7 +15,7 @@ from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
-from pdsim.scenario.machines import build_agents, build_instances, build_monitor, build_router
+from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
 from pdsim.scenario.room import check_requests, require_room_for_run
 from pdsim.scenario.schema import DecodingSettings, FrontEndSettings, HostSettings, Scenario
 from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resolve, roles
@@ -37,6 +38,8 @@ class Cluster:
     router: Router
     monitor: HealthMonitor | None
     """Watches the instances, if anybody does."""
+    autoscaler: Autoscaler | None
+    """None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
     """Host times of the loops of prefill instances."""
@@ -81,6 +84,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         agents=build_agents(scenario),
         router=build_router(scenario),
         monitor=None if scenario.health is None else build_monitor(scenario, scenario.health),
+        autoscaler=None if scenario.elastic is None else build_autoscaler(scenario, scenario.elastic),
         costs={i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids},
         hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
         host_copies=None if is_aggregated else wiring.host_copies(scenario),

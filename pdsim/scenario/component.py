@@ -27,6 +27,7 @@ from pdsim.policy.protocols import (
     PreemptionPolicy,
     PrefillPolicy,
     RoutingPolicy,
+    ScalingPolicy,
     SheddingPolicy,
     TransferPolicy,
 )
@@ -104,6 +105,10 @@ BUILT_IN: dict[Any, dict[str, str]] = {
     DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.disaggregation:PrefixBased",
         "length_and_queue": "pdsim.policy.disaggregation:LengthAndQueue",
+    },
+    ScalingPolicy: {
+        "load_thresholds": "pdsim.policy.scaling:LoadThresholds",
+        "forecast": "pdsim.policy.scaling:Forecast",
     },
     SheddingPolicy: {
         "queue_limit": "pdsim.policy.shedding:QueueLimit",

@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
+from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
@@ -17,10 +18,10 @@ from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
 from pdsim.core.vllm_decode_instance import RecomputeLimits, VllmDecodeInstance
 from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
-from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.schema import DecodingSettings, Scenario
+from pdsim.scenario.schema import DecodingSettings, ElasticSettings, Scenario
 from pdsim.scenario.sizing import attention_waves, kv_cache, roles
 from pdsim.system.memory import Role
 
@@ -32,6 +33,8 @@ def state_machines(scenario: Scenario) -> dict[str, Instance | TakesMessages]:
     """Fresh state machines of a resolved scenario by name: what its journal replays on."""
     machines: dict[str, Instance | TakesMessages] = {i.instance_id: i for i in build_instances(scenario)}
     machines |= {a.instance_id: a for a in build_agents(scenario)} | {"router": build_router(scenario)}
+    if scenario.elastic is not None:
+        machines[Autoscaler.instance_id] = build_autoscaler(scenario, scenario.elastic)
     if scenario.health is not None:
         machines[HealthMonitor.instance_id] = build_monitor(scenario, scenario.health)
     return machines
@@ -197,6 +200,27 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
+def _initial(scenario: Scenario) -> Servers:
+    """The first servers prefill, the next decode, the others are off."""
+    prefill, decode = scenario.pair
+    return Servers(prefill.instances, decode.instances)
+
+
+def build_autoscaler(scenario: Scenario, elastic: ElasticSettings) -> Autoscaler:
+    return Autoscaler(
+        initial=_initial(scenario),
+        max_servers=scenario.max_servers,
+        times=ScalingTimes(
+            interval_ns=elastic.interval,
+            start_up_ns=elastic.start_up,
+            switch_ns=elastic.switch,
+            drain_timeout_ns=elastic.drain_timeout,
+        ),
+        policy=deepcopy(elastic.policy),
+        router_id=Router.instance_id,
+    )
+
+
 def build_router(scenario: Scenario) -> Router:
     """It tries nothing again without a health section."""
     settings, health = scenario.router, scenario.health
@@ -216,6 +240,13 @@ def build_router(scenario: Scenario) -> Router:
         prefill, decode = role("aggregated", settings.prefill), None
     else:
         prefill, decode = role("prefill", settings.prefill), role("decode", settings.decode)
+    if scenario.elastic is not None and decode is not None:
+        first, _ = initial = _initial(scenario)
+        for i in range(scenario.max_servers):
+            if i >= first:
+                prefill.drain(f"prefill-{i}")
+            if not first <= i < sum(initial):
+                decode.drain(f"decode-{i}")
     return Router(
         prefill=prefill,
         decode=decode,

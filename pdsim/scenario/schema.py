@@ -21,10 +21,12 @@ from pdsim.policy.protocols import (
     PreemptionPolicy,
     PrefillPolicy,
     RoutingPolicy,
+    ScalingPolicy,
     SheddingPolicy,
     TransferPolicy,
 )
 from pdsim.policy.routing import CacheAware
+from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component, component_name
 from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
@@ -219,6 +221,22 @@ class StagingSettings(Section):
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
     transfer_latency: Duration | None = None
     """Time of a staged batch before its first byte; None: the engine's."""
+
+
+class ElasticSettings(Section):
+    """Servers that change their roles, start and stop. `instances` of prefill and decode are those at first."""
+
+    policy: Annotated[ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
+    max_servers: int | None = Field(default=None, ge=2)
+    """Servers of both roles together; None: as many as at first."""
+    interval: Duration = Field(default=180_000_000_000, gt=0)
+    """Time between two decisions (adjustment_interval of Dynamo's planner)."""
+    start_up: Duration = 120_000_000_000
+    """Time from the decision until a new server serves; its GPUs are paid for from the decision on."""
+    switch: Duration = 5_000_000_000
+    """Time from the moment that a server is drained until it serves in its new role."""
+    drain_timeout: Duration | None = Field(default=None, gt=0)
+    """A server that is not drained by then goes on in its old role; None: it has all the time it needs."""
 
 
 class NetworkSettings(Section):
@@ -529,6 +547,8 @@ class Scenario(Section):
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     priorities: dict[str, int] = Field(default={})
     """Priorities of classes of requests, the larger first; a class that is not here has 0."""
+    elastic: ElasticSettings | None = None
+    """None: servers keep their roles."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
     """Things that go wrong, and when."""
     health: HealthSettings | None = None
@@ -558,6 +578,34 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_be_elastic(self) -> "Scenario":
+        if self.elastic is None:
+            return self
+        if self.prefill is None or self.decode is None:
+            raise ValueError("elastic: servers of prefill and decode change roles; this cluster is aggregated")
+        pair, wrong = (self.prefill, self.decode), ""
+        if len({(servers.gpu, servers.tp) for servers in pair}) > 1:
+            wrong = "servers that change roles need the same gpu and tp in both"
+        elif any(servers.dp > 1 for servers in pair):
+            wrong = "dp: with data-parallel attention no server changes its role (as SGLang refuses)"
+        elif self.network.staging is not None:
+            wrong = "network.staging is for unequal tp; leave it out"
+        elif self.faults:
+            wrong = "faults: an elastic cluster has none here; leave one of the two out"
+        elif self.max_servers < (at_first := self.prefill.instances + self.decode.instances):
+            wrong = f"max_servers {self.max_servers} is less than the {at_first} servers at first"
+        if wrong:
+            raise ValueError(f"elastic: {wrong}")
+        return self
+
+    @property
+    def max_servers(self) -> int:
+        """Servers of prefill and decode together, at most."""
+        prefill, decode = self.pair
+        at_first = prefill.instances + decode.instances
+        return at_first if self.elastic is None else self.elastic.max_servers or at_first
+
+    @model_validator(mode="after")
     def _is_one_kind_of_cluster(self) -> "Scenario":
         roles = {"prefill": self.prefill, "decode": self.decode}
         given = [name for name, settings in roles.items() if settings is not None]
@@ -585,6 +633,8 @@ class Scenario(Section):
 
     @property
     def num_gpus(self) -> int:
+        if self.elastic is not None:
+            return self.max_servers * self.pair.prefill.tp
         roles = (self.prefill, self.decode, self.aggregated)
         return sum(servers.num_gpus for servers in roles if servers is not None)
 

@@ -8,7 +8,7 @@ from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
-from pdsim.scenario.sizing import instance_ids, layout_of
+from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_transport
 from pdsim.system.memory import Layout, Role
@@ -32,8 +32,8 @@ def interconnect(scenario: Scenario) -> Interconnect:
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     layout, staging = wire_of(scenario, prefill, decode), scenario.network.staging
     engine = transport(scenario)
-    sides = {"prefill": (instance_ids(scenario.pair.prefill, "prefill"), prefill)}
-    sides |= {"decode": (instance_ids(scenario.pair.decode, "decode"), decode)}
+    ids = roles(scenario)
+    sides = {"prefill": (ids["prefill"], prefill), "decode": (ids["decode"], decode)}
     return Interconnect(
         wire=layout,
         transport=engine,

@@ -167,6 +167,12 @@ class DecodeRun:
         delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - self._timeline.now_ns
         self._end = self._timeline.after(delay_ns, self._on_end, step, self._order)
 
+    @property
+    def num_done(self) -> int:
+        """Steps in progress that have ended before now, though the instance does not know yet."""
+        elapsed_ns = self._timeline.now_ns - self._start_ns
+        return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
+
     def cut_short(self) -> None:
         """The step in progress is the last."""
         num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
@@ -297,6 +303,10 @@ class Actor:
                 self._timeline.after(0, self._advance, order=self._order)
         elif self._decode.num_steps > 1:
             self._decode.cut_short()
+
+    @property
+    def num_steps_done(self) -> int:
+        return self._decode.num_done
 
     def kill(self) -> None:
         """Nothing more comes of what is under way."""

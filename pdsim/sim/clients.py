@@ -36,6 +36,8 @@ class Clients:
         """Attempts whose prompts are computed where they are decoded, until they are; none if all are."""
         self.on_sent: Callable[[int], None] | None = None
         """Called as a client sends a request, if anything can go wrong."""
+        self.on_ended: Callable[[RequestRecord], None] | None = None
+        """Called with each request that has ended, if an autoscaler looks."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,
@@ -178,6 +180,8 @@ class Clients:
     def _on_end(self, outcome: m.Finished | m.Failed) -> None:
         self.num_ended += 1
         record = self._recorder.on_end(outcome, self._timeline.now_ns)
+        if self.on_ended is not None:
+            self.on_ended(record)
         self._driver.on_end(outcome.request_id)
         if self._progress is not None and (self.num_ended % 32 == 0 or self.num_ended == self._num_requests):
             self._progress(self.num_ended)

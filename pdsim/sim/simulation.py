@@ -31,6 +31,7 @@ from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
+from pdsim.sim.scaling import Scaling
 from pdsim.sim.timeline import CHOICES, Timeline
 from pdsim.workload.request_spec import Streams
 
@@ -113,6 +114,7 @@ class Simulation:
         self._locksteps = self._make_locksteps()
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
+        self._scaling = self._make_scaling()
         self._faults: FaultInjector | None = None
         if cluster.scenario.health is not None:
             heartbeats = Heartbeats(self._timeline, cluster.scenario.health, life=self._life, report=self._report)
@@ -157,6 +159,25 @@ class Simulation:
         last = EventPriority(CHOICES + len(self._order))
         return {server: Lockstep(self._timeline, num, last) for server, num in num_ranks.items() if num > 1}
 
+    def _make_scaling(self) -> Scaling | None:
+        cluster = self._cluster
+        if cluster.autoscaler is None:
+            return None
+        scaling = Scaling(
+            self._timeline,
+            cluster.autoscaler,
+            recorded=self._recorded(cluster.autoscaler),
+            router=cluster.router,
+            instance=self.instance,
+            num_steps_done=lambda instance_id: self._actors[instance_id].num_steps_done,
+            records=self._recorder.records,
+            send=self._send,
+            on_started=lambda instance_id: cluster.costs[instance_id].restart(),
+            is_over=lambda: self._clients.num_ended == len(cluster.requests),
+        )
+        self._clients.on_ended = scaling.on_ended
+        return scaling
+
     def _cache_copies(self, instance: Any) -> CacheCopies | None:
         """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
         if (link := self._cluster.host_links.get(instance.instance_id)) is None:
@@ -184,6 +205,8 @@ class Simulation:
         self._clients.start()
         if self._faults is not None:
             self._faults.start()
+        if self._scaling is not None:
+            self._scaling.start()
         with garbage_collection_paused():
             self._timeline.run_all()
         return self.result()

@@ -51,6 +51,7 @@ def metrics() -> dict[str, Any]:
     summary = summarize(RunRecords(), extra={"events": 0})
     numbers = summary | summary.pop("pdsim")
     found = {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
+    found["gpu_hours"] = pa.float64()
     return {**found, "descriptors": pa.int64(), **{f"mean_{stage}_ms": pa.float64() for stage in STAGES}}
 
 
@@ -133,6 +134,7 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
     in_order = [*done, *(r for r in requests if r.outcome != "finished")]
     return {
         **summary,
+        "gpu_hours": summary["duration"] / 3600 * result.scenario.num_gpus,
         **summary["pdsim"],
         **means(result.records),
         "status": "ok",

@@ -48,6 +48,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     """Not resolved. Raises ConfigError."""
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
+    if scenario.elastic is not None:
+        raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:

@@ -131,7 +131,7 @@ OTHER = {
 }
 """Other values of every field of a pair of roles."""
 DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
-WHOLE = ("cost", "front_end", "aggregated")
+WHOLE = ("cost", "front_end", "aggregated", "elastic")
 """Sections whose fields are left aside as one, or that another test has."""
 
 

@@ -44,8 +44,8 @@ def attained(made):
     return {row.arm: row.estimates["attained"].mean / 100 for row in rows}
 
 
-OF_OWN_SCENARIOS = {"priorities", "local-prefill"}
-"""They need classes of requests, or vLLM's instances."""
+OF_OWN_SCENARIOS = {"priorities", "local-prefill", "elastic"}
+"""They need classes of requests, vLLM's instances, or time for changes."""
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ COLUMNS = {
     "attained": Column("meet SLO, %", read=_attained, is_latency=False, digits=4),
     "first": Column("first class meets SLO, %", read=_of_classes(first=True), is_latency=False, digits=4),
     "others": Column("others meet SLO, %", read=_of_classes(first=False), is_latency=False, digits=4),
+    "gpu_hours": Column("GPU-hours", "gpu_hours", is_latency=False),
     "failed": Column("failed", "failed", is_latency=False),
     "goodput": Column("goodput, requests/s, per GPU", read=_goodput, is_latency=False),
     "rate": Column("requests/s", "request_throughput", is_latency=False),

@@ -76,6 +76,7 @@ NAMES = (
     "capacity",
     "priorities",
     "local-prefill",
+    "elastic",
 )
 
 

@@ -1,0 +1,199 @@
+"""The autoscaler: gives servers their roles, starts and stops them, as a policy wants it.
+
+off        takes no GPU                                   the policy wants more -> starting
+starting   takes its GPUs, serves nobody yet              its time is over -> Serve
+serving    the router sends it requests                   the policy wants fewer of its role -> Drain
+draining   ends what it has                               it is empty -> FlushCache; then off, or starting anew
+
+Server k is the instance prefill-k or decode-k. A server that is not empty in time goes on serving in its old role, as
+with SGLang's mini_lb (pull request 28403): a switch drains first, keeps weights and pool, and drops the prefix cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pdsim.core import messages as m
+from pdsim.core.instance import PolicyError
+from pdsim.core.messages import ClusterSeen, Command, InstanceSeen, Message
+from pdsim.policy.protocols import ScalingPolicy, Servers
+
+OFF, STARTING, SERVING, DRAINING = "off", "starting", "serving", "draining"
+ROLES = ("prefill", "decode")
+
+
+NOTHING = InstanceSeen("", 0, 0, 0.0, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingTimes:
+    interval_ns: int
+    """From one decision to the next."""
+    start_up_ns: int
+    """From the decision until a new server serves."""
+    switch_ns: int
+    """From the moment that a server is empty until it serves in its new role."""
+    drain_timeout_ns: int | None = None
+    """A server that is not empty by then goes on in its old role; None: it has all the time it needs."""
+    poll_ns: int = 1_000_000_000
+    """Between two looks at servers that drain."""
+
+
+@dataclass(slots=True)
+class Server:
+    index: int
+    role: str
+    """Empty: it is off."""
+    state: str
+    next_role: str = ""
+    """Of one that drains; empty: it stops."""
+    due_ns: int = 0
+    """When one that starts is to serve, or by when one that drains must be empty."""
+
+    @property
+    def instance_id(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def goal(self) -> str:
+        return self.next_role if self.state == DRAINING else self.role
+
+
+@dataclass(slots=True)
+class Role:
+    """The servers of one role, as a scaling policy sees them."""
+
+    num_servers: int
+    num_requests: int = 0
+    num_queued: int = 0
+    page_use: float = 0.0
+
+
+class Autoscaler:
+    instance_id: ClassVar[str] = "autoscaler"
+
+    def __init__(
+        self, *, initial: Servers, max_servers: int, times: ScalingTimes, policy: ScalingPolicy, router_id: str
+    ) -> None:
+        roles = ["prefill"] * initial.prefill + ["decode"] * initial.decode
+        roles += [""] * (max_servers - len(roles))
+        self.servers = [Server(i, role, SERVING if role else OFF) for i, role in enumerate(roles)]
+        self.max_servers = max_servers
+        self.interval_ns = times.interval_ns
+        self.now_ns = 0
+        self.prefill = self.decode = Role(0)
+        self._times = times
+        self._policy = policy
+        self._router_id = router_id
+        self._decides_ns = times.interval_ns
+        self._totals = ClusterSeen((), 0, 0, 0, 0, 0, 0)
+        self._before = self._totals
+        """What it had seen when it last decided."""
+
+    # What a policy sees of the last interval.
+
+    @property
+    def num_arrived(self) -> int:
+        return self._totals.num_arrived - self._before.num_arrived
+
+    @property
+    def num_arrived_tokens(self) -> int:
+        return self._totals.num_arrived_tokens - self._before.num_arrived_tokens
+
+    @property
+    def num_finished(self) -> int:
+        return self._totals.num_finished - self._before.num_finished
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._totals.num_output_tokens - self._before.num_output_tokens
+
+    @property
+    def mean_ttft_ns(self) -> float:
+        return (self._totals.ttft_ns - self._before.ttft_ns) / max(1, self.num_finished)
+
+    @property
+    def mean_tpot_ns(self) -> float:
+        return (self._totals.tpot_ns - self._before.tpot_ns) / max(1, self.num_finished)
+
+    # What a driver calls.
+
+    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+        """Take a look at the cluster; the last command says when to look again."""
+        if not isinstance(message, ClusterSeen):
+            raise TypeError(f"an autoscaler does not take {message}")
+        self.now_ns = now_ns
+        self._totals = message
+        seen = {f"{role}-{i}": NOTHING for role in ROLES for i in range(self.max_servers)}
+        seen |= {instance.instance_id: instance for instance in message.instances}
+        commands: list[Command] = []
+        for server in self.servers:
+            if server.state == DRAINING:
+                self._look_at_draining(server, seen, commands)
+            if server.state == STARTING and server.due_ns <= now_ns:
+                server.state = SERVING
+                commands.append(self._tell(m.Serve(server.instance_id)))
+        if now_ns >= self._decides_ns:
+            self._decides_ns += self.interval_ns
+            self._decide(seen, commands)
+            self._before = message
+        return [*commands, m.WakeAt(self.instance_id, self._next_look_ns())]
+
+    def _next_look_ns(self) -> int:
+        looks = [self._decides_ns, *(server.due_ns for server in self.servers if server.state == STARTING)]
+        if any(server.state == DRAINING for server in self.servers):
+            looks.append(self.now_ns + self._times.poll_ns)
+        return min(looks)
+
+    def _tell(self, message: m.Serve | m.Drain) -> Command:
+        return m.Send(self._router_id, message)
+
+    def _look_at_draining(self, server: Server, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
+        if seen[server.instance_id].is_empty:
+            commands.append(m.Send(server.instance_id, m.FlushCache()))
+            self._begin(server, server.next_role, self._times.switch_ns)
+        elif self._times.drain_timeout_ns is not None and server.due_ns <= self.now_ns:
+            server.state, server.next_role = SERVING, ""
+            commands.append(self._tell(m.Serve(server.instance_id)))
+
+    def _begin(self, server: Server, role: str, after_ns: int) -> None:
+        server.role, server.next_role = role, ""
+        server.state, server.due_ns = (STARTING if role else OFF), self.now_ns + after_ns
+
+    # Deciding.
+
+    def _decide(self, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
+        self.prefill, self.decode = (self._role(role, seen) for role in ROLES)
+        wanted = self._policy.servers(self)
+        if min(wanted) < 1 or sum(wanted) > self.max_servers:
+            raise PolicyError(f"{self._policy}: wants {wanted}; at least one of each, at most {self.max_servers}")
+        missing = {
+            role: count - have.num_servers
+            for role, count, have in zip(ROLES, wanted, (self.prefill, self.decode), strict=True)
+        }
+        for role, other in (ROLES, ROLES[::-1]):
+            for server in self._spare(role, -missing[role], seen):
+                switches = missing[other] > 0
+                missing[other] -= switches
+                server.state, server.next_role = DRAINING, other if switches else ""
+                server.due_ns = self.now_ns + (self._times.drain_timeout_ns or 0)
+                commands.append(self._tell(m.Drain(server.instance_id)))
+        for role in ROLES:
+            for server in [server for server in self.servers if server.state == OFF][: max(0, missing[role])]:
+                self._begin(server, role, self._times.start_up_ns)
+
+    def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[Server]:
+        """Those with the fewest requests; one of the role stays."""
+        serving = [server for server in self.servers if server.state == SERVING and server.role == role]
+        serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))
+        return serving[: max(0, min(count, len(serving) - 1))]
+
+    def _role(self, role: str, seen: dict[str, InstanceSeen]) -> Role:
+        there = [s for s in self.servers if s.role == role and s.state in (SERVING, DRAINING)]
+        instances = [seen[server.instance_id] for server in there]
+        return Role(
+            sum(server.goal == role for server in self.servers),
+            sum(instance.num_requests for instance in instances),
+            sum(instance.num_queued for instance in instances),
+            sum(instance.page_use for instance in instances) / max(1, len(instances)),
+        )

@@ -1,0 +1,75 @@
+"""Built-in scaling policies: how many servers prefill and decode."""
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from pdsim.policy.protocols import Servers
+from pdsim.policy.views import ScalingView
+
+
+@dataclass
+class LoadThresholds:
+    """A server more where a role is above its threshold, one less where it is below: Dynamo's load planner.
+
+    If there is no server left, the other role gives one, if it is below its lower threshold.
+    """
+
+    prefill_queue_scale_up: float = 5.0
+    """Requests that wait for prefill, for each of its servers (prefill_queue_scale_up_threshold)."""
+    prefill_queue_scale_down: float = 0.2
+    decode_kv_scale_up: float = 0.9
+    """Share of decode's pages in use (decode_kv_scale_up_threshold)."""
+    decode_kv_scale_down: float = 0.5
+    keep_servers: bool = False
+    """Servers change their roles, and none starts or stops."""
+
+    def servers(self, view: ScalingView) -> Servers:
+        prefill, decode = view.prefill.num_servers, view.decode.num_servers
+        queue, use = view.prefill.num_queued / prefill, view.decode.page_use
+        more_prefill, less_prefill = queue > self.prefill_queue_scale_up, queue < self.prefill_queue_scale_down
+        more_decode, less_decode = use > self.decode_kv_scale_up, use < self.decode_kv_scale_down
+        has_room = prefill + decode < view.max_servers and not self.keep_servers
+        if more_prefill and (has_room or (less_decode and decode > 1)):
+            return Servers(prefill + 1, decode if has_room else decode - 1)
+        if more_decode and (has_room or (less_prefill and prefill > 1)):
+            return Servers(prefill if has_room else prefill - 1, decode + 1)
+        if self.keep_servers:
+            return Servers(prefill, decode)
+        return Servers(max(1, prefill - less_prefill), max(1, decode - less_decode))
+
+
+@dataclass
+class Forecast:
+    """As many servers as the load takes that the last two intervals foretell, after Dynamo's SLA planner.
+
+    A role's load goes on as it changed from one interval to the next.
+    """
+
+    prefill_tokens_per_s: float
+    """Prompt tokens that a prefill server computes within the SLO."""
+    decode_requests: float
+    """Requests that a decode server runs within the SLO."""
+    keep_servers: bool = False
+    """Servers change their roles, and none starts or stops: all are shared out."""
+    _last: tuple[float, float] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.prefill_tokens_per_s <= 0 or self.decode_requests <= 0:
+            raise ValueError(f"needs prefill_tokens_per_s and decode_requests above 0, found {self}")
+
+    def servers(self, view: ScalingView) -> Servers:
+        load = (view.num_arrived_tokens * 1e9 / view.interval_ns, float(view.decode.num_requests))
+        before, self._last = self._last or load, load
+        tokens_per_s, requests = (max(0.0, 2 * now - last) for now, last in zip(load, before, strict=True))
+        return self._shared(view, tokens_per_s / self.prefill_tokens_per_s, requests / self.decode_requests)
+
+    def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
+        """What they need, or their parts of all servers if these are too few or stay."""
+        wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
+        total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers
+        if not self.keep_servers and sum(wanted) <= total:
+            return wanted
+        if not prefill + decode:
+            return Servers(view.prefill.num_servers, view.decode.num_servers)
+        part = min(total - 1, max(1, round(total * prefill / (prefill + decode))))
+        return Servers(part, total - part)

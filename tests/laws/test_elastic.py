@@ -1,0 +1,157 @@
+"""Laws of clusters whose servers change their roles, start and stop."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.autoscaler import DRAINING, SERVING
+from pdsim.core.journal import from_lines, replay, to_line
+from pdsim.core.messages import Drain, FlushCache, NewRequest, Serve
+from pdsim.policy.protocols import Servers
+from pdsim.policy.scaling import Forecast, LoadThresholds
+from pdsim.policy.views import ScalingView
+from pdsim.scenario.build import build
+from pdsim.scenario.machines import state_machines
+from pdsim.scenario.schema import ElasticSettings, Scenario
+from pdsim.scenario.sizing import resolve
+from pdsim.sim.simulation import Observation, Simulation
+from tests.strategies import optimistic_scenarios, scenarios, vllm_scenarios
+from tests.support import MILLISECOND, decisions, examples, request, run, small
+
+
+@dataclass
+class Script:
+    """Wants what it was told, in turn."""
+
+    wanted: tuple[Servers, ...]
+    _turn: int = 0
+
+    def servers(self, view: ScalingView) -> Servers:
+        self._turn += 1
+        return self.wanted[(self._turn - 1) % len(self.wanted)]
+
+
+@st.composite
+def elastic(draw: st.DrawFn) -> Scenario:
+    scenario = draw(st.one_of(scenarios(), optimistic_scenarios(), vllm_scenarios()))
+    tp = {"tp": 1, "layer_groups": 0}
+    prefill = scenario.pair.prefill.model_copy(update=tp)
+    decode = scenario.pair.decode.model_copy(update={"tp": 1})
+    max_servers = prefill.instances + decode.instances + draw(st.integers(0, 2))
+    splits = [Servers(p, d) for p in range(1, max_servers) for d in range(1, max_servers - p + 1)]
+    policy = draw(
+        st.one_of(
+            st.lists(st.sampled_from(splits), min_size=1, max_size=8).map(lambda wanted: Script(tuple(wanted))),
+            st.builds(LoadThresholds, keep_servers=st.booleans(), decode_kv_scale_up=st.sampled_from([0.3, 0.9])),
+            st.builds(
+                Forecast,
+                prefill_tokens_per_s=st.sampled_from([50.0, 500.0]),
+                decode_requests=st.sampled_from([1.0, 3.0]),
+                keep_servers=st.booleans(),
+            ),
+        )
+    )
+    times = st.sampled_from([0, 1, 7 * MILLISECOND, 200 * MILLISECOND])
+    settings = ElasticSettings(
+        policy=policy,
+        max_servers=max_servers,
+        interval=f"{draw(st.sampled_from([3, 20, 110]))} ms",
+        start_up=f"{draw(times)} ns",
+        switch=f"{draw(times)} ns",
+        drain_timeout=draw(st.sampled_from([None, "10 ms", "1500 ms"])),
+    )
+    network = scenario.network.model_copy(update={"staging": None})
+    update = {"prefill": prefill, "decode": decode, "network": network, "elastic": settings}
+    return scenario.model_copy(update=update)
+
+
+@given(elastic())
+@examples(150)
+def test_no_request_is_lost_or_decoded_twice_and_nothing_leaks(scenario: Scenario):
+    """check_all_idle has run: LEAK-1 to LEAK-6, of servers that are off, too."""
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert len(traced.records.requests) == len(traced.cluster.requests)
+    ended = [
+        request_id
+        for e in traced.journal
+        if e.call == "on_step_done" and e.instance_id.startswith("decode")
+        for request_id, _ in e.args[1].ended
+    ]
+    assert len(ended) == len(set(ended))
+    for r in traced.records.requests:
+        assert r.outcome == "finished" or (r.outcome == "failed" and "not fit" in r.reason)
+    for instance in traced.cluster.instances:
+        assert instance.num_available_pages == instance.cache.pool.num_pages
+
+
+@given(elastic())
+@examples(80)
+def test_a_drained_instance_is_empty_and_gets_nothing_before_it_serves_again(scenario: Scenario):
+    cluster = build(scenario)
+    initial = (scenario.pair.prefill.instances, scenario.pair.decode.instances)
+    serving = {f"prefill-{i}" for i in range(initial[0])} | {f"decode-{i}" for i in range(initial[0], sum(initial))}
+
+    def record(entry):
+        message = entry.args[0] if entry.call == "on_message" else None
+        if entry.instance_id == "router" and isinstance(message, Serve):
+            serving.add(message.instance_id)
+            kinds = [name.partition("-")[2] for name in serving]
+            assert len(kinds) == len(set(kinds))  # no server has two roles
+        if entry.instance_id == "router" and isinstance(message, Drain):
+            serving.remove(message.instance_id)
+            assert {name.partition("-")[0] for name in serving} == {"prefill", "decode"}
+        if entry.instance_id == "router":
+            sent = [command.message for command in entry.returned if hasattr(command, "message")]
+            assert all({new.prefill_id, new.decode_id} <= serving for new in sent if isinstance(new, NewRequest))
+        if isinstance(message, FlushCache):
+            instance = simulation.instance(entry.instance_id)
+            assert instance.requests() == []
+            assert instance.cache.pool.num_free == instance.cache.pool.num_pages
+
+    simulation = Simulation(cluster, Observation(journal=record))
+    simulation.run()
+
+
+@given(elastic())
+@examples(60)
+def test_many_steps_at_once_are_single_steps_and_runs_replay(scenario: Scenario):
+    many, single = run(scenario), run(scenario, single_steps=True)
+    assert decisions(many.journal) == decisions(single.journal)
+    entries = list(from_lines(map(to_line, many.journal)))
+    assert replay(entries, state_machines(resolve(scenario))) == len(entries)
+
+
+@given(elastic())
+@examples(60)
+def test_gpu_hours_are_those_of_servers_that_are_not_off(scenario: Scenario):
+    traced = run(scenario)
+    end_ns = max(r.end_ns for r in traced.records.requests)
+    rows = sorted(traced.records.servers, key=lambda row: row.time_ns)
+    on, last_ns, gpu_ns = 0, 0, 0
+    roles: dict[int, str] = {}
+    for row in rows:
+        now_ns = min(row.time_ns, end_ns)
+        gpu_ns += on * (now_ns - last_ns)
+        last_ns = now_ns
+        roles[row.server] = row.role
+        on = sum(role != "" for role in roles.values())
+        assert on <= scenario.max_servers
+    gpu_ns += on * (end_ns - last_ns)
+    assert traced.result.summary()["pdsim"]["gpu_hours"] == pytest.approx(gpu_ns / 3.6e12)
+
+
+def test_a_switch_drains_then_takes_its_time_and_a_start_takes_its_own():
+    """Two switch: the prefill server is idle at once, the decode server when its request has ended."""
+    load = [request(0, 10, 60), request(1, 10, 5, arrival_ns=2_000 * MILLISECOND)]
+    policy = Script((Servers(1, 2), Servers(1, 2), Servers(2, 1)))
+    settings = ElasticSettings(policy=policy, max_servers=3, interval="100 ms", start_up="250 ms", switch="40 ms")
+    scenario = small(*load, prefill__instances=1, decode__instances=1).model_copy(update={"elastic": settings})
+    traced = run(scenario, checked=True)
+    ms = [(row.server, row.time_ns / MILLISECOND, row.role, row.state) for row in traced.records.servers]
+    assert ms[:3] == [(0, 0, "prefill", SERVING), (1, 0, "decode", SERVING), (2, 0, "", "off")]
+    assert ms[3:5] == [(2, 100, "decode", "starting"), (2, 350, "decode", SERVING)]
+    assert ms[5] == (2, 600, "decode", DRAINING)  # wanted at 300 ms already; but the other one is not to be the last
+    assert all(r.outcome == "finished" for r in traced.records.requests)
