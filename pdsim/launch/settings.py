@@ -47,6 +47,7 @@ RULES: dict[str, Rule] = {
     "network": _TIMES,
     "network.staging": "only SGLang has a staging buffer; leave it out",
     "cost": _TIMES,
+    "corner": _TIMES,
     "cost.graph_sizes": None,
     "front_end": _TIMES,
     "workload": None,
