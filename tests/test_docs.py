@@ -224,7 +224,8 @@ def test_the_questions_that_are_shown_are_answered(line, folder, capsys):
     """Cut short: answers and their numbers are other ones."""
     words = shlex.split(re.sub(r"--seeds \d+", "", line), comments=True)[1:]
     if len(words) > 1:
-        words += ["--set", "workload.num_requests=16", "--seeds", "1", "--jobs", "1"]
+        size = "num_sessions=8" if words[1] == "local-prefill" else "num_requests=16"
+        words += ["--set", f"workload.{size}", "--seeds", "1", "--jobs", "1"]
     with suppress(SystemExit):
         main(words)
     captured = capsys.readouterr()
