@@ -1,11 +1,12 @@
 """Which of the two runs: the files as they are, or compiled."""
 
+import ast
 import os
 
 import pytest
 
 import pdsim
-from compiled import INTERPRETED, ROOT, modules
+from compiled import INTERPRETED, ROOT, fields_of_classes, modules, with_constructors
 from pdsim.cli import main
 
 
@@ -32,3 +33,68 @@ def test_the_core_is_compiled_and_policies_are_not():
         "pdsim/policy/protocols.py",
         "pdsim/policy/views.py",
     ]
+
+
+CLASSES = '''
+from dataclasses import dataclass, field
+
+
+ORIGIN = (0, 0)
+
+
+@dataclass(slots=True)
+class Base:
+    """A class with every kind of default."""
+
+    number: int
+    name: str = "x"
+    rows: list[int] = field(default_factory=list)
+    place: tuple[int, int] = ORIGIN
+    last: int = 7
+
+
+@dataclass(slots=True, kw_only=True)
+class Derived(Base):
+    more: int
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class Checked:
+    number: int
+
+    def __post_init__(self) -> None:
+        assert self.number > 0
+'''
+
+
+def classes(source):
+    made = {}
+    exec(source, made)
+    return made
+
+
+def test_constructors_are_written_out_as_dataclasses_make_them():
+    known = fields_of_classes([CLASSES])
+    written = with_constructors(CLASSES, known)
+    assert known.keys() == {"Base", "Derived"}, "a class that checks its fields keeps its own"
+    assert [written.splitlines().index(f"class {name}:") for name in ("Base", "Checked")] == [
+        CLASSES.splitlines().index(f"class {name}:") for name in ("Base", "Checked")
+    ]
+    plain, compiled = classes(CLASSES), classes(written)
+    for name, args, kwargs in (
+        ("Base", (1,), {}),
+        ("Base", (1, "y", [2], (3, 4), 5), {}),
+        ("Derived", (1, "y"), {"more": 2}),
+        ("Derived", (1,), {"more": 2, "is_done": True, "last": 9}),
+    ):
+        assert repr(compiled[name](*args, **kwargs)) == repr(plain[name](*args, **kwargs))
+    assert compiled["Base"](1).rows is not compiled["Base"](1).rows
+
+
+def test_every_compiled_module_can_be_written_out():
+    sources = [(ROOT / name).read_text(encoding="utf-8") for name in modules()]
+    known = fields_of_classes(sources)
+    assert {"Send", "DecodeStep", "StepRecord", "DecodeRequest"} <= known.keys()
+    for source in sources:
+        ast.parse(with_constructors(source, known))
