@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.scale.scaling import ENDS, Scaling
+from pdsim.calibration.scale.scaling import ENDS, GpuScaling
 from pdsim.cost.settings import Affine, Roofline
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.schema import CostChoice
@@ -20,7 +20,7 @@ EXPERIMENTS = Path(__file__).parent.parent
 
 def derived(profile: str, model: str, gpu: str) -> list[Affine]:
     """Low, best, high; prefill and decode in one."""
-    scaling = Scaling.between(load_gpu("h200"), load_gpu(gpu), load_model(model))
+    scaling = GpuScaling.between(load_gpu("h200"), load_gpu(gpu), load_model(model))
     ends = [CostChoice.model_validate(scaling.cost(load_cost(EXPERIMENTS / profile), end)) for end in ENDS]
     return [Affine(**{**given(end.decode), **given(end.prefill)}) for end in ends]
 

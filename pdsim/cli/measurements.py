@@ -164,7 +164,7 @@ def scale(
         A measured profile (YAML).
 
     """
-    from pdsim.calibration.scale.scaling import Scaling, model_of
+    from pdsim.calibration.scale.scaling import GpuScaling, model_of
     from pdsim.calibration.scale.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
     from pdsim.scenario.yaml_file import write_yaml
@@ -179,7 +179,7 @@ def scale(
         raise ConfigError(f"--tp: expected at least 1, found {tp}")
     try:
         gpus = load_gpu(source), load_gpu(target)
-        scaling = Scaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
+        scaling = GpuScaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
     except CatalogError as wrong:
         raise ConfigError(str(wrong)) from None
     command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"

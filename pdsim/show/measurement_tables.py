@@ -9,7 +9,7 @@ from rich.table import Table
 from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.observe.folder import summary_of
 from pdsim.calibration.observe.plan import Budget, Load, Probe
-from pdsim.calibration.scale.scaling import Scaling
+from pdsim.calibration.scale.scaling import GpuScaling
 from pdsim.calibration.validate.case import ArmErrors, MetricError
 from pdsim.calibration.validate.comparison import Counts, Validation
 from pdsim.metrics.summary_rows import percentage, significant
@@ -77,7 +77,7 @@ def _host_table(profile: Mapping[str, Any]) -> Table:
     return table
 
 
-def print_scaling(scaling: Scaling, cost: Mapping[str, Any]) -> None:
+def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
     """Prints how much longer operators take on the other GPU, and the coefficients there."""
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.calibration.scale.operators import OPERATORS, time_ratios
-from pdsim.calibration.scale.scaling import Scaling, scale
+from pdsim.calibration.scale.scaling import GpuScaling, scale
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
 from pdsim.scenario.loading import load_cost
@@ -30,7 +30,7 @@ workload: {use: random_lengths, num_requests: 8, input_tokens: 2000, output_toke
 
 
 def scaling(target, **changes):
-    return Scaling.between(load_gpu("h200"), load_gpu(target), load_model("qwen3-8b"), **changes)
+    return GpuScaling.between(load_gpu("h200"), load_gpu(target), load_model("qwen3-8b"), **changes)
 
 
 def costs(path):

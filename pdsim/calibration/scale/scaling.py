@@ -47,7 +47,7 @@ _DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Scaling:
+class GpuScaling:
     """A scaling from one GPU to another, for one model on so many ranks."""
 
     source: GpuSpec
@@ -61,7 +61,7 @@ class Scaling:
     @classmethod
     def between(
         cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
-    ) -> "Scaling":
+    ) -> "GpuScaling":
         """Weights of the derived profile may be in another type. Raises ConfigError for a model with routed experts."""
         if model.experts is not None:
             raise ConfigError(
@@ -132,7 +132,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
     return replace(settings, **lines), lines["prefill_per_token_ns"]
 
 
-def scale(path: Path, scaling: Scaling, name: str, command: str) -> dict[str, Any]:
+def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile's file: coefficients, their interval, and where all of it comes from."""
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:
