@@ -40,7 +40,7 @@ class ScalingTimes:
 
 
 @dataclass(slots=True)
-class Server:
+class ElasticServer:
     index: int
     role: str
     """Empty: it is off."""
@@ -77,7 +77,7 @@ class Autoscaler:
     ) -> None:
         roles = ["prefill"] * initial.prefill + ["decode"] * initial.decode
         roles += [""] * (max_servers - len(roles))
-        self.servers = [Server(i, role, SERVING if role else OFF) for i, role in enumerate(roles)]
+        self.servers = [ElasticServer(i, role, SERVING if role else OFF) for i, role in enumerate(roles)]
         self.max_servers = max_servers
         self.interval_ns = times.interval_ns
         self.now_ns = 0
@@ -148,7 +148,7 @@ class Autoscaler:
     def _tell(self, message: m.Serve | m.Drain) -> Command:
         return m.Send(self._router_id, message)
 
-    def _look_at_draining(self, server: Server, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
+    def _look_at_draining(self, server: ElasticServer, seen: dict[str, InstanceSeen], commands: list[Command]) -> None:
         if seen[server.instance_id].is_empty:
             commands.append(m.Send(server.instance_id, m.FlushCache()))
             self._begin(server, server.next_role, self._times.switch_ns)
@@ -156,7 +156,7 @@ class Autoscaler:
             server.state, server.next_role = SERVING, ""
             commands.append(self._tell(m.Serve(server.instance_id)))
 
-    def _begin(self, server: Server, role: str, after_ns: int) -> None:
+    def _begin(self, server: ElasticServer, role: str, after_ns: int) -> None:
         server.role, server.next_role = role, ""
         server.state, server.due_ns = (STARTING if role else OFF), self.now_ns + after_ns
 
@@ -182,7 +182,7 @@ class Autoscaler:
             for server in [server for server in self.servers if server.state == OFF][: max(0, missing[role])]:
                 self._begin(server, role, self._times.start_up_ns)
 
-    def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[Server]:
+    def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[ElasticServer]:
         """Those with the fewest requests; one of the role stays."""
         serving = [server for server in self.servers if server.state == SERVING and server.role == role]
         serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))
