@@ -113,7 +113,7 @@ def _around(tokens: int) -> dict[str, object]:
 QUESTION = Question(
     asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
     varies=(
-        "An aggregated cluster of as many GPUs against every split, with both routers that a plan tries unless the "
+        "An aggregated cluster of as many GPUs against every split, with two routers unless the "
         "scenario names one; for generated lengths also with prompts of a sixteenth, a quarter and four times the "
         "length."
     ),

@@ -48,7 +48,7 @@ def verdict(study: Study) -> Verdict:
 
 QUESTION = Question(
     asks="How many of the GPUs should prefill?",
-    varies="Every split of the GPUs, with both routers that a plan tries unless the scenario names one.",
+    varies="Every split of the GPUs, with two routers unless the scenario names one.",
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "rate", "queue", "admission"),
     arms=splits,
     verdict=verdict,
