@@ -46,6 +46,9 @@ NEEDS = {
     "link": {"at": "1 s", "link": "prefill-0", "bandwidth_factor": 0.5},
     "abort": {"at": "1 s", "abort": 3},
     "abort_fraction": {"abort_fraction": 0.1, "within": "1 s"},
+    "queue_limit": {"max_queued_requests": 8},
+    "prefix_based": {"non_cached_tokens": 512},
+    "forecast": {"prefill_tokens": "20000/s", "decode_requests": 32},
     "affine": {"decode_base": "10 ms", "decode_per_context_token": "0.25 ns"},
 }
 """Settings of built-in components: what they need, and where units and other components stand inside."""

@@ -9,6 +9,7 @@ from pdsim.core.messages import (
     Failed,
     Finished,
     FirstToken,
+    KvSent,
     NewRequest,
     PeerDown,
     PeerUp,
@@ -202,4 +203,4 @@ def test_what_comes_of_an_old_attempt_is_ignored():
 
 def test_it_takes_nothing_else():
     with pytest.raises(TypeError, match="does not take"):
-        router().on_message(Send("x", None), 0)
+        router().on_message(KvSent(1), 0)
