@@ -133,7 +133,11 @@ class Profile:
         assert self.rate_per_s is not None
         scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0
+        cycle_s = sum(self._lengths_s)
         while True:
+            if (num_skipped := int(expected / (self.rate_per_s * cycle_s))) > 1:  # a low rate's cycles without arrivals
+                expected -= (num_skipped - 1) * self.rate_per_s * cycle_s
+                begin_s += (num_skipped - 1) * cycle_s
             for length_s, level, end in self._stages():
                 area = (level + end) / 2 * scale * length_s
                 growth = (end - level) * scale / length_s

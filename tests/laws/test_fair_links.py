@@ -53,11 +53,11 @@ def test_transfers_arrive_when_fair_links_bring_them(loads, gpus_per_nic, shared
         )
     )
     topology = traced.cluster.interconnect.topology
-    flows = {
-        t: NaiveFlow(topology.path(t.source, t.target), t.num_bytes / 2, t.start_ns + t.setup_ns + t.posting_ns)
-        for t in traced.records.transfers
-        if t.num_bytes
-    }
-    ends = ends_ns(list(flows.values()), topology.capacity)
-    for transfer, flow in flows.items():
+    transfers = [t for t in traced.records.transfers if t.num_bytes]
+    flows = [
+        NaiveFlow(topology.path(t.source, t.target), t.num_bytes / 2, t.start_ns + t.setup_ns + t.posting_ns)
+        for t in transfers
+    ]
+    ends = ends_ns(flows, topology.capacity)
+    for transfer, flow in zip(transfers, flows, strict=True):
         assert transfer.end_ns == pytest.approx(ends[flow], abs=100)

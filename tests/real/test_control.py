@@ -135,7 +135,7 @@ def test_tokens_of_an_attempt_that_was_given_up_do_not_count(is_aggregated):
     def stream(attempt, token):
         if is_aggregated:
             launcher._on_envelope(Envelope("launcher", Streamed([[attempt, token]])), None)
-        extra = [None if is_aggregated else token, 0]
+        extra = [None if is_aggregated else token, 0, None]
         launcher._on_envelope(Envelope("router", FirstToken(attempt), extra), None)
 
     request = launcher.submit([1, 2, 3], Sampling(4))

@@ -277,8 +277,9 @@ def of_values(matrix: Matrix) -> Tensor:
 
 
 def _pointers(matrix: Matrix) -> tuple[int, int]:
-    """Of the values, and of their scales: none is read where there are none."""
-    return of_values(matrix).data_ptr(), matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else 0
+    """Of the values, and of their scales. Where there are none, nothing is read at the second."""
+    values = of_values(matrix).data_ptr()
+    return values, matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else values
 
 
 def _tile(size: int, most: int) -> int:
