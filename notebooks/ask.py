@@ -1,7 +1,7 @@
 # %% [markdown]
 # # How many of the GPUs should prefill?
 #
-# **Compared.** Every split of the GPUs, with both routers that a plan tries unless the scenario names one.
+# **Compared.** Every split of the GPUs, with two routers unless the scenario names one.
 #
 # `name`, `scenario` and `options` are those of `pdsim ask`: another question, a scenario file of yours, and its flags,
 # with underscores, such as `{"trace": "mine.csv", "changes": ["page_size=16"], "ttft_ms": 500}`. The first line of the

@@ -6,7 +6,13 @@ import os
 from hypothesis import HealthCheck, Phase, settings
 
 quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, suppress_health_check=quiet, print_blob=True)
+settings.register_profile(
+    "default",
+    deadline=None,
+    suppress_health_check=quiet,
+    print_blob=True,
+    derandomize="CI" in os.environ,  # a change is not judged by a rare example that it has nothing to do with
+)
 find = (Phase.explicit, Phase.reuse, Phase.generate)
 settings.register_profile("fast", settings.get_profile("default"), phases=find, report_multiple_bugs=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
