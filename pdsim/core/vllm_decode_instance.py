@@ -169,6 +169,7 @@ class VllmDecodeInstance(DecodeInstance):
             num_queued=levels.num_queued + len(self._builder.waiting) - num_preempted,
             num_running=levels.num_running + len(self._builder.begun),
             num_retracted=num_preempted,
+            blocked_by=levels.blocked_by or ("pages" if num_preempted else ""),
         )
 
     def waiting_for(self) -> list[str]:
