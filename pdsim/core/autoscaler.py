@@ -46,7 +46,7 @@ class ElasticServer:
     """Empty: it is off."""
     state: str
     next_role: str = ""
-    """Of one that drains; empty: it stops."""
+    """The role that a draining server takes next; empty: it stops."""
     due_ns: int = 0
     """When one that starts is to serve, or by when one that drains must be empty."""
 
@@ -88,7 +88,7 @@ class Autoscaler:
         self._decides_ns = times.interval_ns
         self._totals = ClusterSeen((), 0, 0, 0, 0, 0, 0)
         self._before = self._totals
-        """What it had seen when it last decided."""
+        """The cluster as it was at the last decision."""
 
     # What a policy sees of the last interval.
 

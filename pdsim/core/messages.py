@@ -249,10 +249,10 @@ class ClusterSeen:
     instances: tuple[InstanceSeen, ...]
     num_arrived: int
     num_arrived_tokens: int
-    """Of their prompts."""
+    """Tokens of their prompts."""
     num_finished: int
     num_output_tokens: int
-    """Of those that have finished; as are the next, summed up."""
+    """Outputs of finished requests; the next two are their sums, too."""
     ttft_ns: int
     tpot_ns: int
 

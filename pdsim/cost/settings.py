@@ -60,7 +60,7 @@ class Roofline:
     expert_exchange_ns: float = 25_000
     """Data-parallel attention: sending tokens to the GPUs of their experts, or back, once a layer. An assumption."""
     expert_exchange_efficiency: float | None = None
-    """Of the links' bandwidth, for the tokens that are sent; None: an exchange takes as long, whatever its tokens."""
+    """Share of the links' bandwidth that an exchange reaches; None: it takes as long, whatever its tokens."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -272,7 +272,7 @@ class ScalingView(Protocol):
     def interval_ns(self) -> int: ...
     @property
     def max_servers(self) -> int:
-        """Of both roles together."""
+        """Servers of both roles together."""
         ...
 
     @property
@@ -287,12 +287,12 @@ class ScalingView(Protocol):
     def num_finished(self) -> int: ...
     @property
     def num_output_tokens(self) -> int:
-        """Of those that finished."""
+        """Output tokens of finished requests."""
         ...
 
     @property
     def mean_ttft_ns(self) -> float:
-        """Of those that finished; 0 if none did."""
+        """Mean over finished requests; 0 if none did."""
         ...
 
     @property

@@ -235,7 +235,7 @@ class ModelSpec:
 
     @property
     def _num_wide_params(self) -> int:
-        """Of embeddings and output projection, where these keep bf16."""
+        """Parameters of embeddings and output projection, where these keep bf16."""
         return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) if self.weight_dtype == "int4" else 0
 
     @property

@@ -49,7 +49,7 @@ class DecodeGraphs:
         """Experts of each layer that the last step's tokens chose, if they are recorded."""
         self._records_experts = records_experts
         self.hidden = torch.empty(0)
-        """Of the last step's tokens: what logits are made of."""
+        """Hidden states of the last step's tokens, which logits are made of."""
         self._hidden: dict[int, Tensor] = {}
         """Where each graph leaves it."""
         self._choices: dict[int, list[Tensor]] = {}

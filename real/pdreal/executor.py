@@ -51,7 +51,7 @@ class _Sequence:
     """Tokens of the prompt that were not computed for it."""
     is_begun: bool = False
     first_logprobs: Logprobs | None = None
-    """Of a first token that another instance made."""
+    """Log probabilities of a first token that another instance made."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -20,7 +20,7 @@ ExpertCounts = NDArray[np.uint16]
 
 
 def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
-    """Of choices [layers, tokens, active]: tokens of each expert, [layers, experts]."""
+    """Tokens of each expert, [layers, experts], from choices [layers, tokens, active]."""
     num_layers = len(choices)
     numbered = choices + num_experts * np.arange(num_layers)[:, None, None]
     counts = np.bincount(numbered.reshape(-1), minlength=num_layers * num_experts)
@@ -89,7 +89,7 @@ class Skew(NamedTuple):
 
 
 def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
-    """Of prefill and of decode. Raises ConfigError if the experts do not divide among so many ranks."""
+    """The skews of prefill and of decode. Raises ConfigError if the experts do not divide among so many ranks."""
     by_kind = sorted(steps, key=attrgetter("kind"))
     for kind, group in groupby(by_kind, key=attrgetter("kind")):
         counts = np.stack([step.counts for step in group]).astype(np.int64)

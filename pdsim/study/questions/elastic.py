@@ -32,7 +32,7 @@ def arms(base: Base) -> list[Arm]:
 
 
 def verdict(study: Study) -> Verdict:
-    """Of what meets the SLO the fewest GPU-hours; if nothing does, the most requests that do."""
+    """The fewest GPU-hours that meet the SLO; if nothing does, the most requests within it."""
     labels = study.labels()
     fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]
     best, static = _best(study, labels), _best(study, fixed)

@@ -277,7 +277,7 @@ def of_values(matrix: Matrix) -> Tensor:
 
 
 def _pointers(matrix: Matrix) -> tuple[int, int]:
-    """Of the values, and of their scales. Where there are none, nothing is read at the second."""
+    """Addresses of the values and of their scales. Without scales nothing is read at the second."""
     values = of_values(matrix).data_ptr()
     return values, matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else values
 
