@@ -48,23 +48,6 @@ hi.split_node_hash_value = lambda *_: (None, None)
 time.monotonic = count(1).__next__
 
 
-class Accessed(radix.TreeNode):
-    """Knows its access before the last."""
-
-    before = now = 0
-
-    @property
-    def last_access_time(self):
-        return self.now
-
-    @last_access_time.setter
-    def last_access_time(self, value):
-        self.before, self.now = self.now, value
-
-
-radix.TreeNode = hi.TreeNode = Accessed
-
-
 class Pool:
     device = "cpu"
 
@@ -127,13 +110,6 @@ class Tree(hi.HiRadixCache):
 
     def update_eviction_metrics(self, *_):
         pass
-
-    def _split_node(self, key, child, split_len):
-        """The rest of a node that matches in part is no more recently used than before: the one thing that pdsim's
-        prefix cache has otherwise."""
-        head = super()._split_node(key, child, split_len)
-        child.now = child.before
-        return head
 
     def settle(self):
         """All copies have ended."""

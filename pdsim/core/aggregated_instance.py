@@ -34,7 +34,15 @@ from pdsim.core.messages import (
     Wait,
     Woken,
 )
-from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, RunningRequest, Speculation, running_batch
+from pdsim.core.running_batch import (
+    FOREVER,
+    RETRACT_STEPS,
+    DecodingInstance,
+    RunningBatch,
+    RunningRequest,
+    Speculation,
+    running_batch,
+)
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
@@ -47,8 +55,6 @@ LEAST_FACTOR = 0.14
 """SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR: of the initial one."""
 DECAY_STEPS = 600
 """SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS: from the initial one to the least."""
-RETRACT_STEPS = 20
-"""SGLANG_RETRACT_DECODE_STEPS: after a retraction, those that still run are to last so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +239,6 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.batch.advance(result)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
-            self._blocked_by = ""
         return [Finished(request_id) for request_id, _ in result.ended]
 
     def page_table(self, request_id: int) -> Sequence[int]:
@@ -280,6 +285,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             if forward.chunks:
                 self._num_prefill_steps += 1
                 return PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+            if self.batch.ended:
+                self.batch.ended, self._blocked_by = [], ""
+                if not self.batch.num_requests:
+                    self._ratio.on_idle(self.batch.num_steps)
+                    continue
             if not self.batch.num_requests:
                 self._ratio.on_idle(self.batch.num_steps)
                 return Wait(forward.hold_until_ns)
@@ -333,7 +343,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             return None
         growth = sum(request.num_growth_tokens for request in self.batch.requests())
         ratio = self._ratio.at(self.batch.num_steps)
-        return Room(num_slots, reserved_tokens=int(growth * ratio) + 1)
+        return Room(num_slots, reserved_tokens=int(growth * ratio))
 
     def _make_room(self, commands: list[Command]) -> None:
         """Open the pages of the next step; take them from others if there are too few."""

@@ -121,7 +121,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def num_active(self) -> int:
-        return self.batch.num_requests + len(self.transferring) + len(self.ready)
+        return self.batch.num_requests + len(self.batch.ended) + len(self.transferring) + len(self.ready)
 
     @property
     def active(self) -> list[DecodeRequest]:
@@ -174,6 +174,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         while True:
             ask_again_steps = self._take_in(commands)
             changed = bool(self.ready) and self._merge(commands)
+            if self.batch.ended:
+                self.batch.ended, changed = [], True
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
             if self.cache.host is not None:
@@ -271,12 +273,12 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.max_running_requests + self.limits.extra_slots
+        return self.limits.max_running_requests + self.limits.extra_slots + len(self.batch.ended)
 
     @property
     def _num_places(self) -> int:
         """Requests that the batch may have."""
-        return self.limits.max_running_requests
+        return self.limits.max_running_requests - len(self.batch.ended)
 
     # Giving up.
 

@@ -67,6 +67,7 @@ class _Budget:
     prefill_tokens: int
     num_slots: int
     reserved_tokens: int
+    """Not to be taken: what others grow by, and what this forward takes when all of it is chosen."""
 
     @property
     def is_spent(self) -> bool:
@@ -90,6 +91,8 @@ class ForwardBuilder(Generic[PromptT]):
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
+        self.budget_grain = cache.page_size
+        """Tokens: a prompt takes whole ones of the budgets of its forward."""
 
     # What a prefill policy sees.
 
@@ -132,8 +135,14 @@ class ForwardBuilder(Generic[PromptT]):
         chunks: list[PrefillChunk] = []
         if self.partial is not None:
             self._go_on(self.partial, budget, chunks)
-        if self.is_midway or budget.is_spent or not self._waiting or room is None:
-            return Forward(chunks)
+        forward = Forward(chunks)
+        if not (self.is_midway or budget.is_spent or not self._waiting or room is None):
+            forward = self._begin(budget, chunks)
+        if chunks:
+            self._open_pages(chunks)
+        return forward
+
+    def _begin(self, budget: _Budget, chunks: list[PrefillChunk]) -> Forward:
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil):
             return Forward(chunks, picks.time_ns)
@@ -142,6 +151,9 @@ class ForwardBuilder(Generic[PromptT]):
             lacking = self._take(pick, budget, chunks)
             if lacking is not None:
                 blocked_by = lacking
+                break
+            if self._room_tokens(budget) <= 0:
+                blocked_by = "pages"
                 break
             if self.is_midway or budget.is_spent:
                 break
@@ -169,8 +181,7 @@ class ForwardBuilder(Generic[PromptT]):
     # Filling.
 
     def _go_on(self, partial: PromptT, budget: _Budget, chunks: list[PrefillChunk]) -> None:
-        num_pages = len(partial.lease.table) + self.num_available_pages
-        room = num_pages * self.page_size - partial.num_scheduled_tokens
+        room = len(partial.lease.table) * self.page_size + self._room_tokens(budget) - partial.num_scheduled_tokens
         self._compute(partial, min(budget.chunk_tokens, room), budget, chunks)
 
     def _take(self, pick: Pick, budget: _Budget, chunks: list[PrefillChunk]) -> str | None:
@@ -185,8 +196,7 @@ class ForwardBuilder(Generic[PromptT]):
         lease = self._cache.open(request.prompt, request.num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tokens - num_cached
-        most = num_new + request.num_growth_tokens + self.page_size
-        fits = most <= self.num_available_pages * self.page_size - budget.reserved_tokens
+        fits = num_new + request.num_growth_tokens + self.page_size < self._room_tokens(budget)
         num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (chunks and whole_pages >= budget.prefill_tokens):
@@ -215,10 +225,23 @@ class ForwardBuilder(Generic[PromptT]):
         self.partial = None if is_last else request
         chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
-        num_pages = -(-request.num_scheduled_tokens // self.page_size)
-        self._cache.grow(request.lease, num_pages - len(request.lease.table))
         self.begun[request.request_id] = request
-        budget.chunk_tokens -= num_tokens
-        budget.prefill_tokens -= num_tokens
-        budget.reserved_tokens += request.num_growth_tokens + self.page_size
+        counted = -(-num_tokens // self.budget_grain) * self.budget_grain
+        budget.chunk_tokens -= counted
+        budget.prefill_tokens -= counted
+        num_pages = -(-num_tokens // self.page_size) + 1
+        budget.reserved_tokens += num_pages * self.page_size + (request.num_growth_tokens if is_last else 0)
         return True
+
+    def _room_tokens(self, budget: _Budget) -> int:
+        return self.num_available_pages * self.page_size - budget.reserved_tokens
+
+    def _open_pages(self, chunks: list[PrefillChunk]) -> None:
+        """All prefixes that it shares are locked by now."""
+        size = self.page_size
+        if self._cache.frees_ahead:
+            num_tokens = sum([chunk.num_tokens for chunk in chunks])
+            self._cache.make_free(-(-num_tokens // size) + len(chunks))
+        for chunk in chunks:
+            request = self.begun[chunk.request_id]
+            self._cache.grow(request.lease, -(-request.num_scheduled_tokens // size) - len(request.lease.table))

@@ -29,7 +29,7 @@ def check(instance: AnyInstance) -> None:
     leases = held_leases(instance)
     check_cache(instance.cache, leases)
     if isinstance(instance, DecodeInstance | AggregatedInstance):
-        kv_tokens = sum(request.num_kv_tokens for request in instance.running)
+        kv_tokens = sum(request.num_kv_tokens for request in instance.batch.requests())
         _require(kv_tokens == instance.batch.num_kv_tokens, "BATCH-1", "KV tokens of the batch", kv_tokens, instance)
 
 

@@ -55,6 +55,8 @@ class KvCache:
         self.prefix_cache = prefix_cache
         self.host = host
         self._keeps_replaced = keeps_replaced
+        self.evicts_early = prefix_cache is not None
+        """More than what lacks is evicted, as SGLang does."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -71,6 +73,11 @@ class KvCache:
         """Available pages whose eviction holds up no loop."""
         assert self.host is not None
         return self.pool.num_free if self.host.writes_back else self.num_available_pages
+
+    @property
+    def frees_ahead(self) -> bool:
+        """Before pages are taken, one more for each request is to be free (alloc_paged_token_slots_extend, _decode)."""
+        return self.evicts_early and self.page_size > 1
 
     def levels(self) -> tuple[int, int, int]:
         """Pages in use, evictable and free: together all."""
@@ -128,6 +135,11 @@ class KvCache:
             for i, lease in enumerate(leases):
                 lease.table += pages[i :: len(leases)]
 
+    def make_free(self, num_pages: int) -> None:
+        """Evict until so many pages are free, or none is evictable."""
+        if num_pages > self.pool.num_free and self.prefix_cache is not None:
+            self._evict(self.prefix_cache, num_pages - self.pool.num_free)
+
     def allocate(self, num_pages: int) -> list[int]:
         """Evicts as many leaves of the prefix cache as it takes."""
         pool = self.pool
@@ -151,8 +163,8 @@ class KvCache:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             if node is not lease.node:
                 self.prefix_cache.lock(node, below=lease.node)
-                self.prefix_cache.touch(node)
                 lease.node = node
+            self.prefix_cache.touch(node)
             if self.host is not None:
                 self.host.on_insert(node, is_whole=num_tokens == len(sequence))
 

@@ -235,10 +235,14 @@ class RadixCache:
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
         while child is not None:
-            node = child if end == child.stop else self.split(child, end)
-            pages += node.pages
-            if node is not child:
+            if end < child.stop:
+                node = self.split(child, end)
+                pages += node.pages
+                child.last_access = self.num_accesses + 1  # the caller's: as in SGLang, all of a node counts as used
+                self._offer(child)
                 break
+            node = child
+            pages += node.pages
             child, end = self._next(node, sequence, stop)
         return node, pages
 

@@ -18,6 +18,8 @@ from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 
+RETRACT_STEPS = 20
+"""SGLANG_RETRACT_DECODE_STEPS: after a retraction, those that still run are to last so long."""
 FOREVER = 1 << 62
 """More steps than any run has."""
 _ROUNDING = 1e-9
@@ -72,6 +74,9 @@ class RunningBatch(Generic[Request]):
         self._joined: list[int] = []
         """Requests that joined since the last step; _left: those that left without an end."""
         self._left: list[int] = []
+        self.ended: list[Request] = []
+        """Requests that ended, and that SGLang counts until it has chosen the next step."""
+        self.counts_ended = True
 
     def requests(self) -> list[Request]:
         """Requests in the order in which they joined, their lengths up to date."""
@@ -101,7 +106,10 @@ class RunningBatch(Generic[Request]):
 
     def end(self, request_id: int, output: TokenSequence) -> None:
         """It has its last token."""
-        self.close(self._leave(request_id), output)
+        request = self._leave(request_id)
+        self.close(request, output)
+        if self.counts_ended:
+            self.ended.append(request)
 
     def close(self, request: Request, output: TokenSequence) -> None:
         """Cache prompt and output of a request outside the batch; the last token has no KV."""
@@ -122,6 +130,8 @@ class RunningBatch(Generic[Request]):
         """
         while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
             yield from self._give_way(policy, view)
+        if self._cache.frees_ahead and self.num_requests:
+            self._cache.make_free(self.num_requests)
         if leases:
             self._cache.grow_all(leases, len(leases))
 
@@ -169,6 +179,8 @@ class RunningBatch(Generic[Request]):
         """Steps for which the free pages last: in page_size steps each request opens one."""
         cache = self._cache
         num_pages = cache.num_available_pages if cache.host is None else cache.num_unblocked_pages
+        if cache.frees_ahead and cache.host is not None:
+            num_pages = max(0, num_pages - self.num_requests)
         return 1 + self._page_size * (num_pages // self.num_requests)
 
     def _victim(self, policy: PreemptionPolicy, view: DecodeView) -> int:
@@ -183,6 +195,8 @@ class RunningBatch(Generic[Request]):
         request = self._take_out(self._victim(policy, view))
         yield request
         self._cache.drop(request.lease)
+        if self._cache.evicts_early:
+            self._cache.make_free(-(-self.num_requests * RETRACT_STEPS // self._page_size))
 
     def remove(self, request_id: int) -> None:
         """It leaves without an end, and loses its pages."""
@@ -217,14 +231,15 @@ class RunningBatch(Generic[Request]):
 
     def _open_later_pages(self, num_steps: int) -> None:
         leases = self._due(1, min(num_steps, self._page_size))
-        if not leases:
-            return
         num_rounds, rest = divmod(num_steps, self._page_size)
         num_pages = num_rounds * len(leases) + len(self._due(1, rest)) if num_rounds else len(leases)
-        if num_pages <= self._cache.pool.num_listed:
-            self._cache.grow_all(leases, num_pages)
+        num_ahead = self.num_requests if self._cache.frees_ahead else 0
+        if num_pages + num_ahead <= self._cache.pool.num_listed:
+            if leases:
+                self._cache.grow_all(leases, num_pages)
             return
         for step in range(self.num_steps + 1, self.num_steps + 1 + num_steps):
+            self._cache.make_free(num_ahead)
             if due := self._by_phase[step % self._page_size]:
                 self._cache.grow_all(list(due.values()), len(due))
 
@@ -313,8 +328,9 @@ class DecodingInstance(Generic[Request]):
 
     @property
     def num_running_tokens(self) -> int:
-        return self.batch.num_kv_tokens + self.batch.num_requests
+        tokens = self.batch.num_kv_tokens + self.batch.num_requests
+        return tokens + sum([request.num_kv_tokens + 1 for request in self.batch.ended])
 
     @property
     def running(self) -> list[Request]:
-        return self.batch.requests()
+        return [*self.batch.requests(), *self.batch.ended]

@@ -113,6 +113,9 @@ class VllmDecodeInstance(DecodeInstance):
             chunk_tokens=recompute.chunk_tokens,
             max_prefill_tokens=recompute.max_prefill_tokens,
         )
+        self._builder.budget_grain = 1
+        cache.evicts_early = False
+        self.batch.counts_ended = False
         self._is_decodes_turn = False
         self._num_forwards = 0
 

@@ -42,7 +42,9 @@ class ReserveDecodeTokens:
         running = view.num_running_tokens
         if not candidate.resumes:
             need = max(need, self._whole_tokens(candidate.request) - candidate.num_cached_tokens - running)
-        if reserve < self.max_estimated_output_tokens:  # else no running request can exceed the reserve
+        if (
+            not candidate.resumes and reserve < self.max_estimated_output_tokens
+        ):  # else no running request can exceed the reserve
             reserve = max([reserve, *(self._whole_tokens(request) - running for request in view.running)])
         return ADMITTED if need <= budget - reserve else Deferred()
 

@@ -211,7 +211,7 @@ def retract(**changes) -> AggregatedInstance:
 
 def test_a_retracted_request_is_computed_again_with_its_outputs_and_its_next_token():
     a = retract()
-    assert prefill(a) == ([(1, 4, 9)], [])  # its prompt was cached
+    assert prefill(a) == ([(1, 0, 13)], [])  # its prompt was evicted: there was to be room for 20 steps
     step, commands = decode(a, 2, output(1, 12))
     assert (step.joined, step.num_context_tokens) == ((1,), 4 + 10)
     assert commands == [Finished(1)]

@@ -176,7 +176,7 @@ def test_a_deferred_head_does_not_stop_many_steps():
 
 
 def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_token():
-    d = instance(num_pages=5, page=4)
+    d = instance(num_pages=5, page=4, admission=ReserveDecodeTokens(reserved_tokens=1))
     step = start(d, 4, 4, max_output=8)
     d.on_step_done(step, StepResult(4), 0)
     step, commands = d.next_step(0)

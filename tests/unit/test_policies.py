@@ -73,7 +73,8 @@ def fits_in_sglang(candidate: Candidate, view: Decode, reserved: int) -> bool:
     """_allocatable_token_budgets and _required_admission_tokens of SGLang 0.5.23, token by token."""
     clip, page = 4096, view.page_size
     in_batch = view.num_running_tokens
-    single = max((min(r.max_output_tokens, clip) + r.num_prompt_tokens - in_batch for r in view.running), default=0)
+    wholes = [min(r.max_output_tokens, clip) + r.num_prompt_tokens - in_batch for r in view.running]
+    single = 0 if candidate.resumes else max(wholes, default=0)
     budget = view.num_available_pages * page - max(reserved * view.num_active, single)
     need = candidate.num_new_pages * page + reserved
     if not candidate.resumes:

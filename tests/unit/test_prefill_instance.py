@@ -98,7 +98,8 @@ def test_one_prompt_at_a_time_is_partly_computed():
         arrive(p, i, n)
     assert forward(p)[0] == [(1, 0, 10), (2, 0, 4)]
     assert forward(p)[0] == [(2, 4, 16)]
-    assert forward(p)[0] == [(2, 20, 10), (3, 0, 5)]
+    assert forward(p)[0] == [(2, 20, 10), (3, 0, 4)]  # whole pages of the budget: 12 for ten tokens
+    assert forward(p)[0] == [(3, 4, 1)]
     assert isinstance(forward(p)[0], Wait)
 
 
