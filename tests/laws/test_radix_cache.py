@@ -94,7 +94,7 @@ class Cache(RuleBasedStateMachine):
         self.cache.checkpoint(holder.lease, holder.sequence, len(holder.ids))
         if len(holder.ids) // self.page > holder.num_shared:
             self.share(holder)
-            self.prefixes.touch(holder.ids)
+        self.prefixes.touch(holder.ids[: holder.num_shared * self.page])
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=5))

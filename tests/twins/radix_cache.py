@@ -49,6 +49,7 @@ class NaivePrefixCache:
         if known and all(prefix.tokens != known for prefix in longer):
             nearest = min(longer, key=lambda prefix: len(prefix.tokens))
             self.prefixes.append(replace(nearest, tokens=known, pages=[*pages]))
+            nearest.last_access = self.num_accesses + 1
         return pages
 
     def insert(self, tokens: list[int], pages: list[int]) -> list[int]:
