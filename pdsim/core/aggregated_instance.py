@@ -332,7 +332,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.max_running_requests - self.batch.num_requests - len(self._builder.begun)
+        return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
 
     def _room(self) -> Room | None:
         """None: no prompt may be begun."""
@@ -341,7 +341,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if (num_slots := self._num_slots) <= 0:
             self._blocked_by = "slots"
             return None
-        growth = sum(request.num_growth_tokens for request in self.batch.requests())
+        growth = sum(request.num_growth_tokens for request in self.running)
         ratio = self._ratio.at(self.batch.num_steps)
         return Room(num_slots, reserved_tokens=int(growth * ratio))
 
