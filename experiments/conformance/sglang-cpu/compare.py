@@ -9,6 +9,7 @@ behind a first difference follows from it, and is not compared.
 import gzip
 import json
 import random
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -57,6 +58,8 @@ from pdsim.policy.routing import RoundRobin
 LOGS = Path(__file__).parent / "logs"
 Instance = PrefillInstance | DecodeInstance | AggregatedInstance
 Row = list[Any]
+CHECKS = 1_000_000
+"""Ids of requests with which the server looks whether it is well."""
 FEW = 32
 """With so few running requests, decode of SGLang 0.5.12 has slots for twice as many more."""
 
@@ -83,7 +86,10 @@ class Log:
 
     @classmethod
     def of(cls, name: str) -> "Log":
-        rows = [json.loads(line) for line in gzip.decompress((LOGS / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+        text = gzip.decompress((LOGS / f"{name}.jsonl.gz").read_bytes()).decode()
+        for i, check in enumerate(dict.fromkeys(re.findall(r"HEALTH_CHECK_[\d.]+", text))):
+            text = text.replace(check, f"r{CHECKS + i}")
+        rows = [json.loads(line) for line in text.splitlines()]
         log = cls(LOADS[name], [row[1:] for row in rows if row[0] == "request"])
         for instance, of_one in groupby((row for row in rows if row[0] != "request"), key=lambda row: row[0]):
             log.instances[instance] = [row[1:] for row in of_one]
@@ -204,7 +210,8 @@ class Replay:
         what, told = row[2], row[3]
         if what == "new":
             i = int(told[1:])
-            self.new[told] = NewRequest(i, now_ns + len(self.new), self.prompts[i], row[5], "prefill", "decode")
+            prompt = TokenIds([0] * row[4]) if i >= CHECKS else self.prompts[i]
+            self.new[told] = NewRequest(i, now_ns + len(self.new), prompt, row[5], "prefill", "decode")
             if not self.is_decode:
                 self.instance.on_message(self.new[told], now_ns)
         elif what == "met":
@@ -333,7 +340,7 @@ def compare(name: str) -> Iterator[tuple[str, Outcome]]:
 def main() -> None:
     print("| load | instance | decisions compared | differing | not compared |")
     print("|---|---|---|---|---|")
-    for name in sys.argv[1:] or LOADS:
+    for name in sys.argv[1:] or [name for name in LOADS if (LOGS / f"{name}.jsonl.gz").exists()]:
         for instance, outcome in compare(name):
             print(f"| {name} | {instance} | {outcome.num_compared} | {outcome.num_differing} | {outcome.num_left} |")
             if outcome.difference:
