@@ -174,14 +174,15 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         while True:
             ask_again_steps = self._take_in(commands)
             changed = bool(self.ready) and self._merge(commands)
-            if self.batch.ended:
+            frees_places = bool(self.batch.ended)
+            if frees_places:
                 self.batch.ended, changed = [], True
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
             if self.cache.host is not None:
                 commands += self.cache.host.take_copies()
             if self.batch.num_requests:
-                waits = changed and (self.queue.queued or self.queue.retracted)
+                waits = (changed and (self.queue.queued or self.queue.retracted)) or (frees_places and self.ready)
                 return self.batch.step(1 if waits else ask_again_steps), commands
             if not changed:
                 return _WAIT, commands

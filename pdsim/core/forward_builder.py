@@ -91,8 +91,9 @@ class ForwardBuilder(Generic[PromptT]):
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
-        self.budget_grain = cache.page_size
-        """Tokens: a prompt takes whole ones of the budgets of its forward."""
+        self.spare_tokens = 1
+        """They stay free when a prompt is begun."""
+        self._as_vllm = False
 
     # What a prefill policy sees.
 
@@ -108,6 +109,10 @@ class ForwardBuilder(Generic[PromptT]):
         return self._cache.num_cached_tokens(request.prompt)
 
     # What an instance calls.
+
+    def fill_as_vllm(self) -> None:
+        """Count tokens, not pages; leave none free; open a prompt's pages before the next is looked at."""
+        self._as_vllm, self.spare_tokens = True, 0
 
     @property
     def is_midway(self) -> bool:
@@ -138,7 +143,7 @@ class ForwardBuilder(Generic[PromptT]):
         forward = Forward(chunks)
         if not (self.is_midway or budget.is_spent or not self._waiting or room is None):
             forward = self._begin(budget, chunks)
-        if chunks:
+        if chunks and not self._as_vllm:
             self._open_pages(chunks)
         return forward
 
@@ -196,7 +201,7 @@ class ForwardBuilder(Generic[PromptT]):
         lease = self._cache.open(request.prompt, request.num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tokens - num_cached
-        fits = num_new + request.num_growth_tokens + self.page_size < self._room_tokens(budget)
+        fits = num_new + request.num_growth_tokens + self.page_size + self.spare_tokens <= self._room_tokens(budget)
         num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_tokens - 1)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (chunks and whole_pages >= budget.prefill_tokens):
@@ -226,11 +231,15 @@ class ForwardBuilder(Generic[PromptT]):
         chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request
-        counted = -(-num_tokens // self.budget_grain) * self.budget_grain
+        whole_pages = -(-num_tokens // self.page_size) * self.page_size
+        counted = num_tokens if self._as_vllm else whole_pages
         budget.chunk_tokens -= counted
         budget.prefill_tokens -= counted
-        num_pages = -(-num_tokens // self.page_size) + 1
-        budget.reserved_tokens += num_pages * self.page_size + (request.num_growth_tokens if is_last else 0)
+        budget.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else 0)
+        if self._as_vllm:
+            self._open_pages(chunks[-1:])
+        else:
+            budget.reserved_tokens += whole_pages
         return True
 
     def _room_tokens(self, budget: _Budget) -> int:

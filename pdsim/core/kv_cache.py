@@ -58,6 +58,14 @@ class KvCache:
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
 
+    def evict_as_vllm(self) -> None:
+        """What is lacking alone, and of what is cached, block by block, the least recently used."""
+        self.evicts_early = False
+        if self.prefix_cache is not None:
+            self.prefix_cache.uses_whole_nodes = False
+        if self.host is not None:
+            self.host.tree.uses_whole_nodes = False
+
     @property
     def capacity_tokens(self) -> int:
         return self.pool.num_pages * self.page_size

@@ -250,7 +250,7 @@ class PrefillInstance:
         if message.request_id in self._bootstrap.refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
-        if num_tokens + 1 + self.page_size >= (capacity := self.cache.capacity_tokens):
+        if num_tokens + 1 + self.page_size + self._builder.spare_tokens > (capacity := self.cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             self._bootstrap.refuse(message.request_id)
             return [Send(message.decode_id, Abort(message.request_id, reason))]

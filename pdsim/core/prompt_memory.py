@@ -14,6 +14,7 @@ class PromptMemory:
     def __init__(self, num_tokens: int) -> None:
         self._num_pages = num_tokens // _PAGE_SIZE
         self._prefixes = RadixCache(None, _PAGE_SIZE, LeastRecentlyUsed())
+        self._prefixes.uses_whole_nodes = False
 
     def num_tokens(self, prompt: TokenSequence) -> int:
         """Prompt tokens that were sent before."""

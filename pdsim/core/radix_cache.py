@@ -81,6 +81,8 @@ class RadixCache:
 
     def __init__(self, pool: PagePool | None, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
+        self.uses_whole_nodes = True
+        """Of a node that matches in part, the rest counts as used too, as in SGLang."""
         self.num_evictable_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""
@@ -238,8 +240,9 @@ class RadixCache:
             if end < child.stop:
                 node = self.split(child, end)
                 pages += node.pages
-                child.last_access = self.num_accesses + 1  # the caller's: as in SGLang, all of a node counts as used
-                self._offer(child)
+                if self.uses_whole_nodes:
+                    child.last_access = self.num_accesses + 1  # the caller's
+                    self._offer(child)
                 break
             node = child
             pages += node.pages

@@ -113,8 +113,8 @@ class VllmDecodeInstance(DecodeInstance):
             chunk_tokens=recompute.chunk_tokens,
             max_prefill_tokens=recompute.max_prefill_tokens,
         )
-        self._builder.budget_grain = 1
-        cache.evicts_early = False
+        self._builder.fill_as_vllm()
+        cache.evict_as_vllm()
         self.batch.counts_ended = False
         self._is_decodes_turn = False
         self._num_forwards = 0

@@ -27,8 +27,8 @@ class VllmPrefillInstance(PrefillInstance):
     ) -> None:
         """hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever."""
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner)
-        self._builder.budget_grain = 1
-        cache.evicts_early = False
+        self._builder.fill_as_vllm()
+        cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns)
 
     @property

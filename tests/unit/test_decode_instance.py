@@ -191,6 +191,18 @@ def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_toke
     assert len(d.page_table(0)) == 3
 
 
+def test_an_ended_request_keeps_its_place_until_the_next_step_is_chosen():
+    d = instance(max_running_requests=2, extra_slots=1)
+    step = start(d, 4, 4, 4)
+    assert step.joined == (0, 1)
+    d.on_step_done(step, StepResult(1, ((0, Spans.of(9, 2)),)), 0)
+    step, _ = d.next_step(0)
+    assert (step.joined, step.max_steps) == ((), 1)  # its place may be taken in the step after
+    d.on_step_done(step, StepResult(), 0)
+    step, _ = d.next_step(0)
+    assert step.joined == (2,)
+
+
 def test_page_tables_of_requests_in_every_state():
     d = instance(num_pages=8, page=4)
     d.limits = replace(d.limits, max_running_requests=1, extra_slots=1)
