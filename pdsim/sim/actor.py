@@ -280,6 +280,8 @@ class Actor:
         self._waits = False
         self._is_pausing = False
         """Its loop takes no answer: it goes on when the host has time."""
+        self._held: list[Result] = []
+        """Results that came while it was pausing, though the host had time: alarms of a slow clock are rounded up."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
@@ -327,6 +329,9 @@ class Actor:
     def _advance(self, answer: Result | None) -> None:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
         self._is_pausing = False
+        for result in self._held:
+            self._timeline.after(0, self._see_result, result, self._order)
+        self._held = []
         while not self._is_dead:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
@@ -463,7 +468,9 @@ class Actor:
 
     def _see_result(self, result: Result) -> None:
         """The loop sees it as soon as the host is not launching the next forward, nor handing on the result before."""
-        if self._host.is_busy or self._is_pausing:
+        if self._host.is_busy:
             self._host.when_free(self._see_result, result, self._order)
+        elif self._is_pausing:
+            self._held.append(result)
         else:
             self._on_result(result)
