@@ -216,7 +216,9 @@ def test_no_chunk_follows_another_while_requests_run(scenario: Scenario):
             running[where] = entry.args[0].num_requests - len(entry.args[1].ended)
         elif entry.call == "next_step" and where.startswith("decode"):
             step, commands = entry.returned
-            emptied = any(isinstance(command, Retracted | Failed) for command in commands)
+            num_left = sum(isinstance(command, Retracted | Failed) for command in commands)
+            running[where] -= num_left
+            emptied = num_left > 0
             if isinstance(step, PrefillStep):
                 assert emptied or not takes_turn.get(where, False)
             takes_turn[where] = isinstance(step, PrefillStep) and running[where] > 0 and not emptied
