@@ -1,4 +1,4 @@
-"""`pdsim observe` against a real server: opt in with its address, for the two minutes that it takes."""
+"""`pdsim observe` against a real server: opt in with its address, for the three minutes that it takes."""
 
 import os
 
@@ -10,7 +10,7 @@ from pdsim.cli import main
 from pdsim.scenario.yaml_file import read_yaml
 
 URL = os.environ.get("PDSIM_OBSERVE_URL", "")
-BUDGET = ("--concurrency", "2", "--requests", "60", "--longest-prompt", "256", "--minutes", "2")
+BUDGET = ("--concurrency", "4", "--requests", "300", "--longest-prompt", "1024", "--minutes", "3")
 
 pytestmark = pytest.mark.skipif(not URL, reason="set PDSIM_OBSERVE_URL to the address of SGLang, vLLM or llama.cpp")
 
