@@ -79,7 +79,7 @@ class Local:
                 worker.inbox.append(new)
         rng, idle = Random(self.seed), 0
         workers = [*self.workers.values()]
-        while idle < 2:
+        while idle < 2 or any(worker.inbox for worker in workers):
             order = rng.sample(workers, len(workers))
             idle = 0 if sum(worker.turn() for worker in order) else idle + 1
         assert len(self.outputs) + len(self.failed) == len(prompts), [w.instance.waiting_for() for w in workers]
