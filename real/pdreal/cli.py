@@ -3,12 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from pdreal.options import Device, KvCacheDtype, Options, Quantization, RealDtype
+from pdreal.options import Dtype, OnDevice, Options, Threads
 from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
@@ -18,24 +19,7 @@ app = program(
     "pdreal", "Run prefill/decode disaggregated LLM serving for real, with the scheduler that pdsim simulates."
 )
 
-OnDevice = Annotated[Device, Parameter(help="Where models run.")]
-Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
-KvCache = Annotated[KvCacheDtype, Parameter(help="Of KV; auto is --dtype.")]
-Quantize = Annotated[
-    Quantization | None, Parameter(name="--quantization", help="Put the layers' matrices in fp8, with block scales.")
-]
-Weights = Annotated[str, Parameter(help="seed:N for random ones, or the folder of a checkpoint.")]
-Threads = Annotated[
-    int | None,
-    Parameter(
-        validator=validators.Number(gte=1),
-        help="Of each rank, on the CPU. By default the cores are divided among ranks.",
-    ),
-]
-RecordExperts = Annotated[
-    bool, Parameter(negative=(), help="Keep how many tokens each expert saw in each step, in the run folder.")
-]
-CheckKv = Annotated[bool, Parameter(negative=(), help="Compare the KV of every request on both sides as it arrives.")]
+RealOptions = Annotated[Options, Parameter(name="*", help="How models run.")]
 
 
 @app.command
@@ -46,14 +30,10 @@ def run(
     seed: Seed = None,
     out: Out = None,
     force: Force = False,
-    device: OnDevice = "cpu",
-    dtype: Dtype = "float32",
-    kv_cache_dtype: KvCache = "auto",
-    weights: Weights = "seed:0",
-    quantization: Quantize = None,
-    threads: Threads = None,
-    check_kv: CheckKv = False,
-    record_experts: RecordExperts = False,
+    options: RealOptions = Options(),  # noqa: B008  it is frozen
+    record_experts: Annotated[
+        bool, Parameter(negative=(), help="Keep how many tokens each expert saw in each step, in the run folder.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Run a scenario and print its summary.
@@ -72,16 +52,7 @@ def run(
         require_out_of_run(out, force=force)
     elif record_experts:
         raise ConfigError("--record-experts: expected --out FOLDER beside it, which keeps them")
-    options = Options(
-        device=device,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        weights=weights,
-        quantization=quantization,
-        threads=threads,
-        check_kv=check_kv,
-        record_experts=record_experts,
-    )
+    options = replace(options, record_experts=record_experts)
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:
         print_json(finished.summary)
@@ -112,13 +83,7 @@ def serve(
     model_name: str | None = None,
     api_key: Annotated[str | None, Parameter(env_var="PDREAL_API_KEY")] = None,
     max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,
-    device: OnDevice = "cpu",
-    dtype: Dtype = "float32",
-    kv_cache_dtype: KvCache = "auto",
-    weights: Weights = "seed:0",
-    quantization: Quantize = None,
-    threads: Threads = None,
-    check_kv: CheckKv = False,
+    options: RealOptions = Options(),  # noqa: B008  it is frozen
 ) -> None:
     """Serve a scenario's cluster over HTTP, to OpenAI's clients and SGLang's, until interrupted.
 
@@ -143,15 +108,6 @@ def serve(
     from pdreal.serve.service import Entrance
     from pdsim.scenario.loading import load_scenario
 
-    options = Options(
-        device=device,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        weights=weights,
-        quantization=quantization,
-        threads=threads,
-        check_kv=check_kv,
-    )
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
     name = model_name or served.model
 

@@ -2,31 +2,44 @@
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
 
 Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["fp8"]
+OnDevice = Annotated[Device, Parameter(help="Where models run.")]
+Dtype = Annotated[RealDtype, Parameter(help="Of weights and KV.")]
+Threads = Annotated[
+    int | None,
+    Parameter(
+        validator=validators.Number(gte=1),
+        help="Of each rank, on the CPU. By default the cores are divided among ranks.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    device: Device = "cpu"
-    dtype: RealDtype = "float32"
+    """Flags of `pdreal run` and `pdreal serve`. A field's docstring is its help, where it has no other."""
+
+    device: OnDevice = "cpu"
+    dtype: Dtype = "float32"
     """Type of weights, of KV unless it has its own, and of all that is computed."""
-    kv_cache_dtype: KvCacheDtype = "auto"
+    kv_cache_dtype: Annotated[KvCacheDtype, Parameter(help="Of KV; auto is --dtype.")] = "auto"
     """fp8 is e4m3."""
-    quantization: Quantization | None = None
-    """Of the layers' matrices, in blocks; a checkpoint that has it has it anyway."""
     weights: str = "seed:0"
-    """Random by that seed, or the folder of a checkpoint."""
-    threads: int | None = None
+    """seed:N for random ones, or the folder of a checkpoint."""
+    quantization: Quantization | None = None
+    """Put the layers' matrices in fp8, with block scales."""
+    threads: Threads = None
     """Threads of each rank, for torch on the CPU; None divides the cores of this process among the ranks."""
-    check_kv: bool = False
+    check_kv: Annotated[bool, Parameter(negative=())] = False
     """Compare the KV of every request on both sides as it arrives."""
-    record_experts: bool = False
-    """Keep how many tokens each expert saw in each step."""
+    record_experts: Annotated[bool, Parameter(parse=False)] = False
+    """Keep how many tokens each expert saw in each step: a flag of `run`, which has a folder for it."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
