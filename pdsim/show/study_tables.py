@@ -147,9 +147,7 @@ def _cells(
     if slo:
         cells["goodput/s\nper GPU"] = _number(point.goodput_per_gpu(slo), 3)
         cells["attained"] = _percent(point.attainment(slo))
-    rate = point.metric("request_throughput")
-    half = None if rate.half_width is None else rate.half_width / point.num_gpus
-    cells[_RATE] = _number(Estimate(rate.mean / point.num_gpus, half), 3)
+    cells[_RATE] = _number(point.per_gpu("request_throughput"), 3)
     for name, decimals in (("ttft", 0), ("tpot", 1)):
         latency = point.metric(f"{percentile}_{name}_ms")
         cells[f"{name.upper()}\n{percentile}, ms"] = "-" if point.is_saturated else _number(latency, decimals)
@@ -182,8 +180,7 @@ def _limits(slo: SloSettings) -> str:
 
 
 def _number(value: Estimate, decimals: int) -> str:
-    mean = f"{value.mean:,.{decimals}f}"
-    return mean if value.half_width is None else f"{mean} ± {value.half_width:,.{decimals}f}"
+    return value.text(lambda number: f"{number:,.{decimals}f}")
 
 
 def _percent(value: Estimate) -> str:

@@ -95,7 +95,7 @@ def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:
         at_ends = [point.goodput_per_gpu(slo).mean for point in (best, *best.ends) if not point.error]
         ranged = between(slo, {slo: [min(at_ends), max(at_ends)]} if best.ends else {})
         cards.append(_card(f"goodput, {slo}", best.goodput_per_gpu(slo), "requests/s per GPU", ranged))
-    output = _per_gpu(best.metric("output_throughput"), best)
+    output = best.per_gpu("output_throughput")
     cards.append(_card("output", output, "tokens/s per GPU", _range_per_gpu(best, "output_throughput")))
     if not best.is_saturated:
         for time in ("ttft", "tpot"):
@@ -114,14 +114,8 @@ def _range_per_gpu(point: PointResult, field: str) -> str:
     return between(field, {name: [end / point.num_gpus for end in ends] for name, ends in point.ranges.items()})
 
 
-def _per_gpu(value: Estimate, point: PointResult) -> Estimate:
-    half = value.half_width
-    return Estimate(value.mean / point.num_gpus, None if half is None else half / point.num_gpus)
-
-
 def _estimate(value: Estimate) -> Cell:
-    half = "" if value.half_width is None else f" ± {significant(value.half_width)}"
-    return Cell(significant(value.mean) + half, value.mean)
+    return Cell(value.text(significant), value.mean)
 
 
 def _replications(points: Sequence[PointResult]) -> str:
@@ -179,10 +173,6 @@ def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
     return ", ".join(name)
 
 
-def _output_per_gpu(point: PointResult) -> float:
-    return point.metric("output_throughput").mean / point.num_gpus
-
-
 def _numeric(value: Any) -> float | None:
     """The number in a value such as 4, "4/s" or "64 GiB", in its own unit."""
     if isinstance(value, int | float):
@@ -204,7 +194,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
         return [
             Dot(
                 x(point),
-                _output_per_gpu(point),
+                point.per_gpu("output_throughput").mean,
                 shown(point.changes.get(load, "")) if load else "",
                 _series(point, fields),
             )

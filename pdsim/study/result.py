@@ -1,7 +1,7 @@
 """A sweep's result: each point's estimates over its replications, goodput, and the folder read back."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -32,6 +32,17 @@ class Estimate(NamedTuple):
     mean: float
     half_width: float | None
     """The true mean lies so far from it at most, with 95 % confidence; None: one replication says nothing of that."""
+
+    def scaled(self, factor: float) -> "Estimate":
+        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
+
+    def divided(self, divisor: float) -> "Estimate":
+        return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
+
+    def text(self, shown: Callable[[float], str]) -> str:
+        """Text such as "1.2 ± 0.1"."""
+        half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
+        return shown(self.mean) + half
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -141,6 +152,9 @@ class PointResult:
     def metric(self, name: str) -> Estimate:
         """A number of the summary, such as p99_ttft_ms. The point has a result."""
         return estimate([r.row[name] for r in self.replications])
+
+    def per_gpu(self, name: str) -> Estimate:
+        return self.metric(name).divided(self.num_gpus)
 
     @property
     def ranges(self) -> Ranges:
@@ -252,7 +266,7 @@ def _columns(found: Ranges) -> dict[str, float]:
 
 
 def rate_per_gpu(point: PointResult) -> float:
-    return point.metric("request_throughput").mean / point.num_gpus
+    return point.per_gpu("request_throughput").mean
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
-from itertools import islice
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.hash_blocks import HashBlocks
-from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace_file import BlockTrace, Line, Trace, in_order, json_lines
+from pdsim.workload.request_spec import RequestSpec, fresh_streams
+from pdsim.workload.trace_file import BlockTrace, Line, Trace, json_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +20,13 @@ class AgenticMooncakeTrace(BlockTrace):
     Such a request is sent delay + tool_wait_ms (ms) after the last of them has ended; its timestamp only orders it.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Requests of the trace. None waits for one that was cut off."""
-        del rng
+    def specs(self) -> Iterator[RequestSpec]:
+        """Requests, each behind those that it waits for: none waits for one that was cut off."""
         blocks = HashBlocks(self.block_tokens)
-        specs: dict[str, RequestSpec] = {}
-        for name, (line, awaited) in islice(_earlier_first(_named_lines(self.path)), self.num_requests):
-            specs[name] = self._spec(blocks, line, len(specs), [specs[one] for one in awaited])
-        return in_order(specs.values(), self.path)
+        made: dict[str, RequestSpec] = {}
+        for name, (line, awaited) in _earlier_first(_named_lines(self.path)):
+            made[name] = self._spec(blocks, line, len(made), [made[one] for one in awaited])
+            yield made[name]
 
     def _spec(self, blocks: HashBlocks, line: Line, number: int, awaited: Sequence[RequestSpec]) -> RequestSpec:
         is_timed = line.get("timestamp") is not None or not awaited
@@ -93,15 +91,12 @@ class AppliedComputeTrace(Trace):
     Lines have no times, and share nothing.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
-        streams = fresh_streams()
-        specs: list[RequestSpec] = []
+    def specs(self) -> Iterator[RequestSpec]:
+        streams, num_before = fresh_streams(), 0
         for line in json_lines(self.path):
-            specs += self._conversation(line, len(specs), streams)
-            if self.num_requests is not None and len(specs) >= self.num_requests:
-                break
-        return in_order(specs[: self.num_requests], self.path)
+            conversation = list(self._conversation(line, num_before, streams))
+            yield from conversation
+            num_before += len(conversation)
 
     def _conversation(self, line: Line, first: int, streams: Iterator[int]) -> Iterator[RequestSpec]:
         num_turns = line.count("num_turns", least=0)

@@ -25,6 +25,12 @@ class RequestSpec(NamedTuple):
     """Class in a trace: an SLO may have limits for it. No policy sees it."""
 
 
+def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:
+    """A request that shares nothing with others of its workload."""
+    prompt, output = Spans.of(2 * number, num_prompt_tokens), Spans.of(2 * number + 1, num_output_tokens)
+    return RequestSpec(number, prompt, output, num_output_tokens, arrival_ns)
+
+
 def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
     """The class of each request that has one, by id."""
     return {spec.request_id: spec.request_class for spec in requests if spec.request_class}

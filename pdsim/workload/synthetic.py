@@ -6,7 +6,7 @@ from random import Random
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.lengths import Lengths, positive
-from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
+from pdsim.workload.request_spec import RequestSpec, Streams, alone, fresh_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,7 @@ class RandomLengths:
         specs: list[RequestSpec] = []
         for i in range(self.num_requests):
             num_output_tokens = outputs()
-            output = Spans.of(2 * i + 1, num_output_tokens)
-            specs.append(RequestSpec(i, Spans.of(2 * i, inputs()), output, num_output_tokens))
+            specs.append(alone(i, inputs(), num_output_tokens))
         if not self.classes:
             return specs
         drawn = rng.named("classes").choices(list(self.classes), list(self.classes.values()), k=len(specs))

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import IO, Any
 
 from pdsim.workload.lengths import above_zero, positive
-from pdsim.workload.request_spec import RequestSpec
+from pdsim.workload.request_spec import RequestSpec, Streams
 
 
 class TraceError(ValueError):
@@ -187,12 +187,23 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
+    """Base of the formats. Each yields its requests as they stand in the file."""
+
     path: Path
     num_requests: int | None = None
     """The first so many; None reads all."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        """Requests by arrival: a trace leaves nothing to draw."""
+        del rng
+        return in_order(islice(self.specs(), self.num_requests), self.path)
+
+    def specs(self) -> Iterable[RequestSpec]:
+        """Requests in the order of the file, numbered so; more than are asked for may be left unmade."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,14 @@
 """Public traces, ShareGPT conversations and plain request tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.lengths import above_zero
-from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
-from pdsim.workload.trace_file import (
-    BlockTrace,
-    Line,
-    TimedTrace,
-    Trace,
-    csv_lines,
-    in_order,
-    json_lines,
-    json_records,
-)
+from pdsim.workload.request_spec import RequestSpec, alone, fresh_streams
+from pdsim.workload.trace_file import BlockTrace, Line, TimedTrace, Trace, csv_lines, json_lines, json_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +19,16 @@ class MooncakeTrace(BlockTrace):
     says, or else as their timestamps are apart.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
+    def specs(self) -> Iterator[RequestSpec]:
         blocks = HashBlocks(self.block_tokens)
         last_turns: dict[str, RequestSpec] = {}
-        specs: list[RequestSpec] = []
-        for line in islice(json_lines(self.path), self.num_requests):
+        for number, line in enumerate(json_lines(self.path)):
             session = line.get("session_id")
             before = None if session is None else last_turns.get(str(session))
-            spec = self._turn(blocks, line, len(specs), before)
+            spec = self._turn(blocks, line, number, before)
             if session is not None:
                 last_turns[str(session)] = spec
-            specs.append(spec)
-        return in_order(specs, self.path)
+            yield spec
 
     def _turn(self, blocks: HashBlocks, line: Line, number: int, before: RequestSpec | None) -> RequestSpec:
         """A later turn may have a delay and no timestamp."""
@@ -66,31 +53,23 @@ class BailianTrace(TimedTrace):
     Every request arrives at its own time: a chat's turns do not wait for the answer to the one before.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
+    def specs(self) -> Iterator[RequestSpec]:
         blocks = HashBlocks(block_tokens=16)
-        lines = enumerate(islice(json_lines(self.path), self.num_requests))
-        specs = [blocks.spec(i, line, line.time_ns("timestamp", 1e9) / self.speedup) for i, line in lines]
-        return in_order(specs, self.path)
+        for i, line in enumerate(json_lines(self.path)):
+            yield blocks.spec(i, line, line.time_ns("timestamp", 1e9) / self.speedup)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AzureTrace(TimedTrace):
     """Azure's traces of 2023, 2024 and 2025: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
-        specs: list[RequestSpec] = []
+    def specs(self) -> Iterator[RequestSpec]:
         start_ns = None
-        for line in islice(csv_lines(self.path), self.num_requests):
+        for i, line in enumerate(csv_lines(self.path)):
             at_ns = self._time_ns(line)
             start_ns = at_ns if start_ns is None else start_ns
-            num_outputs = line.count("GeneratedTokens")
-            i = len(specs)
-            prompt, output = Spans.of(2 * i, line.count("ContextTokens")), Spans.of(2 * i + 1, num_outputs)
-            arrival_ns = round((at_ns - start_ns) / self.speedup)
-            specs.append(RequestSpec(i, prompt, output, num_outputs, arrival_ns=arrival_ns))
-        return in_order(specs, self.path)
+            num_outputs, num_inputs = line.count("GeneratedTokens"), line.count("ContextTokens")
+            yield alone(i, num_inputs, num_outputs, round((at_ns - start_ns) / self.speedup))
 
     @staticmethod
     def _time_ns(line: Line) -> int:
@@ -111,16 +90,11 @@ class BurstGptTrace(TimedTrace):
     Prompts share nothing; what belongs to one conversation arrives at its own times.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
+    def specs(self) -> Iterator[RequestSpec]:
         answered = (line for line in csv_lines(self.path) if line.count("Response tokens", least=0))
-        specs: list[RequestSpec] = []
-        for i, line in enumerate(islice(answered, self.num_requests)):
-            num_outputs = line.count("Response tokens")
-            prompt, output = Spans.of(2 * i, line.count("Request tokens")), Spans.of(2 * i + 1, num_outputs)
-            arrival_ns = round(line.time_ns("Timestamp", 1e9) / self.speedup)
-            specs.append(RequestSpec(i, prompt, output, num_outputs, arrival_ns=arrival_ns))
-        return in_order(specs, self.path)
+        for i, line in enumerate(answered):
+            num_outputs, num_inputs = line.count("Response tokens"), line.count("Request tokens")
+            yield alone(i, num_inputs, num_outputs, round(line.time_ns("Timestamp", 1e9) / self.speedup))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +105,13 @@ class RequestTable(TimedTrace):
     Further columns are ignored.
     """
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
+    def specs(self) -> Iterator[RequestSpec]:
         is_csv = ".csv" in self.path.suffixes
         prefixes: dict[str, int] = {}
         streams = fresh_streams()
-        specs: list[RequestSpec] = []
-        for line in islice(csv_lines(self.path) if is_csv else json_lines(self.path), self.num_requests):
+        for number, line in enumerate(csv_lines(self.path) if is_csv else json_lines(self.path)):
             num_tokens, num_outputs = line.count("in_tokens"), line.count("out_tokens")
-            arrival_ns = line.time_ns("arrival_s", 1e9) / self.speedup
+            arrival_ns = round(line.time_ns("arrival_s", 1e9) / self.speedup)
             spans = []
             shared = 0
             prefix_id = line.get("prefix_id")
@@ -151,10 +123,8 @@ class RequestTable(TimedTrace):
                     prefixes[str(prefix_id)] = next(streams)
                 spans.append((prefixes[str(prefix_id)], 0, shared))
             spans.append((next(streams), 0, num_tokens - shared))
-            output = Spans.of(next(streams), num_outputs)
-            spec = RequestSpec(len(specs), Spans(spans), output, num_outputs, round(arrival_ns))
-            specs.append(spec._replace(request_class=line.request_class))
-        return in_order(specs, self.path)
+            prompt, output = Spans(spans), Spans.of(next(streams), num_outputs)
+            yield RequestSpec(number, prompt, output, num_outputs, arrival_ns, request_class=line.request_class)
 
 
 _LEAST_TOKENS = 2
@@ -175,19 +145,13 @@ class ShareGpt(Trace):
         super().__post_init__()
         above_zero(self, tokens_per_character=self.tokens_per_character)
 
-    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        del rng
-        specs = [
-            RequestSpec(i, Spans.of(2 * i, num_inputs), Spans.of(2 * i + 1, num_outputs), num_outputs)
-            for i, (num_inputs, num_outputs) in enumerate(islice(self._lengths(), self.num_requests))
-        ]
-        return in_order(specs, self.path)
-
-    def _lengths(self) -> Iterator[tuple[int, int]]:
-        for record in json_records(self.path):
-            lengths = [self._num_tokens(record, turn) for turn in _first_two(record)]
-            if len(lengths) == 2 and min(lengths) >= _LEAST_TOKENS:  # noqa: PLR2004
-                yield lengths[0], lengths[1]
+    def specs(self) -> Iterator[RequestSpec]:
+        lengths = (
+            [self._num_tokens(record, turn) for turn in _first_two(record)] for record in json_records(self.path)
+        )
+        answered = (pair for pair in lengths if len(pair) == 2 and min(pair) >= _LEAST_TOKENS)  # noqa: PLR2004
+        for i, (num_inputs, num_outputs) in enumerate(answered):
+            yield alone(i, num_inputs, num_outputs)
 
     def _num_tokens(self, record: Line, turn: object) -> int:
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):

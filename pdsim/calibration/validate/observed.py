@@ -7,12 +7,11 @@ from typing import Any
 
 from pdsim.calibration.observe.folder import read_load, summary_of
 from pdsim.calibration.validate.case import ArmErrors, MetricError, Simulate
-from pdsim.core.sequence import Spans
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.client_driver import ClosedLoop
-from pdsim.workload.request_spec import RequestSpec, Streams
+from pdsim.workload.request_spec import RequestSpec, Streams, alone
 
 COMPARED = (
     "request_throughput",
@@ -34,10 +33,7 @@ class SentRequests:
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
         del rng
-        return [
-            RequestSpec(i, Spans.of(2 * i, prompt), Spans.of(2 * i + 1, output), output)
-            for i, (prompt, output) in enumerate(self.lengths)
-        ]
+        return [alone(i, prompt, output) for i, (prompt, output) in enumerate(self.lengths)]
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:

@@ -36,21 +36,19 @@ class Column:
         if any(replication.row[self.field] is None for replication in point.replications):
             return None
         found = point.metric(self.field)
-        scale = self.scale / (point.metric(self.per).mean or 1.0) if self.per else self.scale
-        return Estimate(found.mean * scale, None if found.half_width is None else found.half_width * scale)
+        return found.scaled(self.scale / (point.metric(self.per).mean or 1.0) if self.per else self.scale)
 
 
 def _attained(study: Study, arm: str) -> Estimate:
-    found = study[arm].attainment(SLO)
-    return Estimate(100 * found.mean, None if found.half_width is None else 100 * found.half_width)
+    return study[arm].attainment(SLO).scaled(100)
 
 
-def _of_classes(*, first: bool) -> Callable[[Study, str], Estimate]:
-    def read(study: Study, arm: str) -> Estimate:
-        found = study.attained_by(arm, study.base.first_classes if first else study.base.other_classes)
-        return Estimate(100 * found.mean, None if found.half_width is None else 100 * found.half_width)
+def _attained_by_first(study: Study, arm: str) -> Estimate:
+    return study.attained_by(arm, study.base.first_classes).scaled(100)
 
-    return read
+
+def _attained_by_others(study: Study, arm: str) -> Estimate:
+    return study.attained_by(arm, study.base.other_classes).scaled(100)
 
 
 def _goodput(study: Study, arm: str) -> Estimate:
@@ -59,8 +57,8 @@ def _goodput(study: Study, arm: str) -> Estimate:
 
 COLUMNS = {
     "attained": Column("meet SLO, %", read=_attained, is_latency=False, digits=4),
-    "first": Column("first class meets SLO, %", read=_of_classes(first=True), is_latency=False, digits=4),
-    "others": Column("others meet SLO, %", read=_of_classes(first=False), is_latency=False, digits=4),
+    "first": Column("first class meets SLO, %", read=_attained_by_first, is_latency=False, digits=4),
+    "others": Column("others meet SLO, %", read=_attained_by_others, is_latency=False, digits=4),
     "gpu_hours": Column("GPU-hours", "gpu_hours", is_latency=False),
     "failed": Column("failed", "failed", is_latency=False),
     "goodput": Column("goodput, requests/s, per GPU", read=_goodput, is_latency=False),

@@ -22,10 +22,7 @@ def spread(value: Estimate, digits: int = 3) -> str:
 
 
 def milliseconds(value: Estimate) -> str:
-    if value.mean < 1000:  # noqa: PLR2004
-        return f"{spread(value)} ms"
-    half = None if value.half_width is None else value.half_width / 1e3
-    return f"{spread(Estimate(value.mean / 1e3, half))} s"
+    return f"{spread(value)} ms" if value.mean < 1000 else f"{spread(value.divided(1e3))} s"  # noqa: PLR2004
 
 
 def times(value: Estimate) -> str:
@@ -44,8 +41,8 @@ def share(value: float) -> str:
 
 def change(value: Estimate) -> str:
     """A ratio as a change: "12 ± 3 % more"."""
-    half = None if value.half_width is None else 100 * value.half_width
-    return f"{spread(Estimate(100 * abs(value.mean - 1), half))} % {'more' if value.mean >= 1 else 'less'}"
+    percent = Estimate(abs(value.mean - 1), value.half_width).scaled(100)
+    return f"{spread(percent)} % {'more' if value.mean >= 1 else 'less'}"
 
 
 def is_told_apart(ratio: Estimate) -> bool:
