@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 from pdreal.cli import app as pdreal_app
+from pdreal.hosts import Hosts
 from pyarrow import parquet
 
 import pdsim
@@ -73,12 +74,15 @@ SHOWN = [block for page in pages() for block in blocks(page, "yaml")]
 
 @pytest.mark.parametrize("block", SHOWN, ids=lambda block: f"{name_of(block.page)}:{block.line}")
 def test_yaml_that_is_shown_is_valid(block):
-    """A scenario, or the part of one; profiles and catalog entries are known by their fields."""
+    """A scenario, or the part of one; hosts; profiles and catalog entries are known by their fields."""
     data = parse_yaml(block.text, name_of(block.page))
     first = parse_yaml(FIRST.text, "README.md")
     if "aggregated" in data:
         del first["prefill"], first["decode"]
     if "provenance" in data or "sources" in data:
+        return
+    if "hosts" in data:
+        Hosts.model_validate(data)
         return
     if "variants" in data:
         suite_of(data, block.page)

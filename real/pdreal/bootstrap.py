@@ -11,6 +11,7 @@ from typing import Any
 
 from pdreal.channel import Channel
 from pdreal.fleet import Fleet
+from pdreal.launch_error import LaunchError
 from pdreal.notices import Connected, Hello, Peers
 
 _START_S = 1800.0
@@ -22,16 +23,14 @@ _Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
 """Answers that are awaited, by process and by the number of the Peers that it answers, or _HELLO."""
 
 
-class LaunchError(RuntimeError):
-    """An instance did not come up."""
-
-
 class Bootstrap:
     def __init__(self, channel: Channel, fleet: Fleet) -> None:
         self._channel = channel
         self._fleet = fleet
         self.memories: dict[str, list[dict[str, Any]]] = {}
         """Memory that each rank has published, by instance, of those that are there."""
+        self._endpoints: dict[str, str] = {}
+        """Where each process was last reached."""
         self._awaited: _Expected = {}
         self._num_peers_told = 0
         self._epoch_ns: int | None = None
@@ -45,9 +44,9 @@ class Bootstrap:
         try:
             hellos = await self._all(expected, "start", _START_S)
             for instance_id in instance_ids:
-                self.memories[instance_id] = [
-                    hellos[_HELLO, process].memory for process in self._fleet.processes(instance_id)
-                ]
+                said = [hellos[_HELLO, process] for process in self._fleet.processes(instance_id)]
+                self.memories[instance_id] = [hello.memory for hello in said]
+                self._endpoints |= {hello.process: hello.endpoint for hello in said}
             await self._all(self._tell_peers(instance_ids), "connect", _CONNECT_S)
         except TimeoutError as late:
             for instance_id in instance_ids:
@@ -57,7 +56,7 @@ class Bootstrap:
             raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
     async def begin(self) -> int:
-        """Let time begin, for all; when that was, by the monotonic clock in ns. Raises LaunchError."""
+        """Let time begin, for all; when that was, by this host's monotonic clock in ns. Raises LaunchError."""
         self._epoch_ns = monotonic_ns()
         try:
             await self._all(self._tell_peers([]), "connect", _CONNECT_S)
@@ -69,11 +68,14 @@ class Bootstrap:
         self._num_peers_told += 1
         up = [i for i in self._fleet.instance_ids if i in self.memories]
         lives, memories = {i: self._fleet.lives[i] for i in up}, {i: self.memories[i] for i in up}
-        peers = Peers(self._num_peers_told, lives, memories, self._epoch_ns)
+        endpoints = {i: self._endpoints[i] for i in up}
         for instance_id in up:
+            offset_ns = self._fleet.clock_offset(instance_id).offset_ns
+            epoch_ns = None if self._epoch_ns is None else self._epoch_ns + offset_ns
+            peers = Peers(self._num_peers_told, lives, memories, endpoints, epoch_ns)
             for process in self._fleet.processes(instance_id):
                 if instance_id in new:
-                    self._channel.connect(process, self._fleet.lives[instance_id])
+                    self._channel.connect(process, self._endpoints[process])
                 self._channel.send(process, peers)
         return self._expect(self._num_peers_told, up)
 

@@ -1,6 +1,7 @@
 """The control channel: a ZeroMQ socket for what comes in, and one to each peer. Messages between two keep their order.
 
-Every life of a process has an address of its own, so that nothing sent to the dead reaches who takes their place.
+Every life of a process has an endpoint of its own, so that nothing sent to the dead reaches who takes their place: a
+Unix socket, and on several hosts a TCP port beside it, where only those are heard who hold the run's keys (CURVE).
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from pdreal.notices import KINDS
 from pdsim.core.journal import from_json, to_text
@@ -49,24 +51,68 @@ def process_of(machine: str) -> str:
     return machine.removesuffix(".sender").removesuffix(".receiver")
 
 
+class Network(NamedTuple):
+    """Place of a process in a run on several hosts."""
+
+    address: str
+    """Where it listens."""
+    public_key: str
+    secret_key: str
+    """A key pair of the run, which the launcher deals: whoever holds it is one of us."""
+
+    @classmethod
+    def dealt(cls, address: str) -> "Network":
+        """With new keys."""
+        public_key, secret_key = zmq.curve_keypair()
+        return cls(address, public_key.decode(), secret_key.decode())
+
+    def protect(self, socket: "zmq.Socket[bytes]") -> None:
+        """The socket proves that it holds the keys, and reads and writes for those that do."""
+        socket.curve_publickey, socket.curve_secretkey = self.public_key.encode(), self.secret_key.encode()
+
+    def callback(self, _: str, key: bytes) -> bool:
+        """Called by the authenticator with the key of whoever connects."""
+        return key == self.public_key.encode()
+
+
+def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
+    """For processes of the same host."""
+    return f"ipc://{folder}/{process}.{life}"
+
+
 class Channel:
     """Never blocks: what a peer does not take yet waits in its socket."""
 
-    def __init__(self, folder: Path, process: str, life: int = 0) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, process: str, life: int = 0, network: Network | None = None) -> None:
+        """network: where the run has several hosts."""
         self._context = zmq.Context()
+        self._network = network
+        self._guard: Any = None
         self._incoming = self._context.socket(zmq.PULL)
         self._incoming.setsockopt(zmq.RCVHWM, 0)
-        self._incoming.bind(self._address(process, life))
+        self.endpoint = local_endpoint(folder, process, life)
+        """Where others reach it."""
+        if network is not None:
+            self._guard = ThreadAuthenticator(self._context)
+            self._guard.start()
+            self._guard.configure_curve_callback(credentials_provider=network)
+            network.protect(self._incoming)
+            self._incoming.curve_server = True
+        self._incoming.bind(self.endpoint)
+        if network is not None:
+            self.endpoint = f"tcp://{network.address}:{self._incoming.bind_to_random_port(f'tcp://{network.address}')}"
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
-    def connect(self, process: str, life: int = 0) -> None:
+    def connect(self, process: str, endpoint: str) -> None:
         """Connect to a life of a process. What waits for an earlier life is dropped."""
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RECONNECT_IVL, 10), (zmq.RECONNECT_IVL_MAX, 1000)):
             socket.setsockopt(option, value)
-        socket.connect(self._address(process, life))
+        if self._network is not None:
+            self._network.protect(socket)
+            socket.curve_serverkey = self._network.public_key.encode()
+        socket.connect(endpoint)
         self._outgoing[process] = socket
 
     def disconnect(self, process: str) -> None:
@@ -74,7 +120,9 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """Send a message, to nobody if its process is not connected. payload: any object, within one instance."""
+        """Send a message, to nobody if its process is not connected. payload: any object, within one instance or
+        with an agent.
+        """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]
             if payload is not None:
@@ -106,7 +154,6 @@ class Channel:
         for socket in self._outgoing.values():
             socket.close(linger=_LINGER_MS)
         self._incoming.close(linger=0)
+        if self._guard is not None:
+            self._guard.stop()
         self._context.term()
-
-    def _address(self, process: str, life: int) -> str:
-        return f"ipc://{self._folder}/{process}.{life}"

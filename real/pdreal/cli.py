@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from pdreal.hosts import read_hosts
 from pdreal.options import Dtype, OnDevice, Options, Threads
 from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
 
@@ -20,6 +21,7 @@ app = program(
 )
 
 RealOptions = Annotated[Options, Parameter(name="*", help="How models run.")]
+OnHosts = Annotated[Path | None, Parameter(name="--hosts", help="Which hosts have which instances (YAML).")]
 
 
 @app.command
@@ -31,6 +33,7 @@ def run(
     out: Out = None,
     force: Force = False,
     options: RealOptions = Options(),  # noqa: B008  it is frozen
+    hosts: OnHosts = None,
     record_experts: Annotated[
         bool, Parameter(negative=(), help="Keep how many tokens each expert saw in each step, in the run folder.")
     ] = False,
@@ -52,7 +55,7 @@ def run(
         require_out_of_run(out, force=force)
     elif record_experts:
         raise ConfigError("--record-experts: expected --out FOLDER beside it, which keeps them")
-    options = replace(options, record_experts=record_experts)
+    options = replace(options, record_experts=record_experts, hosts=read_hosts(hosts))
     finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
     if json_:
         print_json(finished.summary)
@@ -84,6 +87,7 @@ def serve(
     api_key: Annotated[str | None, Parameter(env_var="PDREAL_API_KEY")] = None,
     max_waiting_requests: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 4096,
     options: RealOptions = Options(),  # noqa: B008  it is frozen
+    hosts: OnHosts = None,
 ) -> None:
     """Serve a scenario's cluster over HTTP, to OpenAI's clients and SGLang's, until interrupted.
 
@@ -108,6 +112,7 @@ def serve(
     from pdreal.serve.service import Entrance
     from pdsim.scenario.loading import load_scenario
 
+    options = replace(options, hosts=read_hosts(hosts))
     served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
     name = model_name or served.model
 
@@ -121,6 +126,14 @@ def serve(
     if leaks:
         print("\n  ".join(["pdreal: when all had ended, not all was well:", *leaks]), file=sys.stderr)
         raise SystemExit(1)
+
+
+@app.command
+def host() -> None:
+    """Run instances here for a launcher elsewhere: `pdreal run --hosts` calls it, with its standard input."""
+    from pdreal.agent import serve_host
+
+    serve_host()
 
 
 @app.command
@@ -224,7 +237,7 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     try:
-        from pdreal.bootstrap import LaunchError
+        from pdreal.launch_error import LaunchError
 
         run_app(app, arguments, (LaunchError,))
     except ModuleNotFoundError as missing:

@@ -8,10 +8,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdreal.bootstrap import Bootstrap, LaunchError
-from pdreal.channel import Channel, process_of
+from pdreal.bootstrap import Bootstrap
+from pdreal.channel import Channel, Network, process_of
 from pdreal.clock import Timeline
 from pdreal.fleet import Fleet
+from pdreal.launch_error import LaunchError
 from pdreal.logbook import Logbook
 from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled
 from pdreal.options import Options
@@ -51,13 +52,14 @@ class Instances:
         timeline: Timeline,
         logbook: Logbook,
         *,
+        network: Network | None,
         sockets: Path,
         folder: Path | None,
         carry_out: Callable[[Sequence[Any]], None],
         on_lost: Callable[[str], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """scenario: resolved. folder: where logbooks are kept.
+        """scenario: resolved. network: the launcher's, of several hosts. folder: where logbooks are kept.
 
         carry_out: called with what the health monitor sends. on_lost: called with a reason if an instance is lost and
         nobody watches over them.
@@ -69,7 +71,8 @@ class Instances:
         self._carry_out = carry_out
         self._on_lost = on_lost
         self._spawn_task = spawn_task
-        self.fleet = Fleet(scenario, options, sockets=sockets, logs=folder, loop=timeline.loop, on_death=self._on_exit)
+        where: dict[str, Any] = {"sockets": sockets, "logs": folder, "loop": timeline.loop}
+        self.fleet = Fleet(scenario, options, channel, network, **where, on_death=self._on_exit)
         self.bootstrap = Bootstrap(channel, self.fleet)
         self._monitor: Any = Unwatched()
         if scenario.health is not None:
@@ -91,6 +94,7 @@ class Instances:
 
     async def start(self) -> None:
         """Bring up all, and let time begin. Raises LaunchError."""
+        await self.fleet.start()
         await self.bootstrap.bring_up(self.fleet.instance_ids)
         self._timeline.epoch_ns = await self.bootstrap.begin()
         self._mark_up(self.fleet.instance_ids)
@@ -131,7 +135,8 @@ class Instances:
             await asyncio.sleep(interval_s)
             for instance_id in self.fleet.instance_ids:
                 processes = self.fleet.processes(instance_id)
-                answered = instance_id in self._up and self._silent.isdisjoint(processes)
+                is_given_up = instance_id in self._deaths  # its end may take a cut link's time to be heard of
+                answered = instance_id in self._up and not is_given_up and self._silent.isdisjoint(processes)
                 self._silent.update(processes)
                 for process in processes if instance_id in self._up else ():
                     self._channel.send(process, Ping())
@@ -143,22 +148,23 @@ class Instances:
         if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
             self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
             _LOG.error("%s: %s", heartbeat.instance_id, reason)
+            self._channel.disconnect(heartbeat.instance_id)
             self.fleet.kill(heartbeat.instance_id)
         self._carry_out(commands)
 
     # Deaths and restarts.
 
-    def _on_exit(self, instance_id: str, exit_code: int | None) -> None:
+    def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
         """Wait for the last words of one that ended itself, which may come a moment after its end."""
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
         else:
             self._on_death(instance_id, exit_code)
 
-    def _on_death(self, instance_id: str, exit_code: int | None) -> None:
+    def _on_death(self, instance_id: str, exit_code: int | str) -> None:
         up_s = monotonic() - self._up.pop(instance_id, monotonic())
         self.levels.pop(instance_id, None)
-        reason = self._deaths.pop(instance_id, f"exit code {exit_code}")
+        reason = self._deaths.pop(instance_id, exit_code if isinstance(exit_code, str) else f"exit code {exit_code}")
         self._channel.disconnect(instance_id)
         self.bootstrap.on_death(instance_id, reason)
         if waiting := self._settled.pop(instance_id, None):
@@ -220,15 +226,15 @@ class Instances:
             self.fleet.kill(instance_id)
         return leaks
 
-    def end(self) -> None:
-        """End every process, in bounded time."""
+    async def end(self) -> list[str]:
+        """End every process, in bounded time. Returns what went wrong on other hosts."""
         for instance_id in self.fleet.instance_ids:
             for process in self.fleet.processes(instance_id):
                 self._channel.send(process, Exit())
         for instance_id in self.fleet.instance_ids:
             if instance_id not in self._up:
                 self.fleet.kill(instance_id)  # it may be on its way up, and hear nothing yet
-        self.fleet.end()
+        return await self.fleet.end()
 
 
 def next_backoff_s(last_s: float | None, up_s: float) -> float:

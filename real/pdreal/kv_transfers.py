@@ -6,9 +6,9 @@ from typing import Any
 
 from pdreal.clock import Timeline
 from pdreal.executor import Executor, NewToken
-from pdreal.fleet import RankSpec
 from pdreal.logbook import InstanceLog
 from pdreal.rank_group import RankGroup
+from pdreal.rank_spec import RankSpec
 from pdreal.step_loop import inner
 from pdreal.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit
 from pdsim.core import messages as m

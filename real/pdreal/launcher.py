@@ -12,13 +12,14 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from pdreal.channel import LAUNCHER, Channel, Envelope, process_of
+from pdreal.channel import LAUNCHER, Channel, Envelope, Network, process_of
 from pdreal.clock import Timeline
 from pdreal.instances import Instances
 from pdreal.logbook import Logbook
 from pdreal.model.draw import Logprobs
 from pdreal.notices import Broken, Connected, Hello, Pong, Settled, Streamed
 from pdreal.options import Options
+from pdreal.remote_host import HostNotice
 from pdreal.requests import Request, Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
@@ -65,7 +66,9 @@ class Launcher:
         self._plain_router = build_router(self._scenario)
         self._router: Any = self._logbook.recorded(self._plain_router)
         self._scratch = ScratchFolder()
-        self._channel = Channel(self._scratch.path, LAUNCHER)
+        hosts = self._options.hosts
+        network = None if hosts is None else Network.dealt(str(hosts.hosts[hosts.home].address))
+        self._channel = Channel(self._scratch.path, LAUNCHER, network=network)
         self._channel.listen(loop, self._on_envelope)
         self._instances = Instances(
             self._scenario,
@@ -73,6 +76,7 @@ class Launcher:
             self._channel,
             self._timeline,
             self._logbook,
+            network=network,
             sockets=self._scratch.path,
             folder=self._folder,
             carry_out=self._carry_out,
@@ -137,6 +141,11 @@ class Launcher:
         return self._instances.bootstrap.memories[instance_id]
 
     @property
+    def hosts(self) -> dict[str, dict[str, float]]:
+        """How far clocks of other hosts are ahead of this one's, which times of the run take into account."""
+        return {name: host.described() for name, host in self._instances.fleet.remote.items()}
+
+    @property
     def num_live_requests(self) -> int:
         return len(self._requests)
 
@@ -160,7 +169,7 @@ class Launcher:
             leaks.append(str(broken))
         for task in self._tasks:
             task.cancel()
-        self._instances.end()
+        leaks += await self._instances.end()
         self._channel.close()
         self._logbook.close()
         self._scratch.cleanup()
@@ -172,7 +181,7 @@ class Launcher:
 
     # Messages.
 
-    def _on_envelope(self, envelope: Envelope, _: Any) -> None:
+    def _on_envelope(self, envelope: Envelope, payload: Any) -> None:
         message = envelope.message
         match message:
             case Streamed():
@@ -184,6 +193,8 @@ class Launcher:
                 self._on_outcome(message)
             case m.PrefillDone():
                 self._tell_router(message)
+            case _ if isinstance(message, HostNotice):
+                self._instances.fleet.on_notice(message, payload)
             case Hello() | Connected() | Pong() | Settled() | Broken():
                 self._instances.on_notice(message)
             case _:

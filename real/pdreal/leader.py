@@ -10,10 +10,10 @@ from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel
 from pdreal.clock import Timeline
 from pdreal.executor import Executor, NewToken
-from pdreal.fleet import RankSpec
 from pdreal.kv_transfers import KvTransfers
 from pdreal.logbook import InstanceLog, Logbook
 from pdreal.rank_group import RankGroup, RankThreads
+from pdreal.rank_spec import RankSpec
 from pdreal.requests import Sampling
 from pdreal.step_loop import StepLoop, inner
 from pdreal.tasks import Compute

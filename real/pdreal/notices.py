@@ -8,6 +8,8 @@ class Hello(NamedTuple):
 
     process: str
     memory: dict[str, Any]
+    endpoint: str
+    """Where others reach it."""
 
 
 class Peers(NamedTuple):
@@ -18,8 +20,10 @@ class Peers(NamedTuple):
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
     """A PeerMemory for each rank, by instance."""
+    endpoints: dict[str, str]
+    """Where the leader of each instance is reached."""
     epoch_ns: int | None
-    """Begin of time, by the monotonic clock; None as long as not all are connected."""
+    """Begin of time, by the monotonic clock of the rank's host; None as long as not all are connected."""
 
 
 class Connected(NamedTuple):
@@ -90,7 +94,68 @@ class Done(NamedTuple):
     error: str | None
 
 
+class HostUp(NamedTuple):
+    """An agent to the launcher: it is there."""
+
+    host: str
+    endpoint: str
+    version: str
+
+
+class AskTime(NamedTuple):
+    """The launcher to an agent."""
+
+    number: int
+
+
+class Time(NamedTuple):
+    """The answer, by the monotonic clock of the agent's host."""
+
+    host: str
+    number: int
+    time_ns: int
+
+
+class SpawnRanks(NamedTuple):
+    """The launcher to an agent: start the ranks of an instance. Their specs are the payload."""
+
+
+class KillRanks(NamedTuple):
+    """The launcher to an agent: kill one rank of an instance, or all."""
+
+    instance_id: str
+    rank: int | None
+
+
+class Ended(NamedTuple):
+    """An agent to the launcher: nothing is left of an instance."""
+
+    host: str
+    instance_id: str
+    exit_code: int
+
+
+class EndHost(NamedTuple):
+    """The launcher to an agent: ranks were told to exit. See to it, and hand over their logbooks."""
+
+
+class KeptLog(NamedTuple):
+    """An agent to the launcher: the next part of a file of logbooks, which is the payload."""
+
+    host: str
+    file_name: str
+
+
+class HostDone(NamedTuple):
+    """An agent to the launcher: that was all."""
+
+    host: str
+
+
 KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Hello, Peers, Connected, Ping, Pong, Streamed, Settle, Settled, Exit, Broken, Task, Done)
+    for kind in (
+        *(Hello, Peers, Connected, Ping, Pong, Streamed, Settle, Settled, Exit, Broken, Task, Done),
+        *(HostUp, AskTime, Time, SpawnRanks, KillRanks, Ended, EndHost, KeptLog, HostDone),
+    )
 }

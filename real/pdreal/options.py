@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
+from pdreal.hosts import Hosts
+
 Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
@@ -40,6 +42,8 @@ class Options:
     """Compare the KV of every request on both sides as it arrives."""
     record_experts: Annotated[bool, Parameter(parse=False)] = False
     """Keep how many tokens each expert saw in each step: a flag of `run`, which has a folder for it."""
+    hosts: Annotated[Hosts | None, Parameter(parse=False)] = None
+    """Machines that have the instances; None: this one."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from typing import Any
 
+import torch
+
 from pdreal import notices
-from pdreal.channel import LAUNCHER, Channel, Envelope
-from pdreal.fleet import RankSpec
+from pdreal.channel import LAUNCHER, Channel, Envelope, local_endpoint
 from pdreal.kv_transfers import KvDamagedError
 from pdreal.leader import Leader
 from pdreal.model.config import ModelError
 from pdreal.rank_group import Follower, RankThreads
 from pdreal.rank_resources import RankResources, build_rank_resources
+from pdreal.rank_spec import RankSpec
 from pdreal.transports.protocol import TransferError, UnavailableError
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -29,10 +31,11 @@ that the main thread does in a step."""
 def run_rank(spec: RankSpec) -> None:
     """The process from its begin to its end."""
     os.dup2(2, 1)  # some engines print, and standard output is the run's summary
+    torch.set_num_threads(spec.num_threads)
     os.sched_setaffinity(0, spec.cores)
     sys.setswitchinterval(_SWITCH_S)
-    channel = Channel(spec.sockets, spec.process, spec.life)
-    channel.connect(LAUNCHER)
+    channel = Channel(spec.sockets, spec.process, spec.life, spec.network)
+    channel.connect(LAUNCHER, spec.launcher)
     exit_code = 0
     try:
         resources = build_rank_resources(spec)
@@ -69,14 +72,19 @@ class Rank:
         threads.warm_up()
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
-            self._channel.connect(follower, self._spec.life)
+            self._channel.connect(follower, self._at_home(follower))
         if self._spec.rank == 0:
             self._actor = Leader(self._spec, self._channel, threads, loop, self._fail, self._resources.end_tokens)
         else:
-            self._channel.connect(self._spec.instance_id, self._spec.life)
+            self._channel.connect(self._spec.instance_id, self._at_home(self._spec.instance_id))
             self._actor = Follower(self._spec.instance_id, self._channel, threads, self._fail)
-        self._channel.send(LAUNCHER, notices.Hello(self._spec.process, self._resources.memory))
+        hello = notices.Hello(self._spec.process, self._resources.memory, self._channel.endpoint)
+        self._channel.send(LAUNCHER, hello)
         await self._end
+
+    def _at_home(self, process: str) -> str:
+        """Endpoint of another rank of the instance."""
+        return local_endpoint(self._spec.sockets, process, self._spec.life)
 
     def _fail(self, error: BaseException) -> None:
         if not self._end.done():
@@ -104,7 +112,7 @@ class Rank:
                 continue
             self._peers[instance_id] = life
             if self._spec.rank == 0:
-                self._channel.connect(instance_id, life)
+                self._channel.connect(instance_id, peers.endpoints[instance_id])
             for rank, memory in enumerate(peers.memories[instance_id]):
                 with self._may_be_gone(instance_id):
                     self._resources.connect(instance_id, rank, memory)

@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 
-from pdreal.fleet import RankSpec
 from pdreal.model.config import model_config
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
+from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
+from pdreal.transports.names import LOOPBACK
 from pdreal.transports.protocol import Transport, open_transport
 from pdsim.scenario import wiring
 
@@ -48,7 +49,6 @@ class RankResources:
 
 def build_rank_resources(spec: RankSpec) -> RankResources:
     """Raises ModelError, UnavailableError or ConfigError for what this machine or this model cannot do."""
-    torch.set_num_threads(spec.num_threads)
     device = _device(spec)
     if device.type == "cpu":
         return _resources(spec, device, None)
@@ -64,7 +64,8 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
     where = device, stream, model.config.end_tokens
     if spec.role == "aggregated":
         return RankResources(_runner(spec, model, None), *where)
-    transport = open_transport(spec.scenario.network.transport, device)
+    address = LOOPBACK if spec.network is None else spec.network.address
+    transport = open_transport(spec.scenario.network.transport, device, address)
     runner = _runner(spec, model, transport)
     planes = runner.kv.planes
     if spec.role == "prefill":
@@ -105,6 +106,6 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
 def _device(spec: RankSpec) -> torch.device:
     if spec.options.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", spec.device_index % torch.cuda.device_count())
+    device = torch.device("cuda", spec.slot % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

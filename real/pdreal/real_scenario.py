@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from pdreal.model.config import ModelError, model_config
 from pdreal.options import Options
+from pdreal.rank_spec import roles_of
 from pdreal.serve.room import Room
+from pdreal.transports.names import BETWEEN_HOSTS
 from pdsim.scenario.build import build
 from pdsim.scenario.faults import HealthSettings, SlowLink
 from pdsim.scenario.schema import Scenario
@@ -17,6 +19,7 @@ from pdsim.workload.request_spec import RequestSpec
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Resolved, and its requests. Raises ConfigError for what only the simulator has."""
     cluster = build(for_real(scenario, options))
+    _check_hosts(cluster.scenario, options)
     room = _room(cluster.scenario, options)
     for spec in cluster.requests:
         if len(spec.prompt) > room.prompt_tokens:
@@ -36,8 +39,21 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
     resolved = resolve(scenario)
+    _check_hosts(resolved, options)
     _room(resolved, options)
     return resolved
+
+
+def _check_hosts(scenario: Scenario, options: Options) -> None:
+    """scenario: resolved. Raises ConfigError unless each instance has its host, and KV gets from one to the other."""
+    if options.hosts is None:
+        return
+    options.hosts.placed(list(roles_of(scenario)))
+    transport = scenario.network.transport
+    if scenario.aggregated is None and not options.hosts.are_one_machine and transport not in BETWEEN_HOSTS:
+        raise ConfigError(
+            f"network.transport: {transport} stays on one host; between hosts are {', '.join(BETWEEN_HOSTS)}"
+        )
 
 
 def _room(scenario: Scenario, options: Options) -> Room:
@@ -67,8 +83,11 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.acceptance is not None:
         raise ConfigError("speculative_draft_tokens: decoding with drafts runs in simulation only")
+    health = scenario.health
+    if options.hosts is not None:
+        health = health or HealthSettings()  # or nobody would find out about a cut link
     decode = scenario.decode
     if decode is not None:
         decode = decode.model_copy(update={"retraction_backup": True})
     kv_dtype = "fp8" if options.kv_cache_dtype == "fp8" else KV_DTYPES[options.dtype]
-    return scenario.model_copy(update={"kv_dtype": kv_dtype, "decode": decode})
+    return scenario.model_copy(update={"kv_dtype": kv_dtype, "decode": decode, "health": health})

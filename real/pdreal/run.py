@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdreal.bootstrap import LaunchError
 from pdreal.clients import Clients
 from pdreal.expert_counts import write_counts
-from pdreal.fleet import STOP_SIGNALS
+from pdreal.launch_error import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_counted_steps, read_journal, read_records
 from pdreal.options import Options
+from pdreal.processes import STOP_SIGNALS
 from pdreal.real_scenario import real_scenario
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
@@ -38,6 +38,8 @@ class RealRun:
     interrupted: bool = False
     late_ns: list[int] = field(default_factory=list)
     """Delays of requests that were due at a time of their own."""
+    hosts: dict[str, Any] = field(default_factory=dict)
+    """Clocks of other hosts."""
 
 
 def run_scenario(
@@ -52,6 +54,8 @@ def run_scenario(
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
         extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
+        if options.hosts is not None:
+            extra["hosts"] = real.hosts
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:
@@ -120,4 +124,5 @@ async def run(
             loop.remove_signal_handler(number)
     real.outputs, real.late_ns = clients.outputs, clients.late_ns
     real.failure, real.interrupted = launcher.failure, clients.stopped
+    real.hosts = launcher.hosts
     return real

@@ -78,13 +78,13 @@ def test_messages_keep_their_order_and_miss_the_next_life(tmp_path):
 
     async def play():
         here, first = Channel(tmp_path, "launcher"), Channel(tmp_path, "decode-0", 0)
-        here.connect("decode-0", 0)
+        here.connect("decode-0", first.endpoint)
         for number in range(100):
             here.send("decode-0.receiver", Settle(number), payload=number if number % 2 else None)
         got = await receive(first, 100)
         here.send("decode-0", Settle(100))  # to the dead
         second = Channel(tmp_path, "decode-0", 1)
-        here.connect("decode-0", 1)
+        here.connect("decode-0", second.endpoint)
         here.send("decode-0", Settle(101))
         here.send("nobody", Settle(102))
         late = await receive(second, 1)
@@ -111,6 +111,7 @@ def nobody_up():
         channel=None,
         timeline=SimpleNamespace(loop=None),
         logbook=Logbook(None, "launcher", 0),
+        network=None,
         sockets=Path("nowhere"),
         folder=None,
         carry_out=pytest.fail,

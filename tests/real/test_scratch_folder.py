@@ -9,7 +9,7 @@ from pdreal.scratch_folder import ScratchFolder
 
 OWNER = """
 from time import sleep
-from pdreal.fleet import claim_temp_dir
+from pdreal.processes import claim_temp_dir
 from pdreal.scratch_folder import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "0.rows").write_text("kept\\n")
@@ -42,7 +42,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmpdir_of_all):
 
 def test_a_process_that_ends_leaves_nothing(tmpdir_of_all):
     """Of multiprocessing either, which removes its own first."""
-    ending = "from pdreal.fleet import claim_temp_dir; claim_temp_dir()"
+    ending = "from pdreal.processes import claim_temp_dir; claim_temp_dir()"
     done = subprocess.run([sys.executable, "-c", ending], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert not list(tmpdir_of_all.iterdir())

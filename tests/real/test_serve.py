@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 aiohttp = pytest.importorskip("aiohttp")
 
-from pdreal.bootstrap import LaunchError
+from pdreal.launch_error import LaunchError
 from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.bootstrap import LaunchError
+from pdreal.launch_error import LaunchError
 from pdreal.serve.tokenizer import HUB_NAME, Detokenizer, Tokenizer, plant_in_hub_cache, write_tokenizer
 
 VOCAB_SIZE = 512

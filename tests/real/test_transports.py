@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from pdreal.measure.transfers import measure_engine, transfer_rows
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
-from pdreal.transports.protocol import DEBIAN_PACKAGES, NAMES, UnavailableError, load_engine, open_transport
+from pdreal.transports.names import NAMES
+from pdreal.transports.protocol import DEBIAN_PACKAGES, UnavailableError, load_engine, open_transport
 
 from pdsim.system.catalog import names
 

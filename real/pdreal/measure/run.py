@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pdreal.bootstrap import LaunchError
+from pdreal.launch_error import LaunchError
 from pdreal.measure.followers import Followers, Ranked
 from pdreal.measure.forwards import Case, forward_rows
 from pdreal.measure.plan import Plan

@@ -10,8 +10,8 @@ from time import perf_counter_ns
 
 import torch
 
-from pdreal.bootstrap import LaunchError
 from pdreal.channel import Channel
+from pdreal.launch_error import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
@@ -40,8 +40,8 @@ async def _messages_us(folder: Path) -> list[float]:
     """Sorted halves of round trips between two channels of one process."""
     loop = asyncio.get_running_loop()
     near, far = Channel(folder, "near"), Channel(folder, "far")
-    near.connect("far")
-    far.connect("near")
+    near.connect("far", far.endpoint)
+    far.connect("near", near.endpoint)
     answered = asyncio.Event()
     far.listen(loop, lambda envelope, _: far.send("near", envelope.message))
     near.listen(loop, lambda *_: answered.set())

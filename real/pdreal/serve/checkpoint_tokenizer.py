@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdreal.bootstrap import LaunchError
+from pdreal.launch_error import LaunchError
 from pdreal.serve.fields import RefusedError
 from pdreal.serve.tokenizer import Detokenizer
 

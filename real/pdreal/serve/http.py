@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pdreal.bootstrap import LaunchError
+from pdreal.launch_error import LaunchError
 from pdreal.requests import RequestFailed
 from pdreal.serve.fields import Fields, RefusedError, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges

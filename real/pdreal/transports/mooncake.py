@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from pdreal.streams import synchronize_engines
+from pdreal.transports.names import LOOPBACK
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, load_engine
 
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
@@ -42,17 +43,21 @@ _DONE, _RUNNING = 1, 0
 
 
 class MooncakeTransport:
-    def __init__(self, kind: Kind, device: torch.device) -> None:
-        """Raises UnavailableError if the engine cannot be loaded, or takes another transport."""
+    def __init__(self, kind: Kind, device: torch.device, address: str = LOOPBACK) -> None:
+        """address: where peers reach this host.
+
+        Raises UnavailableError if the engine cannot be loaded, or takes another transport.
+        """
         _choose(kind)
         module = load_engine(("mooncake.engine",), _wheel(device))
         self._kind = kind
         self._device = device
         self._engine = module.TransferEngine()
-        if self._engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma" if kind == "rdma" else "tcp", ""):
+        if self._engine.initialize(address, "P2PHANDSHAKE", "rdma" if kind == "rdma" else "tcp", ""):
             raise UnavailableError(f"Mooncake does not start with {kind}")
-        _hide_from_the_network()
-        self.address = f"127.0.0.1:{self._engine.get_rpc_port()}"
+        if address == LOOPBACK:
+            _hide_from_the_network()
+        self.address = f"{address}:{self._engine.get_rpc_port()}"
         _check_installed(kind, module, self._engine)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pdreal.transports.names import LOOPBACK, NAMES
+
 Addresses = NDArray[np.int64]
 """Addresses of memory, or lengths of it, in bytes."""
 
@@ -108,27 +110,16 @@ class Regions:
         return self._mapped[region] + addresses - self._begins[region]
 
 
-NAMES = (
-    "mooncake-tcp",
-    "mooncake-nvlink",
-    "mooncake-rdma",
-    "mooncake-mnnvl",
-    "nixl-cma",
-    "nixl-cuda-ipc",
-    "nixl-cuda-ipc-sglang",
-    "nixl-rdma",
-    "cuda-ipc",
-    "shared-memory",
-)
+def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> Transport:
+    """address: where peers reach this host. Each engine is imported only here.
 
-
-def open_transport(name: str, device: torch.device) -> Transport:
-    """Each engine is imported only here. Raises UnavailableError if this machine cannot run it."""
+    Raises UnavailableError if this machine cannot run it.
+    """
     match name:
         case "mooncake-tcp" | "mooncake-nvlink" | "mooncake-rdma" | "mooncake-mnnvl":
             from pdreal.transports.mooncake import MooncakeTransport, kind_of  # noqa: PLC0415
 
-            return MooncakeTransport(kind_of(name), device)
+            return MooncakeTransport(kind_of(name), device, address)
         case "nixl-cma" | "nixl-cuda-ipc" | "nixl-cuda-ipc-sglang" | "nixl-rdma":
             from pdreal.transports.nixl import NixlTransport  # noqa: PLC0415
 

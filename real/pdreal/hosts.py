@@ -1,0 +1,75 @@
+"""Hosts of a run: how each is reached and started, and which instances it has."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError, model_validator
+
+from pdsim.scenario.fields import Section
+from pdsim.scenario.loading import explain_errors
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+
+
+class HostEntry(Section):
+    address: IPv4Address
+    """Where other hosts reach it."""
+    instances: tuple[str, ...] = ()
+    """Names, or patterns of them such as decode-*."""
+    start: str | None = None
+    """The command that runs `pdreal host` there, with its standard input. None: the launcher's own host."""
+
+
+class Hosts(Section):
+    hosts: dict[str, HostEntry]
+
+    @model_validator(mode="after")
+    def _has_one_home(self) -> Self:
+        own = [name for name, entry in self.hosts.items() if entry.start is None]
+        if len(own) != 1:
+            found = f"found {', '.join(own)}" if own else "found none"
+            raise ValueError(f"one host has no start, which is where pdreal is called; {found}")
+        return self
+
+    @property
+    def home(self) -> str:
+        """Name of the launcher's own host."""
+        return next(name for name, entry in self.hosts.items() if entry.start is None)
+
+    @property
+    def are_one_machine(self) -> bool:
+        """True if all have one address."""
+        return len({entry.address for entry in self.hosts.values()}) == 1
+
+    def placed(self, instance_ids: Sequence[str]) -> dict[str, str]:
+        """Host of each instance. Raises ConfigError if one has none, or several."""
+        found: dict[str, list[str]] = {instance_id: [] for instance_id in instance_ids}
+        for name, entry in self.hosts.items():
+            for pattern in entry.instances:
+                matching = [i for i in instance_ids if fnmatchcase(i, pattern)]
+                if not matching:
+                    hint = did_you_mean(pattern, instance_ids)
+                    here = ", ".join(instance_ids)
+                    raise ConfigError(f"hosts.{name}.instances: no instance {pattern!r}{hint}; here are {here}")
+                for instance_id in matching:
+                    found[instance_id].append(name)
+        for instance_id, names in found.items():
+            if len(names) != 1:
+                where = f"on {' and '.join(names)}" if names else f"on none of {', '.join(self.hosts)}"
+                raise ConfigError(f"hosts: {instance_id} must be on one host, found {where}")
+        return {instance_id: name for instance_id, (name,) in found.items()}
+
+
+def read_hosts(path: Path | None) -> Hosts | None:
+    """None without a file. Raises ConfigError."""
+    if path is None:
+        return None
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+    try:
+        return Hosts.model_validate(data)
+    except ValidationError as wrong:
+        raise ConfigError(explain_errors(wrong, Hosts, str(path), path.read_text(encoding="utf-8"))) from None

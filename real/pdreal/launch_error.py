@@ -1,0 +1,2 @@
+class LaunchError(RuntimeError):
+    """An instance or a host did not come up."""

@@ -1,0 +1,119 @@
+"""The rank processes of one host: started, watched, killed.
+
+They are forked from a process that has imported torch and nothing else, so that a start costs a fraction of a second.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.util import Finalize, get_temp_dir
+from time import monotonic
+from types import ModuleType
+from typing import Any
+
+from pdreal.rank_spec import RankSpec
+from pdreal.scratch_folder import ScratchFolder
+
+_PRELOADED = ["torch", "pdreal.rank"]
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They end a run early; what has finished is kept."""
+PATIENCE_S = 5.0
+"""Limit for processes that were told to exit."""
+
+
+class Processes:
+    def __init__(self, loop: AbstractEventLoop, on_exit: Callable[[str, int], None]) -> None:
+        """on_exit: called with an instance and the exit code of the first of its ranks to end, when none is left."""
+        self._loop = loop
+        self._on_exit = on_exit
+        claim_temp_dir()
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        self._alive: dict[str, list[Any]] = {}
+
+    def pid(self, instance_id: str, rank: int) -> int:
+        pid: int = self._alive[instance_id][rank].pid
+        return pid
+
+    def spawn(self, ranks: Sequence[RankSpec]) -> None:
+        """Start all ranks of an instance."""
+        instance_id = ranks[0].instance_id
+        self._alive[instance_id] = []
+        for rank in ranks:
+            process = self._context.Process(target=_live, args=(rank,), daemon=True)
+            with _without_main(), _signals_held_back():
+                process.start()
+            self._alive[instance_id].append(process)
+            self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
+
+    def kill(self, instance_id: str, rank: int | None = None) -> None:
+        """Kills one rank or all of them, with all that they hold. on_exit is called as it is seen."""
+        for i, process in enumerate(self._alive.get(instance_id, [])):
+            if rank in {None, i} and process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """All were told to exit: who does not in time is killed."""
+        deadline_s = monotonic() + PATIENCE_S
+        for instance_id in list(self._alive):
+            self._leave(instance_id, deadline_s)
+
+    def _leave(self, instance_id: str, deadline_s: float) -> None:
+        """Its end is no news any more."""
+        for process in self._alive.pop(instance_id, []):
+            self._loop.remove_reader(process.sentinel)
+            process.join(max(0.0, deadline_s - monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+    def _on_sentinel(self, instance_id: str, process: Any) -> None:
+        """An instance lives as long as all its ranks do."""
+        exit_code = process.exitcode
+        self.kill(instance_id)
+        self._leave(instance_id, monotonic() + PATIENCE_S)
+        self._on_exit(instance_id, exit_code)
+
+
+@cache
+def claim_temp_dir() -> None:
+    """Have multiprocessing keep its socket where the next start removes it, should this process be killed."""
+    folder = ScratchFolder()
+    Finalize(None, folder.cleanup, exitpriority=-200)  # after multiprocessing has removed what is its own
+    before, tempfile.tempdir = tempfile.tempdir, str(folder.path)
+    get_temp_dir()
+    tempfile.tempdir = before
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Or the child would run the program that started us: it has all it needs in its arguments."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Children never get them: terminals and `timeout` send them to all, and the launcher ends the run in order."""
+    resource_tracker.ensure_running()  # as it starts, it lets them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _live(spec: RankSpec) -> None:
+    from pdreal.rank import run_rank  # noqa: PLC0415  it imports torch, which the launcher does without
+
+    run_rank(spec)

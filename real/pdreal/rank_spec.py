@@ -1,0 +1,76 @@
+"""What the process of a rank is told as it starts."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+from pdreal.channel import Network
+from pdreal.options import Options
+from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.sizing import instance_ids
+from pdsim.system.memory import Role
+
+
+def process_name(instance_id: str, rank: int) -> str:
+    """The leader goes by its instance's name."""
+    return f"{instance_id}.rank{rank}" if rank else instance_id
+
+
+def roles_of(scenario: Scenario) -> dict[str, Role]:
+    """Role of each instance, in the order of the scenario."""
+    roles: dict[str, Role] = {}
+    for role in get_args(Role):
+        if (settings := getattr(scenario, role)) is not None:
+            roles |= dict.fromkeys(instance_ids(settings, role), role)
+    return roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    scenario: Scenario
+    """Resolved, without its workload."""
+    options: Options
+    instance_id: str
+    role: Role
+    rank: int
+    life: int
+    """Starts of this instance before this one."""
+    slot: int
+    """Its number among the ranks of its host: they are dealt to GPUs in turn."""
+    num_slots: int
+    """Ranks of its host."""
+    launcher: str
+    """Endpoint of the launcher."""
+    network: Network | None = field(repr=False)
+    """Its place in a run on several hosts."""
+    sockets: Path
+    """The folder, on its host, of the control channel's sockets, and where the ranks of an instance meet."""
+    logs: Path | None
+    """The folder, on its host, of logbooks, if any are kept."""
+
+    @property
+    def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:
+        settings: PrefillSettings | DecodeSettings | AggregatedSettings = getattr(self.scenario, self.role)
+        return settings
+
+    @property
+    def process(self) -> str:
+        return process_name(self.instance_id, self.rank)
+
+    @property
+    def followers(self) -> list[str]:
+        return [process_name(self.instance_id, rank) for rank in range(1, self.settings.tp)]
+
+    def at(self, network: Network) -> "RankSpec":
+        """The same at another place."""
+        return replace(self, network=network)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads for torch on the CPU."""
+        return self.options.threads_of_rank(self.num_slots)
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Cores of all its threads."""
+        return self.options.cores_of_rank(self.slot, self.num_slots)
