@@ -1,4 +1,4 @@
-"""Writes day.csv.gz, a made-up day in 8 minutes: long prompts in the morning, long answers later, quiet nights.
+"""Writes day.csv.gz, a made-up day in 32 minutes: long prompts in the morning, long answers later, quiet nights.
 
 python experiments/elastic/day.py
 """
@@ -8,18 +8,18 @@ from pathlib import Path
 from random import Random
 
 HERE = Path(__file__).parent
-LEVEL_S = 60
+LEVEL_S = 240
 LEVELS = (
     (0.7, 3000, 250),
     (4.0, 6000, 80),
     (4.0, 6000, 80),
     (2.0, 3000, 250),
-    (5.0, 700, 900),
-    (5.0, 700, 900),
+    (6.0, 700, 1500),
+    (6.0, 700, 1500),
     (1.5, 3000, 250),
     (0.5, 3000, 250),
 )
-"""Requests a second, prompt tokens and answer tokens of one minute each."""
+"""Requests a second, prompt tokens and answer tokens of each level."""
 
 
 def main() -> None:
