@@ -44,7 +44,7 @@ def simulated_s(chosen: list[tuple[str, int]]) -> float:
 
 
 def main() -> None:
-    chosen = points(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
+    chosen = points(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)
     with TemporaryDirectory() as folder:
         rows = "\n".join(
             f"  - {{client.arrivals.rate: {rate}, decode.max_running_requests: {n}}}" for rate, n in chosen

@@ -4,16 +4,12 @@ import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from pdsim.garbage import garbage_collection_paused
-from pdsim.metrics.explain import STAGES, stage_times
+from pdsim.metrics.explain import stage_times
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.summary import is_saturated, summarize
+from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
 from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.result import RunResult
@@ -21,54 +17,16 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
+from pdsim.study.shard import to_shard
 from pdsim.system.catalog import borrow
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
-
-_HEAD = {
-    "key": pa.string(),
-    "status": pa.string(),
-    "message": pa.string(),
-    "saturated": pa.bool_(),
-    "gpus": pa.int64(),
-    "warnings": pa.list_(pa.string()),
-}
-_TAIL = {
-    "ttft_ns": pa.list_(pa.int64()),
-    "e2e_ns": pa.list_(pa.int64()),
-    "output_tokens": pa.list_(pa.int64()),
-    "identity": pa.string(),
-    "classes": pa.list_(pa.string()),
-}
-"""Columns of each request that finished, so that other SLOs need no new run; what the key is a digest of; and the
-classes of all requests, if there are any: those that finished come first.
-"""
-
-
-@cache
-def metrics() -> dict[str, Any]:
-    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
-    summary = summarize(RunRecords(), extra={"events": 0})
-    numbers = summary | summary.pop("pdsim")
-    found = {name: pa.int64() if isinstance(value, int) else pa.float64() for name, value in numbers.items()}
-    found["gpu_hours"] = pa.float64()
-    return {**found, "descriptors": pa.int64(), **{f"mean_{stage}_ms": pa.float64() for stage in STAGES}}
 
 
 def means(records: RunRecords) -> dict[str, Any]:
     """Means of where the time of a run's requests went, and of what their transfers were cut into."""
     stages = {f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(records.requests)}
     return {**stages, "descriptors": sum(transfer.num_descriptors for transfer in records.transfers)}
-
-
-def to_shard(row: Mapping[str, Any]) -> bytes:
-    """Encodes a row. What it does not have is null."""
-    schema = pa.schema({**_HEAD, **metrics(), **_TAIL})
-    sink = pa.BufferOutputStream()
-    table = pa.table([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
-    parquet.write_table(table, sink, compression="zstd", use_dictionary=False, write_statistics=False)
-    shard: bytes = sink.getvalue().to_pybytes()
-    return shard
 
 
 _requests: dict[str, Sequence[RequestSpec]] = {}

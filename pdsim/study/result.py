@@ -18,10 +18,10 @@ from pdsim.metrics.ranges import Ranges, ranges
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.scenario.schema import ENDS
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.compute import metrics
 from pdsim.study.design import Changes
 from pdsim.study.identity import scenario_of
 from pdsim.study.plan import Point, described
+from pdsim.study.shard import metrics, read_shard
 from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
 
@@ -292,7 +292,7 @@ def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettin
 
 
 def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
-    table = parquet.read_table(path)
+    table = read_shard(path)
     (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
     scenario = scenario_of(row.pop("identity"))
     classes = np.asarray(row.pop("classes", None) or [], str)

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from pdsim.study.compute import Done
 from pdsim.study.plan import Point, shown
+from pdsim.study.shard import read_shard
 from pdsim.study.sweep_file import SloSettings
 
 PLAN = "plan.parquet"
@@ -40,7 +41,7 @@ class Store:
         if not path.is_file():
             return None
         try:
-            (status,) = parquet.read_table(path)["status"].to_pylist()
+            (status,) = read_shard(path, ["status"])["status"].to_pylist()
         except (pa.ArrowException, OSError, KeyError, ValueError):
             return DAMAGED
         return str(status)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
-from pyarrow import parquet
-
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
 from pdsim.scenario.schema import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import resolve
@@ -20,6 +18,7 @@ from pdsim.study.planning.space import Server, cluster, kilowatts, label_of
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.routing import POLICIES
+from pdsim.study.shard import read_shard
 from pdsim.system.catalog import names
 
 _METRICS = {
@@ -95,7 +94,7 @@ class Board:
         scenario = self.base.changed(changes)
         ends = replace(self.base, scenario=scenario).ends
         shards = self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
-        row, *others = [parquet.read_table(paths[0]).to_pylist()[0] for paths in shards]
+        row, *others = [read_shard(paths[0]).to_pylist()[0] for paths in shards]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
         known = [row, *(other for other in others if other["status"] == "ok")]

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pyarrow import parquet
-
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
@@ -18,6 +16,7 @@ from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
 from pdsim.study.result import PointResult, read_point
 from pdsim.study.running import Work
+from pdsim.study.shard import read_shard
 from pdsim.study.store import Store
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.undecided import SIZE_FIELDS, Sizes, sizes_of
@@ -54,7 +53,7 @@ class Trials:
     def sizes(self, changes: Changes) -> Sizes:
         """Typical sizes of a cluster's steps, by its first run."""
         ((path, *_),) = self.whole_runs([changes])
-        return sizes_of(self.base.changed(changes), parquet.read_table(path, columns=list(SIZE_FIELDS)).to_pylist()[0])
+        return sizes_of(self.base.changed(changes), read_shard(path, SIZE_FIELDS).to_pylist()[0])
 
     def results(self, changes: Sequence[Changes], slos: Mapping[str, SloSettings]) -> list[PointResult]:
         """Numbers of whole runs, and what they attained."""
