@@ -189,6 +189,34 @@ def measure(
 
 
 @app.command
+def campaign(
+    matrix: str,
+    *,
+    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The folder to make; one that was begun is completed.")],
+    set_: Set = None,
+    hosts: OnHosts = None,
+    rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+) -> None:
+    """Measure this machine, run a matrix for real, calibrate, simulate, and pack it all for a pull request.
+
+    Parameters
+    ----------
+    matrix
+        A folder with a matrix.yaml, or its name in experiments.
+    rounds
+        How often all is measured.
+
+    """
+    from pdreal.campaign import carry_out
+
+    def tell(line: str) -> None:
+        print(f"pdreal: {line}", file=sys.stderr, flush=True)
+
+    archive = carry_out(matrix, out, changes_of(set_, None), hosts, rounds=rounds, tell=tell)
+    print(f"campaign: {out}, packed in {archive}")
+
+
+@app.command
 def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 8) -> None:
     """Print how unevenly tokens chose experts in a run that recorded them, and the skew to simulate.
 

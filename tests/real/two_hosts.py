@@ -55,7 +55,7 @@ def random_scenario(draw: Random) -> dict[str, Any]:
         "decode__radix_cache": draw.random() < 0.5,
         "health": HEALTH | {"heartbeat_failures": draw.choice([3, 15])},
         "router": "round_robin",
-        "workload__num_requests": draw.randrange(40, 80),
+        "workload__num_requests": draw.randrange(20, 40),
         "workload__output_tokens": draw.choice([12, {"use": "uniform", "low": 1, "high": 40}]),
     }
     if num_prefill + num_decode == 2 and draw.random() < 0.5:

@@ -42,11 +42,14 @@ class RealRunSettings:
     threads: int | None = None
     """Threads of each rank; None lets pdreal divide the cores."""
     timeout_s: float = 120.0
+    hosts: Path | None = None
+    """Which hosts have which instances."""
 
     @property
     def flags(self) -> tuple[str, ...]:
         threads = () if self.threads is None else ("--threads", str(self.threads))
-        return ("--device", self.device, "--dtype", self.dtype, *threads, "--weights", self.weights)
+        hosts = () if self.hosts is None else ("--hosts", str(self.hosts))
+        return ("--device", self.device, "--dtype", self.dtype, *threads, "--weights", self.weights, *hosts)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def suite_of(data: Any, path: Path) -> ValidationSuite:
         folder / data["scenario"],
         None if profile is None else folder / profile,
         folder / data.get("runs", "runs"),
-        _real(data.get("real", {}), f"{path}: real"),
+        _real(data.get("real", {}), folder, f"{path}: real"),
         _tolerances(data.get("within", {}), f"{path}: within"),
         tuple(_variants(data["variants"], folder, f"{path}: variants")),
     )
@@ -159,8 +162,8 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
     )
 
 
-def _real(data: Any, where: str) -> RealRunSettings:
-    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout"), where)
+def _real(data: Any, folder: Path, where: str) -> RealRunSettings:
+    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout", "hosts"), where)
     for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(KV_DTYPES))):
         if name in data and data[name] not in known:
             found = data[name]
@@ -175,6 +178,8 @@ def _real(data: Any, where: str) -> RealRunSettings:
             given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
         except ValueError as wrong:
             raise ConfigError(f"{where}: timeout: {wrong}") from None
+    if "hosts" in data:
+        given["hosts"] = folder / str(data["hosts"])
     return RealRunSettings(**given)
 
 

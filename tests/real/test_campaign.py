@@ -1,0 +1,69 @@
+"""pdreal campaign: what it would call, and the folder that it leaves."""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
+pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
+
+from pdreal.campaign import prepare, steps
+from pdreal.cli import main
+
+from pdsim.scenario.yaml_file import read_yaml
+
+EXPERIMENTS = Path("experiments")
+
+
+def commands(suite, num_gpus):
+    return {step.makes: " ".join(step.command) for step in steps(suite, rounds=1, num_gpus=num_gpus)}
+
+
+def test_each_tensor_parallel_size_has_rows_and_each_pair_a_profile(tmp_path):
+    suite = prepare("validation-h200-tp", tmp_path / "b200", ["decode.gpu=b200", "prefill.gpu=b200"], None)
+    made = commands(suite, num_gpus=2)
+    assert "--tp 2 --only prefill,decode " in made["data/rows-tp2.csv"] + " "
+    assert "prefill,decode,host" in commands(suite, num_gpus=4)["data/rows-tp2.csv"]
+    profiles = {(variant.profile or suite.profile).name for variant in suite.variants}
+    assert profiles == {name for name in made if name.startswith("profile")}
+    assert all("--gpu b200" in made[profile] for profile in profiles)
+
+
+def test_a_campaign_goes_on_where_it_was_and_packs_all(tmp_path, capsys):
+    """Its rows and its run are there: it calibrates, simulates and packs."""
+    source = EXPERIMENTS / "validation-cpu"
+    matrix = read_yaml(source / "matrix.yaml") | {"variants": {"c8": []}}
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "matrix.yaml").write_text(json.dumps(matrix))
+    shutil.copy(source / "scenario.yaml", tmp_path / "cpu")
+    out = tmp_path / "mine"
+    shutil.copytree(source / "data" / "c8", out / "data" / "c8")
+    shutil.copy(source / "data" / "rows.csv", out / "data")
+    with pytest.raises(SystemExit) as stop:
+        main(["campaign", str(tmp_path / "cpu"), "--out", str(out)])
+    assert stop.value.code == 0
+    said = capsys.readouterr()
+    assert "has data/rows.csv" in said.err
+    assert "errors over all variants" in said.out
+    provenance = read_yaml(out / "provenance.yaml")
+    assert provenance["model"] == "tiny-qwen3"
+    assert [command.split()[1] for command in provenance["commands"]] == ["measure", "calibrate", "validate"]
+    assert all(command in (out / "README.md").read_text() for command in provenance["commands"])
+    with tarfile.open(tmp_path / "mine.tar.gz") as packed:
+        names = set(packed.getnames())
+    kept = ("README.md", "matrix.yaml", "scenario.yaml", "profile.yaml", "data/rows.csv", "data/c8/summary.json")
+    assert {f"mine/{name}" for name in kept} <= names
+
+
+def test_a_step_that_fails_ends_the_campaign(tmp_path, capsys):
+    out = tmp_path / "mine"
+    (out / "data").mkdir(parents=True)
+    (out / "data" / "rows.csv").write_text("kind\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["campaign", "validation-cpu", "--out", str(out)])
+    assert stop.value.code == 2
+    assert "calibrate" in capsys.readouterr().err
+    assert not (out / "profile.yaml").exists()
