@@ -118,6 +118,12 @@ def in_unit(value_ms: float, unit: str, decimals: int) -> str:
     return f"{value_ms:,.{decimals if value_ms >= 1 else 2}f}"
 
 
+def time_text(value_ms: float) -> str:
+    """The time with its unit, such as 12.3 ms."""
+    unit = unit_of([value_ms])
+    return f"{in_unit(value_ms, unit, 1)} {unit}"
+
+
 def signed(value: float) -> str:
     """A signed number with one decimal, and none where that is 0."""
     text = f"{value:+,.1f}"

@@ -1,11 +1,12 @@
 """Occupancy of instances while the cluster is loaded."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from pdsim.metrics.explain import Covered
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 
 
@@ -41,6 +42,18 @@ class InstanceUsage:
     """Requests in its queue, complete ones without a place, and retracted ones."""
     link_busy: float
     """Bytes move from it or to it."""
+
+
+USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
+    "busy": (".0%", lambda use: use.computing + use.decoding),
+    "no page": (".0%", lambda use: use.lacks_pages),
+    "no slot": (".0%", lambda use: use.lacks_slots),
+    "pages used": (".0%", lambda use: use.mean_pages_used),
+    "link": (".0%", lambda use: use.link_busy),
+    "running": (",.1f", lambda use: use.mean_running),
+    "waiting": (",.1f", lambda use: use.mean_waiting),
+}
+"""Numbers that tables show of each instance, and their formats."""
 
 
 def loaded_window(records: RunRecords) -> Window:
@@ -101,7 +114,7 @@ def _instance_usage(
         sums["pages"] += duration * (now.blocked_by == "pages" or now.num_retracted > 0)
         sums["slots"] += duration * (now.blocked_by == "slots" or now.num_ready > 0)
     fraction = {key: value / window.length_ns for key, value in (sums | busy).items()}
-    link_busy = _covered(moves, window) / window.length_ns
+    link_busy = Covered(moves).within(window.start_ns, window.end_ns) / window.length_ns
     return InstanceUsage(
         instance_id=name,
         computing=fraction["prefill"],
@@ -145,13 +158,3 @@ def _changes(request: RequestRecord, last_ns: int) -> list[tuple[int, int]]:
 def _last_ns(records: RunRecords) -> int:
     ends = [step.start_ns + step.duration_ns for step in records.steps]
     return max(ends + [request.end_ns or request.arrival_ns for request in records.requests], default=0)
-
-
-def _covered(intervals: Iterable[tuple[int, int]], window: Window) -> int:
-    """Length of their union in the window."""
-    covered, reached = 0, window.start_ns
-    for start, end in sorted(intervals):
-        if end > reached:
-            covered += max(0, min(end, window.end_ns) - max(start, reached))
-            reached = end
-    return covered

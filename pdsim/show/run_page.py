@@ -10,8 +10,8 @@ from pdsim.metrics.ranges import Ranges, between
 from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import counted, in_unit, rows_to_show, unit_of
-from pdsim.metrics.usage import instance_usage
+from pdsim.metrics.summary_rows import counted, rows_to_show, time_text
+from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, differences, setup_sentence
 from pdsim.show.run_figures import (
@@ -122,7 +122,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
     answer = f"Most output: {best.name}, {best.output_rate:,.0f} {best.per_gpu}."
     if ttft := {run.name: run.summary["median_ttft_ms"] for run in runs if "median_ttft_ms" in run.summary}:
         quickest = min(ttft, key=lambda name: ttft[name])
-        answer += f" Shortest median TTFT: {quickest}, {_time(ttft[quickest])}."
+        answer += f" Shortest median TTFT: {quickest}, {time_text(ttft[quickest])}."
     return Page(
         title=" against ".join(run.name for run in runs) if len(runs) == 2 else f"{len(runs)} runs",  # noqa: PLR2004
         subtitle=", ".join(run.name for run in runs),
@@ -144,7 +144,7 @@ def _longest_stages(run: ReportedRun) -> str:
     tail = max((stage for stage in stages if stage.stage != "decode_forward"), key=lambda stage: stage.slowest_ms)
     return (
         f"{longest.share:.0%} of the latency is {longest.stage}; the slowest 1% to their first token spend "
-        f"{_time(tail.slowest_ms)} in {tail.stage}."
+        f"{time_text(tail.slowest_ms)} in {tail.stage}."
     )
 
 
@@ -178,14 +178,9 @@ def _cards(run: ReportedRun) -> list[Card]:
         median, p99 = summary.get(f"median_{name}_ms"), summary.get(f"p99_{name}_ms")
         if median is not None:
             notes = [between(f"median_{name}_ms", ranged, "median")]
-            notes += [] if p99 is None else [between(f"p99_{name}_ms", ranged, f"p99 {_time(p99)}")]
-            cards.append(Card(title, _time(median), "; ".join(notes)))
+            notes += [] if p99 is None else [between(f"p99_{name}_ms", ranged, f"p99 {time_text(p99)}")]
+            cards.append(Card(title, time_text(median), "; ".join(notes)))
     return cards
-
-
-def _time(value_ms: float) -> str:
-    unit = unit_of([value_ms])
-    return f"{in_unit(value_ms, unit, 1)} {unit}"
 
 
 def _warnings(run: ReportedRun) -> list[str]:
@@ -343,25 +338,15 @@ def _stage_table(run: ReportedRun) -> Table:
 
 def _instance_table(run: ReportedRun) -> Table:
     rows = [
-        [
-            Cell(use.instance_id),
-            *(
-                cell(share, ".0%")
-                for share in (
-                    use.computing + use.decoding,
-                    use.lacks_pages,
-                    use.lacks_slots,
-                    use.mean_pages_used,
-                    use.link_busy,
-                )
-            ),
-            cell(use.mean_running, ",.1f"),
-            cell(use.mean_waiting, ",.1f"),
-        ]
+        [Cell(use.instance_id), *(cell(number(use), form) for form, number in USAGE_COLUMNS.values())]
         for use in instance_usage(run.records)
     ]
-    columns = ["instance", "busy", "no page", "no slot", "pages used", "link", "running", "waiting"]
-    return Table("Instances", columns, rows, "While the cluster is loaded: fractions of the time, and mean requests.")
+    return Table(
+        "Instances",
+        ["instance", *USAGE_COLUMNS],
+        rows,
+        "While the cluster is loaded: fractions of the time, and mean requests.",
+    )
 
 
 def _request_table(requests: Sequence[RequestRecord]) -> Table:

@@ -29,11 +29,11 @@ class Dot:
     half_y: float | None = None
 
 
-def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, more_y: bool = True) -> Figure:
-    """Points, and a line through those that no other beats in both. more_x, more_y: whether more is better."""
+def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
+    """Points, and a line through those that no other beats in both. More y is better; more_x: more x, too."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
-    best = sorted(frontier(dots, more_x=more_x, more_y=more_y), key=lambda dot: dot.x)
+    best = sorted(frontier(dots, more_x=more_x), key=lambda dot: dot.x)
     ax.plot([dot.x for dot in best], [dot.y for dot in best], color=MUTED, lw=1, ls="--", zorder=1)
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
         own = [dot for dot in dots if dot.series == name]
@@ -56,15 +56,13 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool, 
     return figure
 
 
-def frontier(dots: Sequence[Dot], *, more_x: bool, more_y: bool = True) -> list[Dot]:
+def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
     """Dots that no other beats in one and equals in the other."""
-    sign_x, sign_y = 1 if more_x else -1, 1 if more_y else -1
+    sign = 1 if more_x else -1
 
     def beaten(dot: Dot) -> bool:
         return any(
-            (sign_x * (other.x - dot.x), sign_y * (other.y - dot.y)) != (0, 0)
-            and sign_x * other.x >= sign_x * dot.x
-            and sign_y * other.y >= sign_y * dot.y
+            (other.x, other.y) != (dot.x, dot.y) and sign * other.x >= sign * dot.x and other.y >= dot.y
             for other in dots
         )
 

@@ -22,7 +22,7 @@ from pdsim.metrics.summary_rows import (
     rows_to_show,
     unit_of,
 )
-from pdsim.metrics.usage import InstanceUsage, instance_usage
+from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
@@ -194,24 +194,12 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
             if len(runs) > 1:
                 made.add_row(f"[bold]{_folded(name)}[/bold]")
             for use in instances:
-                cells = _usage_cells(use)
-                made.add_row(use.instance_id, *(cells[column] for column in columns))
+                shown = (USAGE_COLUMNS[column] for column in columns)
+                made.add_row(use.instance_id, *(format(number(use), form) for form, number in shown))
         return made
 
-    few = ("busy", "no page", "no slot", "pages used", "link")
-    print_first_that_fits(new_console(), lambda: table(*few, "running", "waiting"), lambda: table(*few))
-
-
-def _usage_cells(use: InstanceUsage) -> dict[str, str]:
-    return {
-        "busy": f"{use.computing + use.decoding:.0%}",
-        "no page": f"{use.lacks_pages:.0%}",
-        "no slot": f"{use.lacks_slots:.0%}",
-        "pages used": f"{use.mean_pages_used:.0%}",
-        "link": f"{use.link_busy:.0%}",
-        "running": f"{use.mean_running:,.1f}",
-        "waiting": f"{use.mean_waiting:,.1f}",
-    }
+    few = [column for column in USAGE_COLUMNS if column not in ("running", "waiting")]
+    print_first_that_fits(new_console(), lambda: table(*USAGE_COLUMNS), lambda: table(*few))
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:

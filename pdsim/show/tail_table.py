@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pdsim.metrics.summary_rows import counted, in_unit, unit_of
+from pdsim.metrics.summary_rows import counted, time_text
 from pdsim.metrics.tail import Tail, TailGroup
 from pdsim.show.tables import new_console, new_table
 from pdsim.sim.sensitivity import relief_of
@@ -35,12 +35,12 @@ def print_tail(tail: Tail, command: str) -> None:
     title, unit = _TITLES[tail.metric], " a token" * (tail.metric == "tpot")
     size = f"{tail.num_requests:,} of {counted(tail.num_all, 'request')}"
     console.print(f"[bold]The slowest {tail.percent:g}% by {title}: {size}[/bold]", highlight=False)
-    console.print(f"{_time(tail.from_ms)} or more; median of all: {_time(tail.median_ms)}", highlight=False)
+    console.print(f"{time_text(tail.from_ms)} or more; median of all: {time_text(tail.median_ms)}", highlight=False)
     table = new_table("")
     for column in ("what they waited for", "requests", "share", f"median{unit}", "of all"):
         table.add_column(column, justify="left" if column.startswith("what") else "right")
     for group in tail.groups:
-        times = (_time(group.median_ms), _time(group.all_median_ms))
+        times = (time_text(group.median_ms), time_text(group.all_median_ms))
         table.add_row(group.cause, f"{group.num_requests:,}", f"{group.share:.0%}", *times)
     console.print(table)
     for group in tail.groups:
@@ -54,11 +54,6 @@ def print_tail(tail: Tail, command: str) -> None:
 
 def _explains(command: str, group: TailGroup) -> str:
     return f"{command} --request {group.example}"
-
-
-def _time(value_ms: float) -> str:
-    unit = unit_of([value_ms])
-    return f"{in_unit(value_ms, unit, 1)} {unit}"
 
 
 def _sizes(group: TailGroup) -> str:
