@@ -1,5 +1,6 @@
 """Runs scenarios with progress and keeps what they leave behind, also when they are interrupted."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from math import ceil
@@ -32,6 +33,7 @@ from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.system.catalog import names
 from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.request_spec import RequestSpec
 
 _RESULTS = (".json", ".jsonl")
 """Suffixes of what load generators write; scenarios are YAML."""
@@ -61,20 +63,23 @@ def run_scenario(
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
     if loaded.uncertain and not interrupted:
-        summary["pdsim"]["interval"] = _interval(loaded, summary, quiet=quiet)
+        summary["pdsim"]["interval"] = _interval(loaded, cluster.requests, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:
         write_run(out, scenario, finished, quiet=quiet)
     return finished
 
 
-def _interval(scenario: Scenario, summary: Mapping[str, Any], *, quiet: bool) -> dict[str, list[float]]:
+def _interval(
+    scenario: Scenario, requests: Sequence[RequestSpec], summary: Mapping[str, Any], *, quiet: bool
+) -> dict[str, list[float]]:
     """Least and most of each metric, over the run and both ends of its times."""
     summaries = [summary]
     for which, end in zip(ENDS, scenario.ends, strict=True):
-        cluster = build(end)
-        with progress_over(f"{scenario.name}, {which}", len(cluster.requests), quiet=quiet) as advance:
+        cluster = build(end, requests)
+        with progress_over(f"{scenario.name}, {which}", len(requests), quiet=quiet) as advance:
             summaries.append(Simulation(cluster, Observation(progress=advance)).run().summary())
+        gc.collect(0)  # its cycles: a large run's records would stay beside the next one's
     return ranges(summaries)
 
 
