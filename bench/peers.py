@@ -1,10 +1,11 @@
-"""Peers on the same trace, in environments of their own: python bench/peers.py [COMPILED] [--large]
+"""Peers on the same trace, in environments of their own: python bench/peers.py [COMPILED] [REQUESTS]
 
 Installs ai-dynamo and ai-dynamo-runtime 1.5.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
 into .bench/, writes the load of experiments/speed as a trace with hash blocks of 16 tokens, which pdsim and DynoSim
 read, and prints the CPU seconds and the peak memory of each whole command, with start-up. COMPILED is a folder with a
-compiled pdsim; --large makes it 100,000 requests. Models and timing differ between simulators; trace and number of
-requests do not. Peers that cannot be installed are named and left out.
+compiled pdsim. 10,000 requests are run three times, of which the best counts; more than that once, and a million (a
+trace of 1 GB) by the compiled pdsim and DynoSim's vLLM alone. Models and timing differ between simulators; trace and
+number of requests do not. Peers that cannot be installed are named and left out.
 """
 
 import json
@@ -23,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".bench"
 SCENARIO = ROOT / "experiments" / "speed" / "scenario.yaml"
 BLOCK = 16
-LARGE = 100_000
+FEW = 10_000
+"""So few requests are run three times, and by simulators that take long, too."""
+MANY = 1_000_000
 
 DYNOSIM = """
 import json, sys
@@ -56,49 +59,62 @@ def environment(name: str, *installs: list[str]) -> Path | None:
     return python
 
 
-def write_traces(changes: list[str]) -> tuple[Path, Path]:
+def write_traces(num_requests: int) -> tuple[Path, Path]:
     """The load as a Mooncake trace, and as sched-sim wants it."""
-    scenario = load_scenario(SCENARIO, changes)
+    scenario = load_scenario(SCENARIO, [f"workload.num_requests={num_requests}"])
     streams = Streams(scenario.seed)
     specs = scenario.workload.requests(streams)
     times = scenario.client.arrivals.times_ns(streams.named("arrivals"))
-    mooncake, plain, block = [], [], 0
-    for spec, at_ns in zip(specs, times, strict=False):
-        num_blocks = -(-len(spec.prompt) // BLOCK)
-        ids = list(range(block, block + num_blocks))
-        block += num_blocks
-        sizes = {"input_length": len(spec.prompt), "output_length": len(spec.output)}
-        mooncake.append(json.dumps({"timestamp": at_ns // 10**6, **sizes, "hash_ids": ids}))
-        plain.append({"timestamp": at_ns / 1e9, "prompt_tokens": len(spec.prompt), "output_tokens": len(spec.output)})
+    block = 0
     HOME.mkdir(exist_ok=True)
-    (HOME / "trace.jsonl").write_text("\n".join(mooncake) + "\n")
-    (HOME / "trace.json").write_text(json.dumps(plain))
-    return HOME / "trace.jsonl", HOME / "trace.json"
+    mooncake, plain = HOME / "trace.jsonl", HOME / "trace.json"
+    with mooncake.open("w") as blocks, plain.open("w") as lengths:
+        for spec, at_ns in zip(specs, times, strict=False):
+            num_tokens, num_outputs, num_blocks = len(spec.prompt), len(spec.output), -(-len(spec.prompt) // BLOCK)
+            sizes = {"input_length": num_tokens, "output_length": num_outputs}
+            hash_ids = list(range(block, block + num_blocks))
+            blocks.write(json.dumps({"timestamp": at_ns // 10**6, **sizes, "hash_ids": hash_ids}) + "\n")
+            request = {"timestamp": at_ns / 1e9, "prompt_tokens": num_tokens, "output_tokens": num_outputs}
+            lengths.write(("[" if not block else ", ") + json.dumps(request))
+            block += num_blocks
+        lengths.write("]")
+    return mooncake, plain
 
 
-def main() -> None:
-    words = [word for word in sys.argv[1:] if word != "--large"]
-    changes = [f"workload.num_requests={LARGE}"] if "--large" in sys.argv else []
-    mooncake, plain = write_traces(changes)
+def commands_of(compiled: str | None, num_requests: int) -> dict[str, list[str]]:
+    """The command of each simulator on the same load."""
+    mooncake, plain = write_traces(num_requests)
     trace = f"workload={{use: mooncake_trace, path: {mooncake}, block_tokens: {BLOCK}}}"
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", trace, "--set", "client=open_loop"]
     commands = {"pdsim": run}
-    if words:
-        commands["pdsim, compiled"] = ["env", f"PYTHONPATH={Path(words[0]).resolve()}", *run]
+    if compiled is not None:
+        commands["pdsim, compiled"] = ["env", f"PYTHONPATH={Path(compiled).resolve()}", *run]
     needs = ["pydantic", "msgspec", "numpy", "pandas", "uvloop", "scipy", "scikit-learn"]
     pins = ["--no-deps", "ai-dynamo==1.5.1", "ai-dynamo-runtime==1.5.1"]
     if python := environment("dynosim", pins, needs):
         for engine in ("sglang", "vllm"):
             commands[f"DynoSim 1.5.1, {engine}"] = [str(python), "-c", DYNOSIM, str(mooncake), engine]
-    if not changes and (python := environment("sched-sim", ["sched-sim==0.2.1"])):
+    if num_requests <= FEW and (python := environment("sched-sim", ["sched-sim==0.2.1"])):
         tool = str(python.parent / "sched-sim")
         commands["sched-sim 0.2.1"] = [tool, "trace", str(plain), "--token-budget", "2048", "--no-gantt"]
+    if num_requests >= MANY:
+        left_out = {"DynoSim 1.5.1, sglang", "pdsim" if compiled is not None else ""}
+        commands = {name: command for name, command in commands.items() if name not in left_out}
+    return commands
+
+
+def main() -> None:
+    compiled = next((word for word in sys.argv[1:] if not word.isdecimal()), None)
+    num_requests = next((int(word) for word in sys.argv[1:] if word.isdecimal()), FEW)
+    commands = commands_of(compiled, num_requests)
     os.chdir(HOME)  # a tree that is compiled or not must not be found by chance
-    costs = {name: measure(command, repeats=1 if changes else 3) for name, command in commands.items()}
+    costs = {}
+    for name, command in commands.items():
+        costs[name] = cost = measure(command, repeats=3 if num_requests <= FEW else 1)
+        print(f"{name:22} {cost.cpu_s:8.2f} CPU s   {cost.peak_mib:6,.0f} MiB", flush=True)
     base = next((name for name in costs if name.endswith("vllm")), "pdsim")
     for name, cost in costs.items():
-        ratio = cost.cpu_s / costs[base].cpu_s
-        print(f"{name:22} {cost.cpu_s:6.2f} CPU s   {cost.peak_mib:5.0f} MiB   {ratio:5.2f} x {base}")
+        print(f"{name:22} {cost.cpu_s / costs[base].cpu_s:5.2f} x the CPU of {base}")
 
 
 if __name__ == "__main__":
