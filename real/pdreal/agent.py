@@ -26,6 +26,11 @@ def serve_host() -> None:
     """Returns when the launcher is done, or gone. Raises ConfigError without a ticket."""
     try:
         ticket = json.loads(sys.stdin.readline())
+        if "target" in ticket:
+            from pdreal.measure.target import serve_target  # noqa: PLC0415  it imports torch
+
+            serve_target(**ticket["target"])
+            return
         host, launcher = ticket.pop("host"), ticket.pop("launcher")
         network = Network(**ticket)
     except (ValueError, TypeError, KeyError, AttributeError):

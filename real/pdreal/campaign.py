@@ -112,6 +112,8 @@ def _measure(
     if tp > 1:
         has_room = suite.real.device == "cpu" or num_gpus >= 2 * tp
         yield from ("--tp", str(tp), "--only", "prefill,decode,host" if has_room else "prefill,decode")
+    if suite.real.hosts is not None:
+        yield from ("--hosts", suite.real.hosts.name)
     if rounds > 1:
         yield from ("--rounds", str(rounds))
 

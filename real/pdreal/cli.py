@@ -152,6 +152,7 @@ def measure(
     only: str | None = None,
     quick: Annotated[bool, Parameter(negative=())] = False,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    hosts: OnHosts = None,
 ) -> None:
     """Measure this machine, in rows that `pdsim calibrate` reads.
 
@@ -178,7 +179,8 @@ def measure(
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    options = Options(device=device, dtype=dtype, threads=threads)
+    pair = read_hosts(hosts)
+    options = Options(device=device, dtype=dtype, threads=threads, hosts=None if pair is None else pair.as_pair())
     chosen = measurement(model, options, page_size, tp, only, QUICK if quick else FULL, rounds)
     try:
         num_rows = measure(chosen, out, tell)

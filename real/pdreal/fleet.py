@@ -50,9 +50,7 @@ class Fleet:
         if options.hosts is not None and network is not None:
             self._host_names = options.hosts.placed(self.instance_ids)
             self.remote = {
-                name: RemoteHost(name, entry, network, channel, self._on_exit)
-                for name, entry in options.hosts.hosts.items()
-                if name != options.hosts.home
+                name: RemoteHost(name, entry, network, channel, self._on_exit) for name, entry in options.hosts.others
             }
 
     async def start(self) -> None:

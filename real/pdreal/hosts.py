@@ -39,6 +39,27 @@ class Hosts(Section):
         return next(name for name, entry in self.hosts.items() if entry.start is None)
 
     @property
+    def home_address(self) -> str:
+        return str(self.hosts[self.home].address)
+
+    @property
+    def others(self) -> list[tuple[str, HostEntry]]:
+        """All but the launcher's own, with their names."""
+        return [(name, entry) for name, entry in self.hosts.items() if entry.start is not None]
+
+    def as_pair(self) -> "Hosts":
+        """The launcher's own and the first other one, with a prefill and a decode instance. Raises ConfigError."""
+        if not self.others:
+            raise ConfigError(f"hosts: between hosts nothing can be measured, found {self.home} alone")
+        home, (name, other) = self.hosts[self.home], self.others[0]
+        return Hosts(
+            hosts={
+                self.home: home.model_copy(update={"instances": ("prefill-0",)}),
+                name: other.model_copy(update={"instances": ("decode-0",)}),
+            }
+        )
+
+    @property
     def are_one_machine(self) -> bool:
         """True if all have one address."""
         return len({entry.address for entry in self.hosts.values()}) == 1

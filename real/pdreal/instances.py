@@ -81,6 +81,8 @@ class Instances:
         """Instances that are connected with all others, and since when by the monotonic clock, in seconds."""
         self.levels: dict[str, Levels] = {}
         """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
+        self._given_up: set[str] = set()
+        """Instances that were silent for too long: behind a cut link it takes a while until their end is heard of."""
         self._silent: set[str] = set()
         """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}
@@ -135,8 +137,8 @@ class Instances:
             await asyncio.sleep(interval_s)
             for instance_id in self.fleet.instance_ids:
                 processes = self.fleet.processes(instance_id)
-                is_given_up = instance_id in self._deaths  # its end may take a cut link's time to be heard of
-                answered = instance_id in self._up and not is_given_up and self._silent.isdisjoint(processes)
+                is_up = instance_id in self._up and instance_id not in self._given_up
+                answered = is_up and self._silent.isdisjoint(processes)
                 self._silent.update(processes)
                 for process in processes if instance_id in self._up else ():
                     self._channel.send(process, Ping())
@@ -148,6 +150,7 @@ class Instances:
         if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
             self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
             _LOG.error("%s: %s", heartbeat.instance_id, reason)
+            self._given_up.add(heartbeat.instance_id)
             self._channel.disconnect(heartbeat.instance_id)
             self.fleet.kill(heartbeat.instance_id)
         self._carry_out(commands)
@@ -162,6 +165,7 @@ class Instances:
             self._on_death(instance_id, exit_code)
 
     def _on_death(self, instance_id: str, exit_code: int | str) -> None:
+        self._given_up.discard(instance_id)
         up_s = monotonic() - self._up.pop(instance_id, monotonic())
         self.levels.pop(instance_id, None)
         reason = self._deaths.pop(instance_id, exit_code if isinstance(exit_code, str) else f"exit code {exit_code}")
@@ -211,10 +215,13 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Wait until nothing is left of any request; return what is. Who does not answer is killed."""
+        """Wait until nothing is left of any request; return what is. Who does not answer is killed.
+
+        Those that were given up are not asked.
+        """
         self._stopping = True
         loop = asyncio.get_running_loop()
-        self._settled = {i: loop.create_future() for i in self._up}
+        self._settled = {i: loop.create_future() for i in self._up if i not in self._given_up}
         answers = dict(self._settled)
         for instance_id in answers:
             self._channel.send(instance_id, Settle(_SETTLE_NS))

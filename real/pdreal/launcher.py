@@ -67,7 +67,7 @@ class Launcher:
         self._router: Any = self._logbook.recorded(self._plain_router)
         self._scratch = ScratchFolder()
         hosts = self._options.hosts
-        network = None if hosts is None else Network.dealt(str(hosts.hosts[hosts.home].address))
+        network = None if hosts is None else Network.dealt(hosts.home_address)
         self._channel = Channel(self._scratch.path, LAUNCHER, network=network)
         self._channel.listen(loop, self._on_envelope)
         self._instances = Instances(

@@ -46,6 +46,8 @@ class RemoteHost:
         self.clock = ClockOffset()
         self.last_clock: ClockOffset | None = None
         """As measured at the end."""
+        self.half_trips_ns: list[int] = []
+        """Of the messages that asked for the time."""
         self._entry = entry
         self._network = network._replace(address=str(entry.address))
         self._channel = channel
@@ -104,6 +106,7 @@ class RemoteHost:
                 read_ns = (await answer).time_ns
             end_ns = monotonic_ns()
             offsets.append(ClockOffset(read_ns - (begin_ns + end_ns) // 2, (end_ns - begin_ns) // 2))
+        self.half_trips_ns = [offset.error_ns for offset in offsets]
         return min(offsets, key=lambda offset: offset.error_ns)
 
     def described(self) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """`pdreal measure`: every kind of row at tiny size, and what is said of what cannot be measured."""
 
 import csv
+import sys
 from itertools import accumulate
 
 import pytest
@@ -33,8 +34,8 @@ TINY = Plan(
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(plan, "QUICK", TINY)
-    monkeypatch.setattr("pdreal.measure.serving.ENGINES", {"cpu": ("shared-memory",)})
     monkeypatch.setattr("pdreal.measure.transfers.ENGINES", {"cpu": ("shared-memory",)})
+    monkeypatch.setattr("pdreal.measure.transfers.BETWEEN_HOSTS", ("shared-memory",))
 
 
 def measure(out, *flags):
@@ -48,8 +49,17 @@ def shapes(rows, kind, *columns):
     return [tuple(row[column] for column in columns) for row in rows if row["kind"] == kind]
 
 
-def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys):
-    assert not measure(tmp_path / "rows.csv")
+HOSTS = f"""\
+hosts:
+  here: {{address: 127.0.0.1}}
+  beside: {{address: 127.0.0.1, start: {sys.executable} -m pdreal host}}
+"""
+
+
+@pytest.mark.parametrize("hosts", ["", HOSTS], ids=["one host", "two hosts"])
+def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys, hosts):
+    (tmp_path / "hosts.yaml").write_text(hosts)
+    assert not measure(tmp_path / "rows.csv", *(["--hosts", str(tmp_path / "hosts.yaml")] if hosts else []))
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert shapes(rows, "prefill", "prompts", "new_tokens", "context_tokens") == [("1", "8", "0"), ("2", "16", "32")]

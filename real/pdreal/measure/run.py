@@ -75,9 +75,9 @@ class Measurement:
             _release_memory(self.device)
         if "transfer" in self.kinds:
             sizes, descriptors = self.plan.transferred_bytes, self.plan.descriptors
-            yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out)
+            yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out, self.options.hosts)
         if "host" in self.kinds:
-            yield message_row()
+            yield message_row(self.options.hosts)
             yield from serving_rows(self.model.name, self.options, self.page_size, self.tp, self.plan, left_out)
 
     def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:

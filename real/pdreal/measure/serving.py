@@ -10,16 +10,18 @@ from time import perf_counter_ns
 
 import torch
 
-from pdreal.channel import Channel
+from pdreal.channel import LAUNCHER, Channel, Network
+from pdreal.hosts import Hosts
 from pdreal.launch_error import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import Row, row_of
-from pdreal.measure.transfers import ENGINES
+from pdreal.measure.transfers import engines
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario
+from pdreal.remote_host import RemoteHost
 from pdreal.requests import Request, RequestFailed, Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.core.messages import Heartbeat
@@ -30,10 +32,28 @@ from pdsim.scenario.loading import parse_scenario
 _ROUND_TRIPS = 500
 
 
-def message_row() -> Row:
-    """Time of a message, one way."""
+def message_row(hosts: Hosts | None) -> Row:
+    """Time of a message, one way, to another host if there are several. Raises LaunchError."""
     with ScratchFolder() as folder:
-        return row_of("host", asyncio.run(_messages_us(folder)), what="message")
+        times_us = _messages_us(folder) if hosts is None else _messages_between_us(folder, hosts)
+        return row_of("host", asyncio.run(times_us), what="message")
+
+
+async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
+    """Sorted halves of round trips to an agent."""
+    network = Network.dealt(hosts.home_address)
+    channel = Channel(folder, LAUNCHER, network=network)
+    name, entry = hosts.others[0]
+    host = RemoteHost(name, entry, network, channel, lambda *_: None)
+    loop = asyncio.get_running_loop()
+    channel.listen(loop, lambda envelope, payload: host.on_notice(envelope.message, payload))
+    try:
+        await host.start()
+        return sorted(half_ns / 1e3 for half_ns in host.half_trips_ns)
+    finally:
+        await host.end(None)
+        loop.remove_reader(channel.descriptor)
+        channel.close()
 
 
 async def _messages_us(folder: Path) -> list[float]:
@@ -84,7 +104,7 @@ def serving_rows(
     With several ranks, of the first engine only: it is their loops that calibration takes.
     """
     has_rows = False
-    for transport in ENGINES[options.device]:
+    for transport in engines(options.device, options.hosts):
         if has_rows and tp > 1:
             return
         scenario = _scenario(model, page_size, tp, transport, plan)

@@ -1,10 +1,8 @@
 """Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from random import Random
 from statistics import median
 from time import perf_counter_ns
@@ -13,11 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from pdreal.hosts import Hosts
 from pdreal.measure.forwards import free_bytes, kv_page_bytes
 from pdreal.measure.rows import Kind, Row, repeat_us, row_of
+from pdreal.measure.target import FILL, target_of
 from pdreal.model.config import ModelConfig
 from pdreal.paged_kv import PagedKv
 from pdreal.staging import KernelStaging, Staging, staging_of
+from pdreal.transports.names import BETWEEN_HOSTS, LOOPBACK
 from pdreal.transports.protocol import Addresses, Transport, UnavailableError, open_transport
 
 _SHARE_OF_MEMORY = 0.4
@@ -78,12 +79,16 @@ def _submit_us(launch: Callable[[], torch.cuda.Stream], repeats: int) -> float:
     return median(times_us)
 
 
-ENGINES = {
+ENGINES: dict[str, tuple[str, ...]] = {
     "cpu": ("shared-memory", "nixl-cma", "mooncake-tcp"),
     "cuda": ("cuda-ipc", "mooncake-nvlink", "nixl-cuda-ipc", "mooncake-tcp"),
 }
 _LEAST_BLOCK_BYTES = 1024
-_FILL = 7
+
+
+def engines(device_type: str, hosts: Hosts | None) -> Sequence[str]:
+    """Those that are measured, of one host or between two."""
+    return ENGINES[device_type] if hosts is None else BETWEEN_HOSTS
 
 
 def transfer_rows(
@@ -92,22 +97,35 @@ def transfer_rows(
     descriptors: Sequence[int],
     seconds: float,
     left_out: Callable[[str], None],
+    hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Rows from the first GPU to the last, where there are several. Engines that are missing are told."""
-    last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" else device
+    """Rows from the first GPU to the last, where there are several, or to the first of another host.
+
+    Engines that are missing are told.
+    """
+    last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
-    for transport in ENGINES[device.type]:
+    for transport in engines(device.type, hosts):
         try:
-            yield from measure_engine(transport, shapes, (device, last), seconds)
+            yield from measure_engine(transport, shapes, (device, last), seconds, hosts)
         except UnavailableError as missing:
             left_out(f"{transport}: {missing}")
 
 
 def measure_engine(
-    transport: str, shapes: Sequence[tuple[int, int]], devices: tuple[torch.device, torch.device], seconds: float
+    transport: str,
+    shapes: Sequence[tuple[int, int]],
+    devices: tuple[torch.device, torch.device],
+    seconds: float,
+    hosts: Hosts | None = None,
 ) -> Iterator[Row]:
     """A row for each shape: bytes in all, and descriptors. devices: of sender and target. Raises UnavailableError."""
-    with _opened(transport, max(num_bytes for num_bytes, _ in shapes), devices) as (engine, address, local, remote):
+    with _opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
+        engine,
+        address,
+        local,
+        remote,
+    ):
         for num_bytes, num_descriptors in shapes:
             ranges = _ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
             times_us = repeat_us(partial(engine.write, address, *ranges), seconds)
@@ -124,36 +142,18 @@ def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple
 
 @contextmanager
 def _opened(
-    transport: str, num_bytes: int, devices: tuple[torch.device, torch.device]
+    transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, int, int]]:
     """The engine, the target's address, and where the memory of the sender and of the target begins."""
     here, there = devices
-    engine = open_transport(transport, here)
-    source = engine.allocate(num_bytes).fill_(_FILL)
+    engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
+    source = engine.allocate(num_bytes).fill_(FILL)
     engine.register([source])
-    spawn = multiprocessing.get_context("spawn")
-    connection, end = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(end, transport, there, num_bytes), daemon=True)
-    process.start()
-    end.close()
     try:
-        address, begin = connection.recv()
-        engine.connect(address)
-        yield engine, address, source.data_ptr(), begin
-        connection.send(None)
-        if not connection.recv():
-            raise AssertionError(f"{transport} did not write what it was given")
+        with target_of(transport, there, num_bytes, hosts) as target:
+            engine.connect(target.address)
+            yield engine, target.address, source.data_ptr(), target.begin
+            if not target.is_full():
+                raise AssertionError(f"{transport} did not write what it was given")
     finally:
-        process.kill()
-        process.join()
         engine.close()
-
-
-def _serve(connection: Connection, transport: str, device: torch.device, num_bytes: int) -> None:
-    engine = open_transport(transport, device)
-    memory = engine.allocate(num_bytes)
-    engine.register([memory])
-    connection.send((engine.address, memory.data_ptr()))
-    connection.recv()
-    connection.send(bool((memory == _FILL).all()))
-    connection.recv()

@@ -15,4 +15,4 @@ NAMES = (
 )
 
 
-BETWEEN_HOSTS = ("mooncake-tcp", "mooncake-rdma", "mooncake-mnnvl", "nixl-rdma")
+BETWEEN_HOSTS = ("mooncake-rdma", "nixl-rdma", "mooncake-mnnvl", "mooncake-tcp")
