@@ -77,6 +77,12 @@ def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> RankPairLayo
     return found
 
 
+def is_sliced(scenario: Scenario) -> bool:
+    """True if a slice of each token's heads is sent, where nothing is staged."""
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    return wire_of(scenario, prefill, decode).slices
+
+
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> RankPairLayout:
     """Raises ConfigError where the ranks of the two sides do not divide."""
     small, large = sorted((prefill.tp, decode.tp))

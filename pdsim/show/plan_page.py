@@ -32,7 +32,7 @@ def plan_page(folder: Path) -> Page:
             detail=f"SLO: {plan['slo']}",
             cards=_cards(plan),
             figures=_figures(rows),
-            tables=[_clusters(plan["terms"], rows), *_notes(plan["notes"])],
+            tables=[_clusters(plan["terms"], rows), *_classes(plan["plan"]), *_notes(plan["notes"])],
         )
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise ConfigError(f"{path}: no plan of this version ({wrong!r})") from None
@@ -104,6 +104,22 @@ def _clusters(terms: list[str], rows: list[tuple[str, Row]]) -> Table:
     ]
     columns = ["cluster", "GPUs", "an hour", *(f"{term}, of its limit" for term in terms), "which", "what limits it"]
     return Table("Clusters", columns, lines)
+
+
+def _classes(chosen: Row | None) -> list[Table]:
+    """Classes of requests, as the plan serves them."""
+    rows = [
+        [
+            Cell(name or "none"),
+            cell(one["num_requests"], ","),
+            cell(one["share"], ".2%"),
+            cell(one["goodput_per_s"]),
+            Cell(", ".join(f"{term} at {_share(strain).text}" for term, strain in one["of_limits"].items())),
+        ]
+        for name, one in ((chosen or {}).get("classes") or {}).items()
+    ]
+    columns = ["class", "requests", "within all limits", "goodput, requests/s", "of its own limits"]
+    return [Table("Classes of requests", columns, rows)] if rows else []
 
 
 def _share(strain: float | None) -> Cell:

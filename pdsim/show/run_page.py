@@ -95,7 +95,7 @@ def _single(run: ReportedRun) -> Page:
     figures = [*_latency_figures([run]), *_inside(run), *_parity_figures([run])]
     tables = [_summary_table([run])]
     if run.num_finished:
-        tables += [_stage_table(run), _instance_table(run), _request_table(run.records.requests)]
+        tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.records.requests)]
     return Page(
         title=run.name,
         subtitle=_subtitle(run),
@@ -325,6 +325,21 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
         columns += [run.name, f"to {runs[0].name}"]
     columns += ["range" if len(runs) == 1 else f"range of {run.name}" for run in ranged]
     return Table("Summary", columns, rows)
+
+
+def _class_table(run: ReportedRun) -> list[Table]:
+    """Latencies by class, where requests have classes."""
+    latencies = {f"{of} {name}, ms": f"{of}_{name.lower()}_ms" for name in ("TTFT", "TPOT") for of in ("median", "p99")}
+    rows = [
+        [
+            Cell(name),
+            cell(one["completed"], ","),
+            cell(one["failed"], ","),
+            *(cell(one[latency]) for latency in latencies.values()),
+        ]
+        for name, one in run.summary.get("pdsim", {}).get("classes", {}).items()
+    ]
+    return [Table("Classes of requests", ["class", "finished", "failed", *latencies], rows)] if rows else []
 
 
 def _stage_table(run: ReportedRun) -> Table:

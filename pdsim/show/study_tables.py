@@ -7,6 +7,7 @@ from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
@@ -42,8 +43,7 @@ def print_answer(made: Answer) -> None:
     console.print()
     console.print(made.text, style="bold", highlight=False, markup=False)
     console.print()
-    for note in made.remarks():
-        console.print(f"- {note}", highlight=False, markup=False)
+    _print_notes(console, made.remarks())
     most = len(made.columns)
     sizes = [(count, True) for count in range(most, _LEAST - 1, -1)] + [(count, False) for count in range(most, 0, -1)]
     print_first_that_fits(console, *(partial(_table, made, count, spread=spread) for count, spread in sizes))
@@ -56,8 +56,7 @@ def _table(made: Answer, count: int, *, spread: bool) -> Table:
     titles = [made.titles[0], *made.titles[1 : count + 1], made.titles[-1]]
     for i, title in enumerate(titles):
         is_number = 0 < i <= count
-        lines = wrap(title.replace(",", ""), _TITLE, break_long_words=False)
-        table.add_column("\n".join(lines), justify="right" if is_number else "left", vertical="bottom")
+        table.add_column(_in_lines(title), justify="right" if is_number else "left", vertical="bottom")
     for row in made.rows:
         arm, *cells, remark = made.cells(row)
         table.add_row(arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark)
@@ -66,6 +65,18 @@ def _table(made: Answer, count: int, *, spread: bool) -> Table:
         table.caption_justify = "left"
         table.caption = f"  no room for: {', '.join(left_out)}"
     return table
+
+
+def _in_lines(title: str) -> str:
+    return "\n".join(wrap(title.replace(",", ""), _TITLE, break_long_words=False))
+
+
+def _print_notes(console: Console, notes: Iterable[str]) -> None:
+    """Lines of a note stand below one another, behind its dash."""
+    for note in notes:
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_row("-", Text(note))
+        console.print(table)
 
 
 _MOST = 10
@@ -81,11 +92,11 @@ def print_plan(plan: Plan) -> None:
     console.print()
     console.print(plan.text, style="bold", highlight=False, markup=False)
     console.print()
-    for note in plan.notes:
-        console.print(f"- {note}", highlight=False, markup=False)
+    _print_notes(console, plan.notes)
     table = new_table("")
+    table.padding = (0, 1, 0, 0)
     for title in plan.titles:
-        table.add_column(title, justify="right" if title in plan.titles[1:-1] else "left")
+        table.add_column(_in_lines(title), justify="right" if title in plan.titles[1:-1] else "left", vertical="bottom")
     for row in plan.rows:
         table.add_row(*plan.cells(row))
     console.print(table)

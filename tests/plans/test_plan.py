@@ -2,7 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from statistics import median
+from subprocess import DEVNULL
 
 import pytest
 from markupsafe import escape
@@ -107,11 +111,36 @@ def test_runs_that_are_there_are_not_computed_again(scenario, tmp_path):
 
     first = again()
     assert computed
-    shards = sorted((tmp_path / "plan" / "points").glob("*.parquet"))
-    shards[0].unlink()
+    shards(tmp_path / "plan")[0].unlink()
     assert again().to_json() == first.to_json()
     assert len(computed) == 1
     assert json.loads((tmp_path / "plan" / "plan.json").read_text()) == first.to_json()
+
+
+def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenario, tmp_path):
+    arguments = {"slo": SLO, "max_gpus": 4, "seeds": 1, "jobs": 2}
+    whole = plan(scenario, **arguments, out=tmp_path / "whole")
+    folder = tmp_path / "killed"
+    words = ["--slo", SLO, "--max-gpus", "4", "--seeds", "1", "--jobs", "2", "--out", folder]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdsim", "plan", scenario, *words], stdout=DEVNULL, stderr=DEVNULL
+    ) as run:
+        while len(shards(folder)) < 5:
+            assert run.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+        run.kill()
+    kept = {path: path.stat().st_mtime_ns for path in shards(folder)}
+    assert not (folder / "plan.json").exists()
+    computed = []
+    again = plan(scenario, **arguments, out=folder, progress=lambda done, _total: computed.append(done))
+    assert again.to_json() == whole.to_json()
+    assert {path.name for path in shards(folder)} == {path.name for path in shards(tmp_path / "whole")}
+    assert len(computed) == len(shards(folder)) - len(kept)
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+
+
+def shards(folder):
+    return sorted((folder / "points").glob("*.parquet"))
 
 
 def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
@@ -134,7 +163,46 @@ def test_nothing_meets_it(scenario, capsys):
         main(["plan", str(scenario), "--slo", "ttft p99 < 1 ms", "--max-gpus", "2", "--engine", "here"])
     assert ended.value.code == 1
     printed = capsys.readouterr().out
-    assert "Nothing of up to 2 GPUs meets it. The nearest is" in printed
+    assert "Nothing of up to 2 GPUs meets it: requests miss it even one at a time. The nearest is" in printed
+
+
+def test_a_request_that_misses_it_alone_is_named(scenario):
+    made = plan(scenario, slo="ttft p50 < 20 ms", max_gpus=2, seeds=1, engine="here")
+    assert made.chosen is None
+    assert made.lone is not None
+    assert "requests miss it even one at a time" in made.text
+    changes = ["client={use: closed_loop, concurrency: 1}", "seed=1"]
+    done = simulate(load_scenario(scenario, [*changes, *CLUSTERS[made.lone.cluster]])).records.requests
+    (request,) = [one for one in done if one.request_id == made.lone.request_id]
+    assert ttft_ms(request) == pytest.approx(20 * made.lone.strain)
+    assert request.num_prompt_tokens == made.lone.num_input_tokens
+    assert made.notes[0] == f"{made.lone}."
+
+
+CLUSTERS = {
+    "1P1D of TP1": (),
+    "1 aggregated of TP1": ("prefill=null", "decode=null", "aggregated={gpu: h100}"),
+    "1 aggregated of TP2": ("prefill=null", "decode=null", "aggregated={gpu: h100, tp: 2}"),
+}
+
+
+def test_a_load_that_is_too_large_is_no_request_that_misses_it_alone(scenario):
+    made = plan(scenario, slo=SLO, max_gpus=1, seeds=1, engine="here", changes=["client.arrivals.rate=200 /s"])
+    assert made.chosen is None
+    assert made.lone is None
+    assert made.text.startswith("Nothing of up to 1 GPUs meets it. The nearest is")
+
+
+def test_unequal_tensor_parallelism_is_staged_unless_somebody_chose(scenario, tmp_path):
+    def staged(*changes, tried=None):
+        base = base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
+        found = Space({"h100": 1.0}, 3, tried or {}).candidates(base)
+        return {one.label for one in found if base.changed(one.changes).network.staging is not None}
+
+    assert staged() == {"1P of TP1, 1D of TP2, staged", "1P of TP2, 1D of TP1, staged"}
+    assert not staged("network.staging=null")
+    assert not staged("engine=vllm")
+    assert not any(label.endswith("staged") for label in staged(tried={"network.staging": [None, {"ring": "1 GiB"}]}))
 
 
 WRONG = [
@@ -223,14 +291,15 @@ def test_joint_attainment_is_that_of_the_run(scenario):
     outcome = next(row.outcome for row in made.rows if row.candidate.label == "1P1D of TP1")
     kept = sum(ttft_ms(one) <= limits_ms[0] and e2e_ms(one) <= limits_ms[1] for one in done)
     assert 0 < kept < len(done)
-    assert outcome.attained == kept / len(done)
-    assert outcome.goodput_per_s == pytest.approx(kept / run.summary()["duration"])
+    assert outcome.attained.share == kept / len(done)
+    assert outcome.attained.goodput_per_s == pytest.approx(kept / run.summary()["duration"])
+    assert f"{made.chosen.outcome.attained.share:.2%} of the requests are within all limits" in made.notes[0]
 
 
 def test_how_far_a_cluster_misses_is_said(scenario):
     made = plan(scenario, slo="ttft p90 < 100 ms, tpot p90 < 1 ms", max_gpus=1, seeds=1, engine="here", changes=RARE)
     (row, *_) = made.nearest
-    first = made.notes[0]
+    (first,) = [note for note in made.notes if note.startswith(row.candidate.label)]
     for term in made.slo.terms:
         value = row.outcome.strains[term] * term.limit
         assert (f"{term} is {significant(value)} ms" in first) == (value > term.limit)
@@ -307,15 +376,27 @@ def test_classes_have_limits_of_their_own(scenario, tmp_path):
     trace = tmp_path / "classes.csv"
     trace.write_text("\n".join(["arrival_s,in_tokens,out_tokens,class", *rows]))
 
-    def planned(slo):
-        made = plan(scenario, trace=trace, slo=slo, max_gpus=4, engine="here")
+    def planned(slo, out=None):
+        made = plan(scenario, trace=trace, slo=slo, max_gpus=4, engine="here", out=out)
         assert made.chosen is not None
         return made
 
-    loose, strict = planned("chat: ttft p90 < 200 ms; batch: ttft p90 < 30 s"), planned("ttft p90 < 40 ms")
+    loose = planned("chat: ttft p90 < 200 ms; batch: ttft p90 < 30 s", tmp_path / "loose")
+    strict = planned("ttft p90 < 40 ms")
     assert loose.titles[3:5] == ["chat TTFT p90, ms", "batch TTFT p90, ms"]
     assert loose.chosen.candidate.price_per_h < strict.chosen.candidate.price_per_h
     assert planned("ttft p90 < 40 ms; chat: ttft p90 < 9 s").chosen.candidate == strict.chosen.candidate
+    classes = loose.chosen.outcome.classes
+    assert {name: one.num_requests for name, one in classes.items()} == {"batch": 20, "chat": 20}
+    assert sum(one.goodput_per_s for one in classes.values()) == pytest.approx(
+        loose.chosen.outcome.attained.goodput_per_s
+    )
+    (table,) = [table for table in plan_page(tmp_path / "loose").tables if table.title == "Classes of requests"]
+    strains = dict(zip(("chat", "batch"), loose.chosen.outcome.strains.values(), strict=True))
+    assert [[cell.text for cell in (row[0], row[1], row[2], row[-1])] for row in table.rows] == [
+        [name, "20", f"{classes[name].share:.2%}", f"TTFT p90 at {significant(100 * strains[name])} %"]
+        for name in ("batch", "chat")
+    ]
     with pytest.raises(
         ConfigError, match="no request of class 'chats' \\(did you mean 'chat'\\?\\); there are chat, batch"
     ):

@@ -29,6 +29,7 @@ CLASSES = ("chat", "batch", "")
 """Of the requests of the last load, a trace; an SLO has limits for two of them."""
 LOADS.append({"use": "request_table", "path": "classes.csv"})
 LOOSE = Slo.parse("ttft p50 < 1e6 s")
+SPACE = Space({"h100": 1.0}, 12, {})
 
 
 def base_for(folder: Path, load: int) -> Base:
@@ -51,14 +52,35 @@ def trials_of(base: Base, slo: Slo, folder: Path) -> Trials:
     return Trials(base, slo, 1, store, Work(store, InProcessEngine(), None))
 
 
+TRIED = [
+    {},
+    {"router": ["cache_aware"]},
+    {"router": ["round_robin", "least_loaded"]},
+    {"prefill.instances": [1, 3], "decode.tp": [2, 4]},
+    {"network.staging": [None, {"ring": "1 GiB"}]},
+    {"aggregated.chunked_prefill_tokens": [1024, 8192], "decode.tp": [4]},
+]
+
+
 @cache
-def every_run(load: int) -> tuple[Base, dict[CandidateCluster, list[Path]]]:
-    """Of every cluster, whole, with a folder that stays for the session."""
+def trials_for(load: int) -> Trials:
+    """Trials whose runs stay for the session."""
     folder = Path(mkdtemp())
-    base = base_for(folder, load)
-    candidates = Space({"h100": 1.0}, 12, {}).candidates(base)
-    trials = trials_of(base, LOOSE, folder)
-    return base, dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
+    return trials_of(base_for(folder, load), LOOSE, folder)
+
+
+def every_run(load: int, space: Space) -> dict[CandidateCluster, list[Path]]:
+    """Runs of every cluster, whole."""
+    trials = trials_for(load)
+    candidates = space.candidates(trials.base)
+    return dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
+
+
+def space_of(seed: int) -> Space:
+    random = Random(seed)
+    gpus = random.choice((["h100"], ["h200"], ["h100", "h200"]))
+    prices = {gpu: round(random.uniform(1, 3), 1) for gpu in gpus}
+    return Space(prices, random.choice((8, 10, 12)) if len(gpus) == 1 else 6, random.choice(TRIED))
 
 
 def slo_of(seed: int, *, has_classes: bool) -> Slo:
@@ -72,11 +94,17 @@ def slo_of(seed: int, *, has_classes: bool) -> Slo:
     return Slo(tuple(Term((limit,), random.choice((50, 90, 99))) for limit in (ttft, tpot)))
 
 
+def strict(slo: Slo, factor: float) -> Slo:
+    """Limits so many times smaller."""
+    limits = [tuple((name, ms / factor) for name, ms in term.limits_ms) for term in slo.terms]
+    return Slo(tuple(replace(term, limits_ms=of_term) for term, of_term in zip(slo.terms, limits, strict=True)))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_search_finds_the_price_that_trying_all_finds(seed):
     load = seed % len(LOADS)
     slo = slo_of(seed, has_classes=load == len(LOADS) - 1)
-    _, runs = every_run(load)
+    runs = every_run(load, space_of(seed))
     outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
     asked: list[CandidateCluster] = []
 
@@ -88,13 +116,13 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     found, best = cheapest(tried), cheapest(outcomes)
     assert [one.price_per_h for one in found[:1]] == [one.price_per_h for one in best[:1]]
     assert len(asked) == len(set(asked))
-    assert not best or len(asked) < len(runs)
+    assert not best or len(runs) < 20 or len(asked) < len(runs)
 
 
 @pytest.mark.parametrize("load", range(len(LOADS)))
 def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
-    base, runs = every_run(load)
-    slo = slo_of(load, has_classes=load == len(LOADS) - 1)
+    base, runs = trials_for(load).base, every_run(load, SPACE)
+    slo = strict(slo_of(load, has_classes=load == len(LOADS) - 1), 3)
     some = list(runs)[:: max(1, len(runs) // 12)]
     early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
     whole = [read_outcome(runs[one], slo, is_record=base.is_sample) for one in some]
@@ -127,7 +155,19 @@ def test_a_class_is_judged_as_if_its_requests_were_all(seed):
         assert found == [term.strain_of_row(row(name)) for term in slo.terms]
 
 
+@pytest.mark.parametrize("load", range(len(LOADS)))
+def test_a_lone_request_is_the_one_that_the_run_is_judged_by(load, tmp_path):
+    base = base_for(tmp_path, load)
+    slo = strict(slo_of(load, has_classes=load == len(LOADS) - 1), 50)
+    trials = trials_of(base, slo, tmp_path)
+    alone = base.one_at_a_time({"prefill.tp": 4, "decode.tp": 4})
+    (outcome,) = trials.whole([alone])
+    found = trials.lone_request("1P1D", alone)
+    assert found is not None
+    assert (found.term, found.strain) == (outcome.worst, pytest.approx(outcome.strain))
+
+
 def test_a_search_without_any_that_meets_it_ends():
-    _, runs = every_run(0)
+    runs = every_run(0, SPACE)
     missed = Outcome(meets=False, reason="too slow", num_ended=0, strains={})
     assert cheapest(search(list(runs), lambda batch: [missed] * len(batch))) == []

@@ -81,6 +81,18 @@ def test_text_from_a_scenario_cannot_break_the_page(one):
     assert "<script>alert" not in render(replace(page, figures=page.figures[:1]))
 
 
+def test_classes_of_requests_have_a_table(tmp_path):
+    rows = [f"0,{100 + i},20,{'chat' if i % 3 else 'batch'}" for i in range(12)]
+    (tmp_path / "classes.csv").write_text("\n".join(["arrival_s,in_tokens,out_tokens,class", *rows]))
+    result = run(small(workload={"use": "request_table", "path": str(tmp_path / "classes.csv")}, client=CLIENT)).result
+    page = run_page([ReportedRun("classes", result.summary(), result.records)])
+    (table,) = [table for table in page.tables if table.title == "Classes of requests"]
+    classes = result.summary()["pdsim"]["classes"]
+    assert [(row[0].text, row[1].text, row[4].order) for row in table.rows] == [
+        (name, str(count), classes[name]["p99_ttft_ms"]) for name, count in (("batch", 4), ("chat", 8))
+    ]
+
+
 def test_an_aggregated_run_has_no_transfers():
     page = run_page([reported("aggregated", small_aggregated)])
     assert "transfers" not in names(page)

@@ -1,16 +1,27 @@
 """The outcome of a cluster: its runs read back, whole or ended when they missed the SLO."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.shard import read_shard
 
 SATURATED = "cannot take the load"
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """Requests within all limits that cover them, of all seeds."""
+
+    num_requests: int
+    share: float
+    goodput_per_s: float
 
 
 @dataclass(frozen=True)
@@ -22,10 +33,10 @@ class Outcome:
     """Reason why it does not; empty if it does."""
     num_ended: int
     """Requests that had ended when it was sure."""
-    attained: float | None = field(default=None, kw_only=True)
-    """Share of the requests within all limits; None: the run was not whole."""
-    goodput_per_s: float | None = field(default=None, kw_only=True)
-    """Requests within all limits, per second."""
+    attained: Attainment | None = field(default=None, kw_only=True)
+    """None: the run was not whole."""
+    classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
+    """Attainment of each class that requests have."""
     strains: Mapping[Term, float]
     """Each term's percentile over its limit; empty if the run was not whole."""
 
@@ -50,10 +61,24 @@ class Outcome:
         lacks = [term.lack(strain) for term, strain in self.strains.items() if strain > 1]
         return self.why if self.reason == SATURATED or not lacks else " and ".join(lacks)
 
+    def _strains_of(self, name: str) -> dict[str, float | None]:
+        """Strains of the terms that are about one class alone."""
+        return {
+            term.name_in_class: strain if isfinite(strain) else None
+            for term, strain in self.strains.items()
+            if term.request_class == name
+        }
+
     def to_json(self) -> dict[str, Any]:
         strains = {str(term): strain if isfinite(strain) else None for term, strain in self.strains.items()}
-        joint = {"attained": self.attained, "goodput_per_s": self.goodput_per_s}
-        return {"meets": self.meets, "reason": self.reason, "of_limits": strains, **joint}
+        found = {"meets": self.meets, "reason": self.reason, "of_limits": strains}
+        if self.attained is None:
+            return {**found, "attained": None, "goodput_per_s": None}
+        classes = {
+            name: {**asdict(attained), "of_limits": self._strains_of(name)} for name, attained in self.classes.items()
+        }
+        joint = {"attained": self.attained.share, "goodput_per_s": self.attained.goodput_per_s}
+        return {**found, **joint, **({"classes": classes} if classes else {})}
 
 
 def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
@@ -68,15 +93,26 @@ def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
     strains = {term: fmean(term.strain_of_row(row) for row in rows) for term in slo.terms}
     missed = [term.missed for term, strain in strains.items() if strain > 1]
     reason = SATURATED if not is_record and any(row["saturated"] for row in rows) else " and ".join(missed)
-    kept = [slo.num_kept(row) for row in rows]
-    sent = [row["completed"] + row["failed"] + row["unfinished"] for row in rows]
+    kept = [slo.kept(row) for row in rows]
+    names = sorted({name for row in rows for name in row["classes"] or ()})
     return Outcome(
         meets=not reason,
         reason=reason,
         num_ended=num_ended,
         strains=strains,
-        attained=sum(kept) / max(1, sum(sent)),
-        goodput_per_s=fmean(
-            count / row["duration"] if row["duration"] else 0.0 for count, row in zip(kept, rows, strict=True)
-        ),
+        attained=_attainment(rows, kept),
+        classes={name: _attainment(rows, kept, name) for name in names},
     )
+
+
+def _attainment(rows: Sequence[Mapping[str, Any]], kept: Sequence[Any], name: str | None = None) -> Attainment:
+    """Attainment of one class; None: of all requests."""
+    num_sent, num_kept, rates = 0, 0, []
+    for row, is_kept in zip(rows, kept, strict=True):
+        num_ended = row["completed"] + row["failed"] + row["unfinished"]
+        is_of_class = np.full(num_ended, fill_value=True) if name is None else np.asarray(row["classes"], str) == name
+        count = int((is_kept & is_of_class[: len(is_kept)]).sum())
+        num_sent += int(is_of_class.sum())
+        num_kept += count
+        rates.append(count / row["duration"] if row["duration"] else 0.0)
+    return Attainment(num_sent, num_kept / max(1, num_sent), fmean(rates))

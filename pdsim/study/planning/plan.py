@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pdsim.metrics.summary_rows import counted
+from pdsim.metrics.summary_rows import counted, significant
 from pdsim.sim.sensitivity import Limit
+from pdsim.study.planning.lone_request import LoneRequest
 from pdsim.study.planning.outcome import SATURATED, Outcome
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import CandidateCluster
@@ -63,12 +64,15 @@ class Plan:
     """The cluster of the scenario that the plan began with."""
     checked: Outcome | None = None
     """Outcome on the trace that it was not made from."""
+    lone: LoneRequest | None = None
+    """A request that misses it alone, where nothing meets it because requests do so on every server."""
 
     @property
     def text(self) -> str:
         if self.chosen is None:
             nearest = f" The nearest is {self.nearest[0].candidate.label}." if self.nearest else ""
-            return f"Nothing of up to {self.max_gpus} GPUs meets it.{nearest}"
+            why = "" if self.lone is None else ": requests miss it even one at a time"
+            return f"Nothing of up to {self.max_gpus} GPUs meets it{why}.{nearest}"
         one = self.chosen.candidate
         power = "" if one.kw is None else f", {one.kw:.1f} kW"
         return f"Take {one.label}: {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour{power}"
@@ -76,7 +80,10 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """Sentences on how firm it stands."""
-        found = [
+        found = [] if self.lone is None else [f"{self.lone}."]
+        if self.chosen is not None:
+            found += self._attained(self.chosen.outcome)
+        found += [
             f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in self.nearest if row.limit is not None
         ]
         if self.own is not None and self.chosen is not None:
@@ -101,6 +108,16 @@ class Plan:
             sure = "none" if self.certain is None else f"{self._priced(self.certain.candidate)},"
             found.append(f"On the slowest, {sure} meets it. {self.measure}".strip())
         return found
+
+    @staticmethod
+    def _attained(outcome: Outcome) -> list[str]:
+        """How many requests are within all limits, together and by class."""
+        if outcome.attained is None:
+            return []
+        of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())
+        classes = f" ({of_classes})" if of_classes else ""
+        share, rate = f"{outcome.attained.share:.2%}", significant(outcome.attained.goodput_per_s)
+        return [f"{share} of the requests{classes} are within all limits: a goodput of {rate} requests/s."]
 
     @staticmethod
     def _priced(one: CandidateCluster) -> str:
@@ -128,7 +145,8 @@ class Plan:
 
     @property
     def titles(self) -> list[str]:
-        return ["cluster", "GPUs", "an hour", *(f"{term}, {term.unit}" for term in self.slo.terms), ""]
+        terms = [f"{term}, {term.unit}" for term in self.slo.terms]
+        return ["cluster", "GPUs", "an hour", *terms, "within all", ""]
 
     def cells(self, row: Row) -> list[str]:
         one, outcome = row.candidate, row.outcome
@@ -136,7 +154,8 @@ class Plan:
         shown = [
             "" if strain is None else term.number(strain) for term, strain in zip(self.slo.terms, strains, strict=True)
         ]
-        return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, self._remark(row)]
+        attained = "" if outcome.attained is None else f"{outcome.attained.share:.1%}"
+        return [one.label, str(one.num_gpus), f"{one.price_per_h:g}", *shown, attained, self._remark(row)]
 
     def _remark(self, row: Row) -> str:
         return next(REMARKS[kind] for kind, rows in self.kinds.items() if row in rows)
@@ -163,6 +182,7 @@ class Plan:
             "certain": None if self.certain is None else self.certain.to_json(),
             "own": None if self.own is None else self.own.to_json(),
             "checked": None if self.checked is None else self.checked.to_json(),
+            "lone": None if self.lone is None else self.lone.to_json(),
         }
 
     def to_markdown(self) -> str:

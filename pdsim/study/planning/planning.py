@@ -18,11 +18,12 @@ from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
 from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
+from pdsim.study.planning.lone_request import LoneRequest
 from pdsim.study.planning.outcome import Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
-from pdsim.study.planning.space import CandidateCluster, Space, with_other_settings
+from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
@@ -32,6 +33,8 @@ from pdsim.study.undecided import measurement
 MAX_GPUS = 32
 _NUM_TOLD = 3
 """Cheaper clusters that are told of, and dearer ones."""
+_NUM_NEAR = 6
+"""Cheaper clusters that run the whole load to see how near they come."""
 _DEARER = 1.5
 """Times the plan's price, of those that are told of."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
@@ -172,7 +175,7 @@ class Finder:
             nearest=self._missed_by(self._nearest(tried, chosen)),
         )
         if chosen is None:
-            return made
+            return replace(made, lone=self._lone())
         loads = {factor: self._at_load(factor, chosen) for factor in speedups}
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
         if all(outcome.meets for outcome in made.ends.values()):
@@ -208,26 +211,26 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Cheaper ones that got furthest, one of each family: an aggregated one among them, where one was tried."""
+        """Cheaper ones that got furthest before they missed it, each of other servers."""
         missed = [
             one
             for one, outcome in tried.items()
             if not outcome.meets and (chosen is None or one.price_per_h <= chosen.price_per_h)
         ]
         missed.sort(key=lambda one: (-tried[one].num_ended, -one.price_per_h, one.label))
-        of_families = list({one.family: one for one in reversed(missed)}.values())[::-1]
-        kinds = [next((one for one in of_families if one.is_aggregated == kind), None) for kind in (True, False)]
-        first = [one for one in kinds if one is not None]
-        return [*first, *(one for one in of_families if one not in first)][:_NUM_TOLD]
+        furthest: dict[tuple[Server, ...], CandidateCluster] = {}
+        for one in missed:
+            furthest.setdefault(one.servers, one)
+        return _of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Candidates that miss the SLO, by how much and because of what, the nearest first."""
-        outcomes = self._trials.whole([one.changes for one in candidates])
-        rows = [
-            Row(one, outcome, None if outcome.worst is None else self._trials.limit(one.changes, outcome.worst))
-            for one, outcome in zip(candidates, outcomes, strict=True)
-        ]
-        return tuple(sorted(rows, key=lambda row: (row.outcome.strain, row.candidate.label)))
+        """Candidates that miss the SLO least, by how much and because of what, the nearest first."""
+        outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
+        ranked = sorted(candidates, key=lambda one: (outcomes[one].strain, one.label))
+        return tuple(self._missed(one, outcomes[one]) for one in _of_both_kinds(ranked, _NUM_TOLD))
+
+    def _missed(self, one: CandidateCluster, outcome: Outcome) -> Row:
+        return Row(one, outcome, None if outcome.worst is None else self._trials.limit(one.changes, outcome.worst))
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
         """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
@@ -267,6 +270,21 @@ class Finder:
             ends=dict(zip(ends, whole[len(lost) :], strict=True)),
         )
 
+    def _lone(self) -> LoneRequest | None:
+        """A request that misses the SLO alone; None: on some servers, all keep it so."""
+        num_ended: dict[CandidateCluster, int] = {}
+        for one in reversed(self._candidates):
+            if max(one.counts) > 1:
+                continue
+            (outcome,) = self._trials.outcomes([self._trials.base.one_at_a_time(one.changes)])
+            if outcome.meets:
+                return None
+            num_ended[one] = outcome.num_ended
+        furthest = max(num_ended, key=num_ended.__getitem__, default=None)
+        if furthest is None or not num_ended[furthest]:
+            return None
+        return self._trials.lone_request(furthest.label, self._trials.base.one_at_a_time(furthest.changes))
+
     def _measurement(self, chosen: CandidateCluster) -> str:
         """What to measure: groups of times of which one end alone misses the SLO, or else all of them."""
         base = self._trials.base
@@ -301,6 +319,14 @@ class Finder:
             f"{base.scenario.model} on {gpus}; {counted(len(requests), 'request')} of {prompt:,.0f} tokens in and "
             f"{output:,.0f} out on average, {base.pace}"
         )
+
+
+def _of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
+    """The first ones, an aggregated and a disaggregated one among them, where there is one."""
+    kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
+    first = [one for one in kinds if one is not None]
+    chosen = [*first, *(one for one in ranked if one not in first)][:count]
+    return [one for one in ranked if one in chosen]
 
 
 def _changed(chosen: CandidateCluster, changes: Changes) -> Changes:

@@ -47,7 +47,7 @@ class Term:
     """The class of the requests; empty: all requests."""
 
     def __str__(self) -> str:
-        return f"{self._prefix}{self._percentiles}"
+        return f"{self._prefix}{self.name_in_class}"
 
     @property
     def goal(self) -> str:
@@ -56,7 +56,7 @@ class Term:
     @property
     def goal_in_class(self) -> str:
         if not self.is_joint:
-            return f"{self._percentiles} < {self._limit_ms:g} ms"
+            return f"{self.name_in_class} < {self._limit_ms:g} ms"
         return f"{self._limits} for {self.percentile:g} %"
 
     @property
@@ -80,7 +80,7 @@ class Term:
         return f"{self.request_class} " if self.request_class else ""
 
     @property
-    def _percentiles(self) -> str:
+    def name_in_class(self) -> str:
         return f"{' and '.join(metric.upper() for metric, _ in self.limits_ms)} p{self.percentile:g}"
 
     @cached_property
@@ -117,7 +117,7 @@ class Term:
         """True if a request that has ended misses it."""
         if request.outcome != "finished":
             return True
-        if request.num_output_tokens < 2 and self._is_of_tpot:  # noqa: PLR2004
+        if not self.is_about(request.num_output_tokens):
             return False
         return any(_time_ms(metric, request) > limit_ms for metric, limit_ms in self.limits_ms)
 
@@ -126,9 +126,11 @@ class Term:
         return num_requests - ceil(round(self.percentile / 100 * num_requests, 6))
 
     def num_about(self, requests: Sequence[RequestSpec]) -> int:
-        return sum(
-            self.covers(spec.request_class) and (len(spec.output) > 1 or not self._is_of_tpot) for spec in requests
-        )
+        return sum(self.covers(spec.request_class) and self.is_about(len(spec.output)) for spec in requests)
+
+    def is_about(self, num_output_tokens: int) -> bool:
+        """A single token has no TPOT."""
+        return num_output_tokens > 1 or not self._is_of_tpot
 
     @cached_property
     def _is_of_tpot(self) -> bool:
@@ -140,7 +142,7 @@ class Term:
             [
                 max(_time_ms(metric, request) / limit_ms for metric, limit_ms in self.limits_ms)
                 for request in requests
-                if request.outcome == "finished" and (request.num_output_tokens > 1 or not self._is_of_tpot)
+                if request.outcome == "finished" and self.is_about(request.num_output_tokens)
             ]
         ).percentile(self.percentile)
 
@@ -211,8 +213,8 @@ class Slo:
     def classes(self) -> list[str]:
         return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
 
-    def num_kept(self, row: Mapping[str, Any]) -> int:
-        """Requests of a shard that are within all limits that cover them."""
+    def kept(self, row: Mapping[str, Any]) -> Any:
+        """Whether each finished request of a shard is within all limits that cover it."""
         times_ns = _times_ns(row)
         kept = np.full(len(times_ns["e2e"]), fill_value=True)
         for term in self.terms:
@@ -221,7 +223,7 @@ class Slo:
                 about = np.asarray(row["classes"], str)[: len(kept)] == term.request_class
             for metric, limit_ms in term.limits_ms:
                 kept &= ~about | (times_ns[metric] <= limit_ms * 1e6)
-        return int(kept.sum())
+        return kept
 
     def require_classes(self, scenario: Scenario) -> None:
         """Raises ConfigError if no request has one of its classes, or if the workload cannot be read."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any
 
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
+from pdsim.scenario.wiring import is_sliced
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.plan import described
@@ -33,6 +35,8 @@ class CandidateCluster:
     label: str
     family: str = field(compare=False)
     """Clusters of one family differ in the numbers of their instances alone."""
+    servers: tuple[Server, ...] = field(compare=False)
+    """Servers of each role."""
     counts: tuple[int, ...] = field(compare=False)
     """Prefill and decode instances, or aggregated ones."""
     num_gpus: int = field(compare=False)
@@ -71,11 +75,11 @@ class Space:
         for roles in chain.from_iterable(product(*map(self._servers, names)) for names in ROLES.values()):
             changes = cluster(base, roles, (1,) * len(roles))
             try:
-                resolve(base.changed(changes))
+                scenario = resolve(base.changed(changes))
             except ConfigError as impossible:
                 reasons.append(str(impossible))
                 continue
-            found += self._of(base, roles)
+            found += self._of(base, roles, staging=self._needs_staging(base, scenario))
         if not found:
             raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
@@ -94,12 +98,19 @@ class Space:
         if any(server.gpu not in self.prices for server in servers):
             return None
         label, price = label_of(servers, counts), self._price(servers, counts)
-        return CandidateCluster(label, label, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {})
+        return CandidateCluster(
+            label, label, servers, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {}
+        )
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
 
-    def _of(self, base: Base, roles: tuple[Server, ...]) -> Iterator[CandidateCluster]:
+    def _needs_staging(self, base: Base, scenario: Scenario) -> bool:
+        """True if each token's heads would be sent in slices, and nobody chose that."""
+        is_chosen = base.names("network.staging") or any(path.startswith("network.staging") for path in self.tried)
+        return scenario.aggregated is None and not is_chosen and is_sliced(scenario)
+
+    def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Candidates of these servers that have no more GPUs than they may."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
@@ -108,11 +119,12 @@ class Space:
             price = self._price(roles, counts)
             kw = kilowatts(roles, counts)
             for settings in self._settings(counts):
-                changes = {**cluster(base, roles, counts), **settings}
+                staged: Changes = {"network.staging": {}} if staging else {}
+                changes = {**cluster(base, roles, counts), **staged, **settings}
                 told = described(settings).replace("router=", "") if settings else ""
-                suffix = f", {told}" if told else ""
+                suffix = (", staged" if staging else "") + (f", {told}" if told else "")
                 label, family = label_of(roles, counts) + suffix, label_of(roles, ()) + suffix
-                yield CandidateCluster(label, family, counts, num_gpus, price, kw, changes)
+                yield CandidateCluster(label, family, roles, counts, num_gpus, price, kw, changes)
 
     def _settings(self, counts: Sequence[int]) -> Iterator[Changes]:
         """Fields that the cluster has; routers too, unless `--try router=...` names them.

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pdsim.scenario.build import requests_of
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
+from pdsim.sim.simulation import simulate
 from pdsim.study.design import Changes
 from pdsim.study.identity import key_of
 from pdsim.study.plan import Planner, Point
+from pdsim.study.planning.lone_request import LoneRequest, lone_request
 from pdsim.study.planning.outcome import Outcome, read_outcome
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
@@ -20,7 +21,6 @@ from pdsim.study.shard import read_shard
 from pdsim.study.store import Store
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.undecided import SIZE_FIELDS, Sizes, sizes_of
-from pdsim.workload.request_spec import classes_of
 
 
 class Trials:
@@ -73,16 +73,19 @@ class Trials:
     def limit(self, changes: Changes, term: Term | None) -> Limit:
         """What limits a cluster in a term of the SLO; None: in its throughput."""
         scenario = self.scenario(changes)
-        classes = classes_of(requests_of(scenario)) if term is not None and term.request_class else {}
 
         def measure(result: RunResult) -> Mapping[str, float]:
             if term is None:
                 return {"request_throughput": result.summary()["request_throughput"]}
             requests = result.records.requests
-            return {str(term): term.strain([r for r in requests if term.covers(classes.get(r.request_id, ""))])}
+            return {str(term): term.strain([r for r in requests if term.covers(r.request_class)])}
 
         (found,) = limits(sensitivities(scenario, measure=measure))
         return found
+
+    def lone_request(self, label: str, changes: Changes) -> LoneRequest | None:
+        """The request that a run of such a cluster misses the SLO by."""
+        return lone_request(label, self.slo, simulate(self.scenario(changes)).records.requests)
 
     def _ending_early(self, point: Point) -> Point:
         tasks = {

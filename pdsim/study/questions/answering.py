@@ -299,10 +299,7 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 def _alone(study: Study, changes: Changes) -> str:
     """Says whether the SLO is missed without any queue: then no number of instances helps."""
-    one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
-    if study.base.changed(changes).router.shedding is not None:
-        one = {**one, "router.shedding": None}  # one alone waits for nobody
-    found = _latencies_ms(simulate(study.base.changed(one)))
+    found = _latencies_ms(simulate(study.base.changed(study.base.one_at_a_time(changes))))
     for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
         times_ms = found[what]
         met = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))

@@ -119,6 +119,12 @@ class Base:
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 
+    def one_at_a_time(self, changes: Changes) -> Changes:
+        """The same without queues: no request waits for another, and none is turned away."""
+        one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
+        has_shedding = self.changed(changes).router.shedding is not None
+        return {**one, "router.shedding": None} if has_shedding else one
+
     @property
     def pace(self) -> str:
         """Times when its requests are sent."""
