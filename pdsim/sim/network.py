@@ -1,14 +1,13 @@
-"""Links and the engines that use them.
+"""Engines that send KV over links.
 
 A transfer takes the engine's time per batch and per descriptor, and the gather's if it is staged; then its bytes cross
-links that all transfers under way share max-min fairly: none can be faster without slowing one that is no faster.
-Law: tests/laws/test_fair_links.py.
+links that all transfers under way share.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import ceil, inf, prod
+from math import inf, prod
 
 from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
@@ -18,8 +17,9 @@ from pdsim.cost.copies import StagingCost
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.scenario.build import Cluster
 from pdsim.scenario.wiring import Interconnect
-from pdsim.sim.timeline import Alarm, Timeline
-from pdsim.system.transport import Path, Topology, Transport
+from pdsim.sim.flows import Flows
+from pdsim.sim.timeline import Timeline
+from pdsim.system.transport import Topology, Transport
 
 
 @dataclass(slots=True, eq=False)
@@ -52,49 +52,6 @@ class Transfer:
         return duration_ns
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
-    """A transfer whose bytes are moving."""
-
-    transfer: Transfer
-    path: Path
-    limit: float
-    """Bytes per second that its engine allows, whatever the links."""
-    remaining: float
-    rate: float = 0.0
-    finish_ns: float = 0.0
-    """Infinite on a link that carries nothing."""
-
-
-def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Max-min fair: fill all flows evenly until a link or a flow is at its limit, fix those, go on with the rest."""
-    open_flows = list(flows)
-    links = [link for flow in open_flows for link, _ in flow.path]
-    if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
-        for flow in open_flows:
-            flow.rate = min(flow.limit, *[capacity[link] / weight for link, weight in flow.path])
-        return
-    free = {link: capacity[link] for link in links}
-    while open_flows:
-        users: dict[str, float] = {}
-        share = inf
-        for flow in open_flows:
-            share = min(share, flow.limit)
-            for link, weight in flow.path:
-                users[link] = users.get(link, 0.0) + weight
-        shares = {link: free[link] / n for link, n in users.items()}
-        share = min(share, *shares.values())
-        still_open = []
-        for flow in open_flows:
-            if flow.limit <= share or any(shares[link] <= share for link, _ in flow.path):
-                flow.rate = share
-                for link, weight in flow.path:
-                    free[link] -= share * weight
-            else:
-                still_open.append(flow)
-        open_flows = still_open
-
-
 class Network:
     """Carries transfer units and reports the end of each."""
 
@@ -121,15 +78,12 @@ class Network:
         self._on_failed = on_failed
         self._on_posting = on_posting
         self._timeout_ns = timeout_ns
-        self._capacity = dict(topology.capacity)
         self._factors: dict[str, list[float]] = {}
         """The factors of links that carry less at present."""
         self._dead: set[str] = set()
         self._under_way: list[Transfer] = []
         """Only if they can fail."""
-        self._flows: list[Flow] = []
-        self._updated_ns = 0
-        self._next_end: Alarm | None = None
+        self._flows = Flows(timeline, topology.capacity, self._finish)
         self._lines: dict[str, deque[Transfer]] = {}
         """Serial engines: the transfers of each prefill instance that post or wait to post, in order."""
 
@@ -208,20 +162,7 @@ class Network:
             return
         unit = transfer.unit
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
-        self._progress()
-        self._flows.append(
-            Flow(transfer, self._topology.path(unit.source, unit.target), limit, float(transfer.num_bytes))
-        )
-        self._share()
-
-    def _on_end(self, _: None) -> None:
-        now = self._timeline.now_ns
-        self._progress()
-        ended = [flow for flow in self._flows if flow.finish_ns <= now]
-        self._flows = [flow for flow in self._flows if flow.finish_ns > now]
-        self._share()
-        for flow in ended:
-            self._finish(flow.transfer)
+        self._flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
 
     def _finish(self, transfer: Transfer) -> None:
         if self._under_way:
@@ -246,28 +187,6 @@ class Network:
         if was_first and line:
             self._post(line[0])
 
-    def _progress(self) -> None:
-        """Count the bytes that moved since rates last changed."""
-        seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
-        for flow in self._flows:
-            flow.remaining -= flow.rate * seconds
-        self._updated_ns = self._timeline.now_ns
-
-    def _share(self) -> None:
-        if self._next_end is not None:
-            self._next_end.cancel()
-            self._next_end = None
-        if not self._flows:
-            return
-        fair_rates(self._flows, self._capacity)
-        now = self._timeline.now_ns
-        first: float = inf
-        for flow in self._flows:
-            flow.finish_ns = now + max(0, ceil(flow.remaining / flow.rate * 1e9)) if flow.rate else inf
-            first = min(first, flow.finish_ns)
-        if first < inf:
-            self._next_end = self._timeline.after(int(first) - now, self._on_end)
-
     # What goes wrong.
 
     def slow(self, links: Iterable[str], factor: float) -> None:
@@ -282,10 +201,8 @@ class Network:
         self._change_capacity(links)
 
     def _change_capacity(self, links: Iterable[str]) -> None:
-        self._progress()
-        for link in links:
-            self._capacity[link] = self._topology.capacity[link] * prod(self._factors[link])
-        self._share()
+        whole = self._topology.capacity
+        self._flows.set_capacity({link: whole[link] * prod(self._factors[link]) for link in links})
 
     def kill(self, instance_id: str) -> None:
         """Its transfers are gone; those to it stand still until its engine gives up."""
@@ -317,9 +234,7 @@ class Network:
 
     def _drop_flows(self) -> None:
         """Drop transfers that are over or stuck: others get their share of the links."""
-        self._progress()
-        self._flows = [flow for flow in self._flows if not (flow.transfer.is_over or flow.transfer.is_stuck)]
-        self._share()
+        self._flows.drop(lambda transfer: transfer.is_over or transfer.is_stuck)
 
 
 class Transfers:

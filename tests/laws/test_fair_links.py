@@ -4,14 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.transfer_plan import TransferUnit
-from pdsim.sim.network import Flow, Transfer, fair_rates
+from pdsim.sim.flows import Flow, fair_rates
 from tests.support import MILLISECOND, examples, request, run, small
 from tests.twins.fair_links import NaiveFlow, ends_ns, share
 
 LINKS = "abcd"
-UNIT = TransferUnit(0, "prefill-0", "decode-0", (), (), 10, 1, 0, is_last=True)
-TRANSFER = Transfer(UNIT, num_bytes=10, start_ns=0, since_ns=0, setup_ns=0, least_ns=0.0)
 paths = st.lists(st.sampled_from(LINKS), min_size=1, max_size=3, unique=True).flatmap(
     lambda links: st.tuples(*(st.tuples(st.just(link), st.sampled_from([1, 2, 0.5])) for link in links))
 )
@@ -24,7 +21,7 @@ limits = st.sampled_from([float("inf"), float("inf"), 20, 150])
 )
 @examples(300)
 def test_rates_rise_together_until_a_link_is_full(flows, capacity):
-    clever = [Flow(TRANSFER, path, limit, remaining=1.0) for path, limit in flows]
+    clever = [Flow(None, path, limit, remaining=1.0) for path, limit in flows]
     naive = [NaiveFlow(path, limit=None if limit == float("inf") else limit) for path, limit in flows]
     fair_rates(clever, capacity)
     share(naive, capacity)
