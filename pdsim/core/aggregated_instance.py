@@ -27,6 +27,7 @@ from pdsim.core.messages import (
     FlushCache,
     Message,
     NewRequest,
+    Prefetched,
     PrefillStep,
     Result,
     Retracted,
@@ -189,6 +190,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 self._give_up(message.request_id)
             case FlushCache():
                 self.cache.flush()
+            case Prefetched():
+                assert self.cache.prefetcher is not None
+                self.cache.prefetcher.on_prefetched(message)
             case Woken():
                 pass
             case _:
@@ -211,6 +215,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             priority=message.priority,
         )
         self._arrived.append(request)
+        self.cache.prefetch(request.request_id, request.prompt, now_ns)
         return self._unbegun.add(request.request_id, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
@@ -366,6 +371,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _give_up(self, request_id: int) -> None:
         """Drop a request; its computed pages stay cached. It is unknown if it was lost with an earlier life."""
+        self.cache.stop_prefetch(request_id)
         if request := self._builder.begun.pop(request_id, None):
             self._builder.stop(request)
             self.cache.drop(request.lease)

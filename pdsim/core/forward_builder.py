@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import PrefillChunk
+from pdsim.core.prefetcher import Prefetcher
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
 
@@ -88,6 +89,7 @@ class ForwardBuilder(Generic[PromptT]):
         self.partial: PromptT | None = None
         """The begun prompt with tokens that no forward has yet."""
         self._cache = cache
+        self._prefetcher = cache.prefetcher
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
@@ -145,7 +147,16 @@ class ForwardBuilder(Generic[PromptT]):
             forward = self._begin(budget, chunks)
         if chunks and not self._as_vllm:
             self._open_pages(chunks)
+        if not chunks and self._prefetcher is not None:
+            forward = self._until_prefetched(forward, self._prefetcher)
         return forward
+
+    def _until_prefetched(self, forward: Forward, prefetcher: Prefetcher) -> Forward:
+        """Nothing is begun, perhaps because of prefetches."""
+        due_ns, hold_ns = prefetcher.next_due_ns(self.now_ns), forward.hold_until_ns
+        if due_ns is None or (hold_ns is not None and hold_ns <= due_ns):
+            return forward
+        return Forward(forward.chunks, due_ns, forward.blocked_by)
 
     def _begin(self, budget: _Budget, chunks: list[PrefillChunk]) -> Forward:
         picks = self._policy.select(self)
@@ -198,6 +209,8 @@ class ForwardBuilder(Generic[PromptT]):
             raise PolicyError(f"{self._policy}: {pick} computes nothing")
         if budget.num_slots <= 0:
             return "slots"
+        if self._prefetcher is not None and self._prefetcher.awaits(request.request_id, self.now_ns):
+            return None
         lease = self._cache.open(request.prompt, request.num_tokens - 1)
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tokens - num_cached

@@ -5,13 +5,12 @@ KV of a whole prompt or output is written there
   write_through_selective   when it is inserted again
   write_back                when it is evicted; what lies in front of it and is on the GPU alone is a node without pages
 A prompt that continues what is there alone loads it back, all or nothing. What is on the GPU too is locked; the rest is
-evicted, leaves first. Law: tests/laws/test_host_cache.py.
+evicted, leaves first. Behind it there may be storage: prefetcher.py. Law: tests/laws/test_host_cache.py.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
-from pdsim.core.messages import HostCopy, LoadBack, WriteBackup
+from pdsim.core.messages import HostCopy, LoadBack, StoreKv, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Match, Node, RadixCache
 from pdsim.policy.protocols import EvictionPolicy
@@ -35,8 +34,9 @@ class HostCache:
         write: WritePolicy,
         *,
         least_tokens: int = LEAST_TOKENS,
+        stores: bool = False,
     ) -> None:
-        """prefix_cache: that of the GPU."""
+        """prefix_cache: that of the GPU; stores: what is written here goes on to storage."""
         self.pool = pool
         self.tree = RadixCache(pool, prefix_cache.page_size, eviction)
         self.writes_back = write == "write_back"
@@ -44,6 +44,7 @@ class HostCache:
         self._page_size = prefix_cache.page_size
         self._num_inserts = _INSERTS[write]
         self._least_tokens = least_tokens
+        self._stores = stores
         self._copies: list[HostCopy] = []
         self._leaving: list[Node] = []
         """Ends of leaves that the GPU is about to lose, still locked."""
@@ -52,6 +53,43 @@ class HostCache:
         """Copies that were decided since the last call, in order."""
         copies, self._copies = self._copies, []
         return copies
+
+    def command(self, copy: HostCopy) -> None:
+        """Have this carried out behind the copies before it."""
+        self._copies.append(copy)
+
+    # Reading from storage.
+
+    def match(self, sequence: TokenSequence) -> Node:
+        """The end of what is here of a sequence, locked."""
+        end, _ = self.tree.match(sequence, len(sequence))
+        return end
+
+    def has_pages(self, end: Node) -> bool:
+        """True if nothing up to there is on the GPU alone."""
+        return all(node.pages for node in _path(end))
+
+    def reserve(self, num_pages: int) -> list[int]:
+        """Pages for what will be read; fewer if there is no room for all."""
+        if num_pages > self.pool.num_free:
+            self.tree.evict(num_pages)
+        return self.pool.allocate(min(num_pages, self.pool.num_free))
+
+    def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
+        """Keep what was read behind a locked node. What is here by now is freed."""
+        start, stop = below.stop, below.stop + len(pages) * self._page_size
+        end, _ = self.tree.lock_path(sequence, stop)
+        num_here = max(0, end.stop - start) // self._page_size
+        self.pool.free(pages[:num_here])
+        if end.stop < stop:
+            leaf, _ = self.tree.insert(sequence, stop, pages[num_here:], end)
+            self.tree.touch(leaf)
+        self.tree.unlock(end)
+        node, _ = self._prefix_cache.lock_path(sequence, stop)
+        for step in _path(node):
+            if step.host is None:
+                self._find(step)
+        self._prefix_cache.unlock(node)
 
     # Loading.
 
@@ -101,7 +139,7 @@ class HostCache:
                 if step.host is None:
                     self._write(step, pages=step is node)
             if node.host is not None and not node.host.pages:
-                node.host.pages = self._copy(node.pages) or []
+                node.host.pages = self._copy(node) or []
         self.release(node)
 
     def release(self, node: Node) -> None:
@@ -140,7 +178,7 @@ class HostCache:
         """Have a node of the GPU's tree here, locked: with its pages, if there is room for them, or without."""
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:
-            host_pages = self._copy(node.pages) if pages else []
+            host_pages = self._copy(node) if pages else []
             if host_pages is None:
                 self.tree.unlock(end)
                 return
@@ -149,15 +187,17 @@ class HostCache:
             end = leaf
         node.host = end
 
-    def _copy(self, pages: Sequence[int]) -> list[int] | None:
-        """Copy pages of the GPU to as many here; None if there is no room."""
-        pool, num_pages = self.pool, len(pages)
+    def _copy(self, node: Node) -> list[int] | None:
+        """Copy the pages of a node of the GPU's tree to as many here; None if there is no room."""
+        pool, num_pages = self.pool, len(node.pages)
         if num_pages > pool.num_free:
             self.tree.evict(num_pages)
         if num_pages > pool.num_free:
             return None
         host_pages = pool.allocate(num_pages)
-        self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), self.writes_back))
+        self._copies.append(WriteBackup(tuple(node.pages), tuple(host_pages), self.writes_back))
+        if self._stores:
+            self._copies.append(StoreKv(node.sequence, node.start, tuple(host_pages)))
         return host_pages
 
 

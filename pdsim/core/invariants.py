@@ -12,6 +12,7 @@ from pdsim.core.decode_instance import DecodeInstance
 from pdsim.core.host_cache import HostCache
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prefetcher import Prefetcher
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.receiver import Receiver
@@ -38,6 +39,8 @@ def check_idle(instance: AnyInstance) -> None:
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)
     _require(instance.num_available_pages == pool.num_pages, "LEAK-2", "pages", instance.num_available_pages, pool)
+    prefetcher = instance.cache.prefetcher
+    _require(prefetcher is None or not prefetcher.under_way, "LEAK-7", "prefetches", prefetcher, instance)
     _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
 
 
@@ -78,7 +81,7 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
         _require(table == shared, "TREE-1", "shared pages of a lease are its node's path", table, shared)
     _check_tree(tree, nodes, [lease.node for lease in leases])
     if cache.host is not None:
-        _check_host(cache.host, nodes)
+        _check_host(cache.host, nodes, cache.prefetcher)
 
 
 def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
@@ -88,12 +91,14 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
     _require(owned == list(range(1, pool.num_pages + 1)), "PAGE-2", "every page has one owner", owned, pool.num_pages)
 
 
-def _check_host(host: HostCache, nodes: list[Node]) -> None:
+def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
     """Checks the nodes on the GPU that are in host memory too."""
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
-    _check_pool(host.pool, [], in_host)
-    _check_tree(host.tree, in_host, [end for _, end in written], has_gaps=host.writes_back)
+    held = [] if prefetcher is None else prefetcher.held_pages()
+    _check_pool(host.pool, held, in_host)
+    ends = [] if prefetcher is None else [prefetch.end for prefetch in prefetcher.under_way.values()]
+    _check_tree(host.tree, in_host, [*(end for _, end in written), *ends], has_gaps=host.writes_back)
     known = set(map(id, in_host))
     for node, end in written:
         same = end.stop == node.stop <= node.sequence.common_prefix(0, end.sequence, 0)

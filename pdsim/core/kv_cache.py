@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pdsim.core.host_cache import HostCache
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prefetcher import Prefetcher
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
 
@@ -44,9 +45,10 @@ class KvCache:
         prefix_cache: RadixCache | None,
         *,
         host: HostCache | None = None,
+        prefetcher: Prefetcher | None = None,
         keeps_replaced: bool = False,
     ) -> None:
-        """host: memory behind the prefix cache.
+        """host: memory behind the prefix cache; prefetcher: reads into it from storage.
 
         keeps_replaced: pages that the prefix cache has already are freed with their lease, not as that is seen.
         """
@@ -54,6 +56,7 @@ class KvCache:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.host = host
+        self.prefetcher = prefetcher
         self._keeps_replaced = keeps_replaced
         self.evicts_early = prefix_cache is not None
         """More than what lacks is evicted, as SGLang does."""
@@ -127,6 +130,19 @@ class KvCache:
         lease.node, lease.num_loaded = node, num_pages
         lease.table += pages
         lease.num_shared += num_pages
+
+    def prefetch(self, request_id: int, prompt: TokenSequence, now_ns: int) -> None:
+        """A prompt came: read what storage has of it, if there is any."""
+        if self.prefetcher is not None:
+            lease = self.open(prompt, len(prompt))
+            num_tokens = lease.num_shared * self.page_size
+            self.drop(lease)
+            self.prefetcher.begin(request_id, prompt, num_tokens, now_ns)
+
+    def stop_prefetch(self, request_id: int) -> None:
+        """It was given up."""
+        if self.prefetcher is not None:
+            self.prefetcher.stop(request_id)
 
     def grow(self, lease: Lease, num_pages: int) -> None:
         """Lengthen the page table. The caller has seen num_available_pages."""

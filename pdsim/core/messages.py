@@ -73,6 +73,17 @@ class LoadedBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Storage to instance: so many pages of a prefetch were found, and the first of them are read."""
+
+    request_id: int
+    num_found: int
+    num_read: int
+    is_over: bool
+    """No more is read: it was stopped, or all that was found is there."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvSent:
     """Transport to prefill: no page of this request is read any more."""
 
@@ -335,6 +346,37 @@ class LoadBack:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreKv:
+    """Copy to storage what lies in these pages of host memory: KV of tokens from start_tokens on.
+
+    It begins when the copies before it are done.
+    """
+
+    sequence: TokenSequence
+    start_tokens: int
+    host_pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchKv:
+    """Read into these pages of host memory what storage has of a prompt behind the first start_tokens."""
+
+    request_id: int
+    prompt: TokenSequence
+    start_tokens: int
+    host_pages: tuple[int, ...]
+    least_pages: int
+    """Read nothing if fewer are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopPrefetch:
+    """Read no more for this prompt than what is under way, and say when that is there."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillDone:
     """Prefill has seen its transfer end and holds nothing of the request any more."""
 
@@ -357,14 +399,15 @@ class Failed:
 
 
 Outcome = PrefillDone | Finished | Failed
-RequestMessage = (
-    Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | LoadedBack | KvSent | FirstToken | Outcome
-)
+RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | Outcome
+CopyMessage = LoadedBack | Prefetched
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
 ScalingMessage = ClusterSeen | Serve | Drain
-Message = RequestMessage | TransferMessage | StagingMessage | FaultMessage | ScalingMessage | Woken | FlushCache
+Message = (
+    RequestMessage | CopyMessage | TransferMessage | StagingMessage | FaultMessage | ScalingMessage | Woken | FlushCache
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +451,7 @@ class WakeAt:
     time_ns: int
 
 
-HostCopy = WriteBackup | LoadBack
+HostCopy = WriteBackup | LoadBack | StoreKv | PrefetchKv | StopPrefetch
 Command = (
     Send
     | Tell

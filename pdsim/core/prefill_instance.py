@@ -35,6 +35,7 @@ from pdsim.core.messages import (
     NewRequest,
     PeerDown,
     PeerUp,
+    Prefetched,
     PrefillDone,
     PrefillStep,
     PromptComputed,
@@ -141,6 +142,9 @@ class PrefillInstance:
                 self._down.discard(message.instance_id)
             case FlushCache():
                 self.cache.flush()
+            case Prefetched():
+                assert self.cache.prefetcher is not None
+                self.cache.prefetcher.on_prefetched(message)
             case Woken():
                 pass
             case _:
@@ -262,6 +266,7 @@ class PrefillInstance:
             message.decode_id,
             priority=message.priority,
         )
+        self.cache.prefetch(request.request_id, request.prompt, now_ns)
         if early := self._bootstrap.early.pop(request.request_id, None):
             return self._grant(request, early, now_ns)
         if self.limits.optimistic_attempts:
@@ -343,6 +348,7 @@ class PrefillInstance:
 
     def _give_up(self, request_id: int) -> list[Command]:
         """Give a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
+        self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
         if request := self._builder.begun.get(request_id):
             request.given_up = True
@@ -388,6 +394,7 @@ class PrefillInstance:
     def _on_abort(self, request_id: int) -> list[Command]:
         if request_id in self._builder.begun or request_id in self.sending:
             return self._give_up(request_id)
+        self.cache.stop_prefetch(request_id)
         if request := self._bootstrap.ungranted.pop(request_id, None):
             return self._give_up_ungranted(request)
         self._bootstrap.refuse(request_id)
@@ -396,6 +403,7 @@ class PrefillInstance:
     def _expire(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []
         for request in self._bootstrap.expired(now_ns, commands):
+            self.cache.stop_prefetch(request.request_id)
             reason = f"{request.decode_id} granted no pages in time"
             commands.append(Send(request.decode_id, Abort(request.request_id, reason, retryable=True)))
             commands += self._give_up_ungranted(request)

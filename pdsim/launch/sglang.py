@@ -4,6 +4,7 @@ Flags are those of srt/server_args.py and bench_serving.py of 0.5.12, and of 0.5
 optimistic attempts. The gateway's are those of its router_args.py at 05e589a.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,11 @@ RULES: dict[str, Rule] = {
     "state_dtype": None,
     "*.eviction": one_of(EVICTION_POLICIES, "SGLang"),
     "*.host_cache": None,
+    "storage": None,
+    **{
+        f"storage.{name}": Aside("drives and links that the real cluster has of its own")
+        for name in ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
+    },
     "*.max_prefill_tokens": None,
     "*.policy": one_of(PREFILL_POLICIES, "SGLang"),
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
@@ -220,6 +226,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("enable-hierarchical-cache", servers.host_cache is not None),
         ("hicache-size", _gigabytes(servers.host_cache)),
         ("hicache-write-policy", servers.host_cache and servers.host_cache.write),
+        *_storage_flags(scenario, servers),
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
     ]
@@ -247,6 +254,17 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         )
         flags.append(("speculative-num-draft-tokens", servers.speculative_draft_tokens))
     return flags
+
+
+def _storage_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
+    storage = scenario.storage
+    if storage is None or servers.host_cache is None:
+        return []
+    return [
+        ("hicache-storage-backend", "mooncake" if storage.shared else "file"),
+        ("hicache-storage-prefetch-policy", storage.prefetch),
+        ("hicache-storage-backend-extra-config", json.dumps({"prefetch_threshold": storage.prefetch_threshold})),
+    ]
 
 
 def _gigabytes(host: HostCacheSettings | None) -> int | None:

@@ -116,11 +116,11 @@ class TokenGap(NamedTuple):
 
 
 class HostCopyRecord(NamedTuple):
-    """A copy between an instance's pages and its host cache."""
+    """A copy between an instance's pages and its host cache, or between that and storage."""
 
     instance_id: str
     kind: str
-    """load or write"""
+    """load or write; of storage, read or store"""
     start_ns: int
     end_ns: int
     num_pages: int

@@ -153,6 +153,16 @@ def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[
     }
 
 
+def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
+    """Fields of a run with storage."""
+    reads, stores = ([copy for copy in copies if copy.kind == kind] for kind in ("read", "store"))
+    return {
+        "storage_read_tokens": page_size * sum(read.num_pages for read in reads),
+        "storage_read_bytes": sum(read.num_bytes for read in reads),
+        "storage_written_bytes": sum(store.num_bytes for store in stores),
+    }
+
+
 def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) -> dict[str, Any]:
     """Fields of an elastic cluster, whose servers have so many GPUs each."""
     by_server: dict[int, list[ServerRecord]] = {}

@@ -13,6 +13,7 @@ from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.copies import HostCopies
 from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
+from pdsim.cost.storage import StorageCosts
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
@@ -47,6 +48,8 @@ class Cluster:
     """Copies of KV that decode instances retract; None: they take no time."""
     host_links: Mapping[str, HostCopies]
     """Links of the instances that have host caches."""
+    storage: StorageCosts | None
+    """Storage behind the host caches, if there is any."""
     front_end: FrontEndSettings
     interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
@@ -89,6 +92,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
         host_copies=None if is_aggregated else wiring.host_copies(scenario),
         host_links={i: wiring.copies_over_host_link(scenario, role) for role, i in host_caches(scenario)},
+        storage=wiring.storage_costs(scenario),
         front_end=scenario.front_end or FrontEndSettings(),
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
         num_layers=load_model(scenario.model).num_layers,

@@ -107,3 +107,5 @@ Size = Annotated[int, Quantity(SIZE)]
 """Bytes."""
 Bandwidth = Annotated[float, Quantity(BANDWIDTH)]
 """Bytes per second."""
+Rate = Annotated[float, Quantity(RATE)]
+"""Times a second."""

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, m
 from pydantic_core import CoreSchema
 
 from pdsim.core.host_cache import WritePolicy
+from pdsim.core.prefetcher import PrefetchPolicy
 from pdsim.cost.kernels import has_kernels
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Kernels
@@ -29,7 +30,7 @@ from pdsim.policy.routing import CacheAware
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component, component_name
 from pdsim.scenario.faults import Fault, HealthSettings
-from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Section, Size
+from pdsim.scenario.fields import Bandwidth, Duration, FineDuration, Rate, Section, Size
 from pdsim.scenario.profile import MeasuredSettings, Setup, cost_by_role, front_end_of_profile, network_of_profile
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import Kind, load_model
@@ -46,6 +47,29 @@ class HostCacheSettings(Section):
     """Memory for the KV of each GPU (--hicache-size); None: twice that of its pool (--hicache-ratio 2)."""
     write: WritePolicy = "write_through"
     """Moment when KV is copied there (--hicache-write-policy)."""
+
+
+class StorageSettings(Section):
+    """Storage behind the host caches (--hicache-storage-backend): a file system, or a store such as Mooncake's."""
+
+    shared: bool = False
+    """One store for all instances; false: each server has its own."""
+    drives: int = Field(default=1, ge=1)
+    """Drives of each server; of a shared store, or nodes that lend it memory."""
+    size: Size = 3_840_000_000_000
+    """Size of one drive, as the next three are of one."""
+    read_bandwidth: Bandwidth = Field(default=6.9e9, gt=0)
+    write_bandwidth: Bandwidth = Field(default=4.1e9, gt=0)
+    io_limit: Rate = Field(default=1e6, gt=0)
+    """Reads and writes together, one of each page and rank."""
+    client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """Bandwidth of one instance, in each direction; None: no limit."""
+    latency: Duration = 100_000
+    """Time of each batch of up to 128 pages before its first byte, and of looking up as many."""
+    prefetch: PrefetchPolicy = "timeout"
+    """How long a prompt waits for what is read (--hicache-storage-prefetch-policy)."""
+    prefetch_threshold: int = Field(default=256, ge=1)
+    """Fewer tokens are computed rather than read."""
 
 
 class ServerSettings(Section):
@@ -547,6 +571,8 @@ class Scenario(Section):
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     priorities: dict[str, int] = Field(default={})
     """Priorities of classes of requests, the larger first; a class that is not here has 0."""
+    storage: StorageSettings | None = None
+    """None: what host caches evict is lost."""
     elastic: ElasticSettings | None = None
     """None: servers keep their roles."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
@@ -575,6 +601,14 @@ class Scenario(Section):
                 "router.shedding: a client of a closed loop that is refused sends its next request at once; "
                 "use: open_loop, or leave shedding out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stores_what_host_caches_have(self) -> "Scenario":
+        if self.storage is None:
+            return self
+        if not any(one.host_cache for one in (self.prefill, self.decode, self.aggregated) if one is not None):
+            raise ValueError("storage lies behind host caches: give a role one (prefill: {host_cache: {}})")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import Any
 from pdsim.core.host_cache import HostCache
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
+from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.radix_cache import RadixCache
 from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
 from pdsim.cost.expert_loads import balanced_skew
@@ -39,6 +40,8 @@ STATES_PER_REQUEST = 3
 """States of linear-attention layers, of which a prefix cache keeps some (SGLang 0.5.23)."""
 HOST_RATIO = 2
 """Host memory for each byte of the GPU's pool, where its size is not given (SGLang's --hicache-ratio)."""
+PREFETCH_SHARE = 0.8
+"""Share of what host memory has more than the GPU that prefetches may hold (SGLang 0.5.12, cache_controller.py)."""
 _SMALL_BATCH = 32
 """The largest max_running_requests for which a decode instance gets two extra slots for each."""
 
@@ -259,9 +262,19 @@ def kv_cache(scenario: Scenario, role: Role, *, keeps_replaced: bool = False) ->
     assert settings.pool_tokens is not None, "the scenario is not resolved"
     pool = PagePool(settings.pool_tokens // scenario.page_size)
     tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
-    host = None
-    if tree is not None and (given := settings.host_cache) is not None:
-        assert given.size is not None, "the scenario is not resolved"
-        num_pages = given.size // (layout_of(scenario, role).kv_token_bytes * scenario.page_size)
-        host = HostCache(PagePool(num_pages), tree, deepcopy(settings.eviction), given.write)
-    return KvCache(pool, scenario.page_size, tree, host=host, keeps_replaced=keeps_replaced)
+    if tree is None or (given := settings.host_cache) is None:
+        return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
+    assert given.size is not None, "the scenario is not resolved"
+    host_pool = PagePool(given.size // (layout_of(scenario, role).kv_token_bytes * scenario.page_size))
+    storage = scenario.storage
+    host = HostCache(host_pool, tree, deepcopy(settings.eviction), given.write, stores=storage is not None)
+    prefetcher = None
+    if storage is not None and role != "decode":
+        more_pages = max(0, host_pool.num_pages - pool.num_pages)
+        limits = PrefetchLimits(
+            policy=storage.prefetch,
+            least_tokens=storage.prefetch_threshold,
+            max_tokens=int(PREFETCH_SHARE * more_pages * scenario.page_size),
+        )
+        prefetcher = Prefetcher(host, scenario.page_size, limits)
+    return KvCache(pool, scenario.page_size, tree, host=host, prefetcher=prefetcher, keeps_replaced=keeps_replaced)

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import inf
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost
+from pdsim.cost.storage import StorageCosts
 from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
-from pdsim.scenario.sizing import layout_of, roles
+from pdsim.scenario.sizing import host_caches, layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_transport
 from pdsim.system.memory import Layout, Role
@@ -167,6 +169,32 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
         load_bandwidth=0.74 * layout.gpu.host_bandwidth,
         pinning_bandwidth=1.4e9,
         num_ranks=layout.tp,
+    )
+
+
+def storage_costs(scenario: Scenario) -> StorageCosts | None:
+    """Raises ConfigError for a store of which no two roles could share a page."""
+    if (storage := scenario.storage) is None:
+        return None
+    layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}
+    role, layout = next(iter(layouts.items()))
+    is_latent = isinstance(layout.model.attention, LatentAttention)
+    for other, found in layouts.items():
+        if storage.shared and not is_latent and found.tp != layout.tp:
+            why = "each rank stores a part of its own, and finds none of another size"
+            raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why}")
+    page_bytes = layout.kv_token_bytes * scenario.page_size
+    write_bytes = page_bytes * (1 if is_latent else layout.tp)
+    return StorageCosts(
+        num_pages=storage.drives * storage.size // write_bytes,
+        read_page_bytes=page_bytes * layout.tp,
+        write_page_bytes=write_bytes,
+        objects_per_page=layout.tp,
+        read_bandwidth=storage.drives * storage.read_bandwidth,
+        write_bandwidth=storage.drives * storage.write_bandwidth,
+        objects_per_s=storage.drives * storage.io_limit,
+        client_bandwidth=storage.client_bandwidth or inf,
+        latency_ns=storage.latency,
     )
 
 

@@ -313,6 +313,8 @@ class Actor:
     def kill(self) -> None:
         """Nothing more comes of what is under way."""
         self._decode.kill()
+        if self._cache_copies is not None:
+            self._cache_copies.kill()
         if self._timer is not None:
             self._timer.cancel()
         self._is_dead, self._waits = True, False

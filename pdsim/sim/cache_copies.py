@@ -1,11 +1,12 @@
-"""Copies between the pages of one instance and its host cache, in simulated time."""
+"""Copies between the pages of one instance, its host cache and storage, in simulated time."""
 
 from collections.abc import Callable
 from typing import Literal
 
-from pdsim.core.messages import Command, LoadBack, LoadedBack, Tell, WriteBackup
+from pdsim.core.messages import Command, LoadBack, LoadedBack, PrefetchKv, StopPrefetch, StoreKv, Tell, WriteBackup
 from pdsim.cost.copies import HostLink, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
+from pdsim.sim.storage import StorageClient
 from pdsim.sim.timeline import Timeline
 
 
@@ -21,6 +22,7 @@ class CacheCopies:
         num_layers: int,
         record: Callable[[HostCopyRecord], None],
         tell: Callable[[Tell], None] | None,
+        storage: StorageClient | None = None,
     ) -> None:
         """tell: gives messages to an instance that waits for its loads."""
         self.blocked_until_ns = 0
@@ -31,6 +33,9 @@ class CacheCopies:
         self._num_layers = num_layers
         self._record = record
         self._tell = tell
+        self._storage = storage
+        self._written_ns = 0
+        """Time when the last write to host memory ends."""
         self._load: tuple[int, int] | None = None
         """Start and end of loads into pages that the next forward reads."""
 
@@ -39,14 +44,20 @@ class CacheCopies:
         others: list[Command] = []
         for command in commands:
             if isinstance(command, WriteBackup):
-                _, end_ns = self._copy("write", len(command.pages))
+                _, self._written_ns = self._copy("write", len(command.pages))
                 if command.blocks:
-                    self.blocked_until_ns = end_ns
+                    self.blocked_until_ns = self._written_ns
             elif isinstance(command, LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
+            elif isinstance(command, StoreKv | PrefetchKv | StopPrefetch):
+                self._on_storage(command)
             else:
                 others.append(command)
         return others
+
+    def kill(self) -> None:
+        if self._storage is not None:
+            self._storage.kill()
 
     def forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
         """End of a forward that begins at start_ns, behind the loads since the last one."""
@@ -54,6 +65,15 @@ class CacheCopies:
         return (
             start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)
         )
+
+    def _on_storage(self, command: StoreKv | PrefetchKv | StopPrefetch) -> None:
+        assert self._storage is not None
+        if isinstance(command, StoreKv):
+            self._storage.store(command, max(self._written_ns, self._timeline.now_ns))
+        elif isinstance(command, PrefetchKv):
+            self._storage.prefetch(command)
+        else:
+            self._storage.stop(command)
 
     def _on_load(self, command: LoadBack, start_ns: int, end_ns: int) -> None:
         if self._tell is None:

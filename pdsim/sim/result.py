@@ -5,7 +5,7 @@ from typing import Any
 
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables, arrow_table
-from pdsim.metrics.summary import elastic_fields, host_cache_fields, summarize
+from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches
 
@@ -28,6 +28,8 @@ class RunResult(RunTables):
             extra["warnings"] = warnings
         if host_caches(self.scenario):
             extra |= host_cache_fields(self.records.host_copies, self.scenario.page_size)
+        if self.scenario.storage is not None:
+            extra |= storage_fields(self.records.host_copies, self.scenario.page_size)
         if self.scenario.elastic is not None:
             end_ns = max((r.end_ns or 0 for r in self.records.requests), default=0)
             extra |= elastic_fields(self.records.servers, self.scenario.pair.prefill.tp, end_ns)

@@ -40,6 +40,7 @@ RELIEF = {
     "prefill host memory": "prefill.host_cache.size",
     "decode host memory": "decode.host_cache.size",
     "host link": "GPUs with a faster host_bandwidth",
+    "storage": "storage.drives, storage.client_bandwidth",
 }
 """Resources, and the fields of a scenario that give more of each."""
 
@@ -51,6 +52,7 @@ AGGREGATED_RELIEF = {
     "aggregated slots": "aggregated.max_running_requests",
     "aggregated host memory": "aggregated.host_cache.size",
     "host link": RELIEF["host link"],
+    "storage": RELIEF["storage"],
 }
 """The same where instances have no roles."""
 
@@ -161,6 +163,8 @@ def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Clust
             more = host.model_copy(update={"size": round(host.size * factor)})
             variants[f"{role} host memory"] = of_field(role, host_cache=more)
             variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
+    if scenario.storage is not None:
+        variants["storage"] = of_cluster(lambda cluster: _stored(cluster, factor))
     if scenario.aggregated is None:
         variants["link"] = of_cluster(lambda cluster: _linked(cluster, factor))
         variants["descriptor cost"] = of_cluster(lambda cluster: _transport(cluster, descriptor=factor))
@@ -189,6 +193,16 @@ def _host_linked(cluster: Cluster, factor: float) -> Cluster:
         for name, link in cluster.host_links.items()
     }
     return replace(cluster, host_links=links)
+
+
+def _stored(cluster: Cluster, factor: float) -> Cluster:
+    costs = cluster.storage
+    assert costs is not None
+    more = {
+        name: factor * getattr(costs, name)
+        for name in ("read_bandwidth", "write_bandwidth", "objects_per_s", "client_bandwidth")
+    }
+    return replace(cluster, storage=replace(costs, num_pages=round(factor * costs.num_pages), **more))
 
 
 def _transport(cluster: Cluster, *, batch: float = 1.0, descriptor: float = 1.0) -> Cluster:

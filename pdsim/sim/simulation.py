@@ -32,6 +32,7 @@ from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
+from pdsim.sim.storage import Storage, StorageClient
 from pdsim.sim.timeline import CHOICES, Timeline
 from pdsim.workload.request_spec import Streams
 
@@ -111,6 +112,7 @@ class Simulation:
                 m.StartTransfer: transfers.network.start,
                 m.Scatter: transfers.scatter,
             }
+        self._storage = self._make_storage()
         self._locksteps = self._make_locksteps()
         self._actors = {instance.instance_id: self._actor(instance) for instance in cluster.instances}
         self._monitor: Any = None if cluster.monitor is None else self._recorded(cluster.monitor)
@@ -182,13 +184,28 @@ class Simulation:
         """A decode instance is told when its cached KV is loaded; forwards wait for theirs on the GPU."""
         if (link := self._cluster.host_links.get(instance.instance_id)) is None:
             return None
+        instance_id, storage = instance.instance_id, self._storage
         return CacheCopies(
             self._timeline,
-            instance.instance_id,
+            instance_id,
             HostLink(link),
             num_layers=self._cluster.num_layers,
             record=self._recorder.on_host_copy,
             tell=self._deliver if isinstance(instance, DecodeInstance) else None,
+            storage=None if storage is None else StorageClient(storage, instance_id, server_of(instance_id)),
+        )
+
+    def _make_storage(self) -> Storage | None:
+        settings, costs = self._cluster.scenario.storage, self._cluster.storage
+        if settings is None or costs is None:
+            return None
+        return Storage(
+            self._timeline,
+            costs,
+            shared=settings.shared,
+            page_size=self._cluster.scenario.page_size,
+            record=self._recorder.on_host_copy,
+            tell=self._deliver,
         )
 
     def _executor(self, instance: Any) -> Executor:

@@ -132,7 +132,7 @@ OTHER = {
 }
 """Other values of every field of a pair of roles."""
 DRAFTS = {"speculative_draft_tokens": 4, "speculative_accept_length": 2, "speculative_drafting": "1 ms"}
-WHOLE = ("cost", "front_end", "aggregated", "elastic")
+WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
 """Sections whose fields are left aside as one, or that another test has."""
 
 
@@ -268,6 +268,19 @@ def test_host_memory_behind_decode(engine):
     said, notes = text(engine, scenario(*without, ("decode.radix_cache", "true")))
     changes = [("decode.radix_cache", "true"), ("decode.host_cache", "{write: write_back}")]
     check_difference(engine, "decode.host_cache", "", scenario(*without, *changes), said, notes)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_storage_behind_host_memory(shared):
+    storage = f"{{shared: {str(shared).lower()}, prefetch: best_effort, prefetch_threshold: 99}}"
+    commands, _ = text("sglang", scenario(("prefill.host_cache", "{}"), ("storage", storage)))
+    flags = [
+        f"--hicache-storage-backend {'mooncake' if shared else 'file'}",
+        "--hicache-storage-prefetch-policy best_effort",
+        """--hicache-storage-backend-extra-config '{"prefetch_threshold": 99}'""",
+    ]
+    (prefill,) = [one for one in commands if "--hicache-storage" in one]
+    assert all(flag in prefill for flag in flags)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
