@@ -1,12 +1,13 @@
 """Hosts of a run: how each is reached and started, and which instances it has."""
 
+import shlex
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from pdsim.scenario.fields import Section
 from pdsim.scenario.loading import explain_errors
@@ -20,6 +21,13 @@ class HostEntry(Section):
     """Names, or patterns of them such as decode-*."""
     start: str | None = None
     """The command that runs `pdreal host` there, with its standard input. None: the launcher's own host."""
+
+    @field_validator("start")
+    @classmethod
+    def _is_a_command(cls, start: str | None) -> str | None:
+        if start is not None and not shlex.split(start):
+            raise ValueError("expected a command that runs `pdreal host` there, found nothing")
+        return start
 
 
 class Hosts(Section):

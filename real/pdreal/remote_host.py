@@ -87,7 +87,10 @@ class RemoteHost:
         if version != __version__:
             raise LaunchError(f"host {self.name} has pdsim {version}, here is {__version__}")
         self._channel.connect(self.process, endpoint)
-        self.clock = await self._ask_time()
+        try:
+            self.clock = await self._ask_time()
+        except TimeoutError:
+            raise LaunchError(f"host {self.name} did not say its time within {_ROUND_TRIP_S:g} s") from None
 
     async def _wait_for_its_end(self, process: Process) -> None:
         exit_code = await process.wait()

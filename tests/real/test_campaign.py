@@ -32,6 +32,14 @@ def test_each_tensor_parallel_size_has_rows_and_each_pair_a_profile(tmp_path):
     assert all("--gpu b200" in made[profile] for profile in profiles)
 
 
+def test_hosts_are_measured_and_run_on(tmp_path):
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("hosts:\n  a: {address: 10.0.0.1}\n  b: {address: 10.0.0.2, start: ssh b pdreal host}\n")
+    suite = prepare("validation-cpu", tmp_path / "mine", [], hosts)
+    assert "--hosts hosts.yaml" in commands(suite, num_gpus=0)["data/rows.csv"]
+    assert suite.real.flags[-2:] == ("--hosts", str(tmp_path / "mine" / "hosts.yaml"))
+
+
 def test_a_campaign_goes_on_where_it_was_and_packs_all(tmp_path, capsys):
     """Its rows and its run are there: it calibrates, simulates and packs."""
     source = EXPERIMENTS / "validation-cpu"

@@ -51,6 +51,8 @@ def refused(tmp_path, capsys, hosts, *changes):
         ({"a": HERE, "b": HERE}, "hosts.yaml: one host has no start, which is where pdreal is called; found a, b"),
         ({"a": HERE, "b": {**BESIDE, "instances": ["decod-0"]}}, "no instance 'decod-0' (did you mean 'decode-0'?)"),
         ({"a": HERE, "b": {**BESIDE, "instances": ["*"]}}, "hosts: prefill-0 must be on one host, found on a and b"),
+        ({"a": HERE, "b": {**BESIDE, "start": ""}}, "hosts.b.start: expected a command that runs `pdreal host` there"),
+        ({"a": HERE, "b": {**BESIDE, "start": "ssh 'b"}}, "hosts.b.start: No closing quotation"),
         ({"a": HERE}, "hosts: decode-0 must be on one host, found on none of a"),
         ({"a": HERE, "b": {**BESIDE, "address": "127.0.0.2"}}, "network.transport: shared-memory stays on one host"),
         ({"a": HERE, "b": {**BESIDE, "start": "false"}}, "host b was lost: false ended with exit code 1"),
