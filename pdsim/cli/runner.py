@@ -14,16 +14,9 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import told
 from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
+from pdsim.metrics import run_folder
 from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
-from pdsim.metrics.run_folder import (
-    SCENARIO,
-    journal_writer,
-    read_records,
-    read_summary,
-    require_out,
-    require_out_of_run,
-)
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import ENDS, Scenario
@@ -45,13 +38,13 @@ def run_scenario(
 ) -> FinishedRun:
     """Simulate; with `out`, write the run folder as well, with journal and levels."""
     if out is not None:
-        require_out_of_run(out, force=force)
+        run_folder.require_out_of_run(out, force=force)
     loaded = load_scenario(path, changes)
     cluster = build(loaded)
     scenario = cluster.scenario
     with ExitStack() as stack:
         advance = stack.enter_context(progress_over(scenario.name, len(cluster.requests), quiet=quiet))
-        journal = None if out is None else stack.enter_context(journal_writer(out))
+        journal = None if out is None else stack.enter_context(run_folder.journal_writer(out))
         observation = Observation(journal=journal, levels=levels or out is not None, progress=advance)
         simulation = Simulation(cluster, observation)
         interrupted = False
@@ -91,8 +84,8 @@ def obtain_runs(
     runs: list[FinishedRun] = []
     for path in paths:
         if path.is_dir():
-            name = read_summary(path).get("tag") or path.name
-            found = [FinishedRun(name, read_summary(path), read_records(path))]
+            name = run_folder.read_summary(path).get("tag") or path.name
+            found = [FinishedRun(name, run_folder.read_summary(path), run_folder.read_records(path))]
         elif path.suffix in _RESULTS:
             results = read_results(path)
             found = [FinishedRun(f"{one.name} ({one.tool})", one.summary, RunRecords()) for one in results]
@@ -112,14 +105,14 @@ def obtain_runs(
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
     """Run folder of each scenario file, checked before the first of them is simulated."""
     folders: dict[Path, Path] = {}
-    require_out(out)
+    run_folder.require_out(out)
     for path in paths:
         if path.is_dir() or path.suffix in _RESULTS:
             continue
         folder = out / load_scenario(path, changes).name
         if folder in folders.values():
             raise ConfigError(f"{path}: its name is {folder.name}, as another's: {folder} has room for one; rename it")
-        require_out_of_run(folder, force=force)
+        run_folder.require_out_of_run(folder, force=force)
         folders[path] = folder
     return folders
 
@@ -139,14 +132,14 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
     if path.suffix in _RESULTS:
         raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
     if path.is_dir():
-        read_summary(path)
-        return load_scenario(path / SCENARIO)
+        run_folder.read_summary(path)
+        return load_scenario(path / run_folder.SCENARIO)
     return load_scenario(path, changes)
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
     """Sensitivities of a scenario file, or of the scenario in a run folder; real runs are simulated, too."""
-    scenario = load_scenario(path / SCENARIO) if path.is_dir() else load_scenario(path, changes)
+    scenario = load_scenario(path / run_folder.SCENARIO) if path.is_dir() else load_scenario(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
 

@@ -7,19 +7,7 @@ private state (every instance gets its own copy), but it never touches what is b
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from pdsim.policy.views import (
-    CachedLeaf,
-    Candidate,
-    DecodeView,
-    PairView,
-    PrefillView,
-    RoutingView,
-    ScalingView,
-    SendingPrefill,
-    SheddingView,
-    TokenSequence,
-    WaitingRequest,
-)
+from pdsim.policy import views
 
 
 class Pick(NamedTuple):
@@ -38,7 +26,7 @@ class HoldUntil(NamedTuple):
 class PrefillPolicy(Protocol):
     """Decides which prompts the next forward computes."""
 
-    def select(self, view: PrefillView) -> Iterable[Pick] | HoldUntil:
+    def select(self, view: views.PrefillView) -> Iterable[Pick] | HoldUntil:
         """Waiting prompts in the order in which to take them; the core stops at the first that does not fit.
 
         The one partly computed prompt always goes first and is not among them. Return a generator where the order
@@ -64,13 +52,13 @@ class Deferred(NamedTuple):
 class AdmissionPolicy(Protocol):
     """Decides whether the head of a decode instance's queue gets its pages now."""
 
-    def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred: ...
+    def admit(self, candidate: views.Candidate, view: views.DecodeView) -> Admitted | Deferred: ...
 
 
 class PreemptionPolicy(Protocol):
     """Decides who gives its pages back when the next decode step does not fit."""
 
-    def victim(self, view: DecodeView) -> int:
+    def victim(self, view: views.DecodeView) -> int:
         """The request_id of one of view.running."""
         ...
 
@@ -78,7 +66,7 @@ class PreemptionPolicy(Protocol):
 class EvictionPolicy(Protocol):
     """Decides which unused leaf of the prefix cache goes first."""
 
-    def key(self, leaf: CachedLeaf) -> Any:
+    def key(self, leaf: views.CachedLeaf) -> Any:
         """Smaller goes first. May depend only on the leaf."""
         ...
 
@@ -86,7 +74,7 @@ class EvictionPolicy(Protocol):
 class TransferPolicy(Protocol):
     """Decides how much of a prompt's KV to send as it begins, and after each computed chunk."""
 
-    def send_until(self, request: SendingPrefill) -> int:
+    def send_until(self, request: views.SendingPrefill) -> int:
         """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""
         ...
 
@@ -94,7 +82,7 @@ class TransferPolicy(Protocol):
 class RoutingPolicy(Protocol):
     """Chooses the instance of one role. Prefill and decode have a policy each, as in SGLang's gateway."""
 
-    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+    def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
         """The instance_id of one of view.instances."""
         ...
 
@@ -102,7 +90,7 @@ class RoutingPolicy(Protocol):
 class SheddingPolicy(Protocol):
     """Decides whom the router refuses as a request arrives."""
 
-    def shed(self, request: WaitingRequest, view: SheddingView) -> int | None:
+    def shed(self, request: views.WaitingRequest, view: views.SheddingView) -> int | None:
         """The request_id of the one that arrives, or of one of view.waiting; None: nobody."""
         ...
 
@@ -110,7 +98,7 @@ class SheddingPolicy(Protocol):
 class DisaggregationPolicy(Protocol):
     """Decides where a prompt is computed: on a prefill instance, or on the decode instance that answers it."""
 
-    def is_remote(self, prompt: TokenSequence, view: PairView) -> bool:
+    def is_remote(self, prompt: views.TokenSequence, view: views.PairView) -> bool:
         """True: a prefill instance computes it, and sends the KV."""
         ...
 
@@ -125,6 +113,6 @@ class Servers(NamedTuple):
 class ScalingPolicy(Protocol):
     """Decides how many servers prefill and decode, at each interval of an autoscaler."""
 
-    def servers(self, view: ScalingView) -> Servers:
+    def servers(self, view: views.ScalingView) -> Servers:
         """At least one of each role, and at most view.max_servers together."""
         ...

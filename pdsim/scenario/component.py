@@ -20,17 +20,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, Va
 from pydantic_core import CoreSchema, core_schema
 
 from pdsim.cost.model import CostSettings
-from pdsim.policy.protocols import (
-    AdmissionPolicy,
-    DisaggregationPolicy,
-    EvictionPolicy,
-    PreemptionPolicy,
-    PrefillPolicy,
-    RoutingPolicy,
-    ScalingPolicy,
-    SheddingPolicy,
-    TransferPolicy,
-)
+from pdsim.policy import protocols
 from pdsim.scenario.faults import Fault
 from pdsim.scenario.fields import DIMENSIONS, Dimension, base_folder
 from pdsim.scenario.yaml_file import did_you_mean
@@ -70,47 +60,47 @@ def require_trust(name: str, module: str) -> None:
 
 
 BUILT_IN: dict[Any, dict[str, str]] = {
-    PrefillPolicy: {
+    protocols.PrefillPolicy: {
         "fcfs": "pdsim.policy.prefill:FirstComeFirstServed",
         "shortest_prompt_first": "pdsim.policy.prefill:ShortestPromptFirst",
         "priority": "pdsim.policy.prefill:HighestPriorityFirst",
         "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
     },
-    AdmissionPolicy: {
+    protocols.AdmissionPolicy: {
         "reserve_decode_tokens": "pdsim.policy.decode:ReserveDecodeTokens",
         "reserve_max_output": "pdsim.policy.decode:ReserveMaxOutput",
         "free_pages": "pdsim.policy.decode:FreePages",
     },
-    PreemptionPolicy: {
+    protocols.PreemptionPolicy: {
         "fewest_outputs_first": "pdsim.policy.decode:FewestOutputsFirst",
         "last_arrived_first": "pdsim.policy.decode:LastArrivedFirst",
         "lowest_priority_first": "pdsim.policy.decode:LowestPriorityFirst",
     },
-    EvictionPolicy: {
+    protocols.EvictionPolicy: {
         "lru": "pdsim.policy.eviction:LeastRecentlyUsed",
         "lfu": "pdsim.policy.eviction:LeastFrequentlyUsed",
         "fifo": "pdsim.policy.eviction:FirstInFirstOut",
     },
-    TransferPolicy: {
+    protocols.TransferPolicy: {
         "every_chunk": "pdsim.policy.prefill:EveryChunk",
         "whole_prompt": "pdsim.policy.prefill:WholePrompt",
     },
-    RoutingPolicy: {
+    protocols.RoutingPolicy: {
         "cache_aware": "pdsim.policy.routing:CacheAware",
         "round_robin": "pdsim.policy.routing:RoundRobin",
         "random": "pdsim.policy.routing:RandomChoice",
         "power_of_two": "pdsim.policy.routing:PowerOfTwo",
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
     },
-    DisaggregationPolicy: {
+    protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.disaggregation:PrefixBased",
         "length_and_queue": "pdsim.policy.disaggregation:LengthAndQueue",
     },
-    ScalingPolicy: {
+    protocols.ScalingPolicy: {
         "load_thresholds": "pdsim.policy.scaling:LoadThresholds",
         "forecast": "pdsim.policy.scaling:Forecast",
     },
-    SheddingPolicy: {
+    protocols.SheddingPolicy: {
         "queue_limit": "pdsim.policy.shedding:QueueLimit",
     },
     CostSettings: {

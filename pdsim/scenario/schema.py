@@ -12,20 +12,10 @@ from pdsim.cost.kernels import has_kernels
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Kernels
 from pdsim.metrics.records import StepRecord
+from pdsim.policy import protocols
 from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
 from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
-from pdsim.policy.protocols import (
-    AdmissionPolicy,
-    DisaggregationPolicy,
-    EvictionPolicy,
-    PreemptionPolicy,
-    PrefillPolicy,
-    RoutingPolicy,
-    ScalingPolicy,
-    SheddingPolicy,
-    TransferPolicy,
-)
 from pdsim.policy.routing import CacheAware
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component, component_name
@@ -90,7 +80,7 @@ class ServerSettings(Section):
     pool_tokens: int | None = Field(default=None, ge=1)
     """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
     radix_cache: bool = True
-    eviction: Annotated[EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
+    eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
     host_cache: HostCacheSettings | None = None
     """None: what is evicted is lost."""
     max_running_requests: int | None = Field(default=None, ge=1)
@@ -118,7 +108,7 @@ class ComputingSettings(ServerSettings):
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """Tokens of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
-    policy: Annotated[PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+    policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
 
     @property
     def rank_chunk_tokens(self) -> int:
@@ -129,7 +119,7 @@ class ComputingSettings(ServerSettings):
 class DecodingSettings(ServerSettings):
     """Servers that decode. With drafts a step verifies several tokens of each request."""
 
-    preemption: Annotated[PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
     """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: one."""
     speculative_accept_length: float | None = Field(default=None, ge=1)
@@ -166,7 +156,7 @@ class PrefillSettings(ComputingSettings):
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
     layer_groups: int = Field(default=0, ge=0)
     """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
-    transfer: Annotated[TransferPolicy, Component("every_chunk")] = EveryChunk()
+    transfer: Annotated[protocols.TransferPolicy, Component("every_chunk")] = EveryChunk()
     optimistic_attempts: int | None = Field(default=None, ge=0)
     """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
 
@@ -190,7 +180,7 @@ class DecodeSettings(DecodingSettings):
     """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
     allocation: Literal["early", "prefill_complete"] = "early"
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
-    admission: Annotated[AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
+    admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     retraction_backup: bool = True
     """False: copying the KV of retracted requests to host memory and back takes no time."""
 
@@ -221,11 +211,11 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
 class RouterSettings(Section):
     """Policies that choose instances. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
-    prefill: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
-    decode: Annotated[RoutingPolicy, Component("cache_aware")] = CacheAware()
-    disaggregation: Annotated[DisaggregationPolicy, Component()] | None = None
+    prefill: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
+    decode: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
+    disaggregation: Annotated[protocols.DisaggregationPolicy, Component()] | None = None
     """Chooses prompts that a prefill instance computes, with engine vllm; None: all."""
-    shedding: Annotated[SheddingPolicy, Component("queue_limit")] | None = None
+    shedding: Annotated[protocols.SheddingPolicy, Component("queue_limit")] | None = None
     """Whom the router refuses when too many wait; None: nobody."""
 
 
@@ -250,7 +240,7 @@ class StagingSettings(Section):
 class ElasticSettings(Section):
     """Servers that change their roles, start and stop. `instances` of prefill and decode are those at first."""
 
-    policy: Annotated[ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
+    policy: Annotated[protocols.ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
     max_servers: int | None = Field(default=None, ge=2)
     """Servers of both roles together; None: as many as at first."""
     interval: Duration = Field(default=180_000_000_000, gt=0)

@@ -23,17 +23,8 @@ from pdsim.scenario.schema import (
     ServerSettings,
 )
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
-from pdsim.system.memory import (
-    VLLM_MEM_FRACTION,
-    Layout,
-    LayoutError,
-    Role,
-    default_max_running,
-    default_mem_fraction,
-    memory_tier,
-    vllm_batch,
-)
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
 
 STATES_PER_REQUEST = 3
@@ -46,7 +37,7 @@ _SMALL_BATCH = 32
 """The largest max_running_requests for which a decode instance gets two extra slots for each."""
 
 
-def instance_ids(settings: ServerSettings, role: Role) -> list[str]:
+def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
     """Names of the servers, or of the data-parallel ranks of each."""
     if settings.dp == 1:
         return [f"{role}-{i}" for i in range(settings.instances)]
@@ -58,15 +49,15 @@ def server_of(instance_id: str) -> str:
     return instance_id.partition(".dp")[0]
 
 
-def roles(scenario: Scenario) -> dict[Role, list[str]]:
+def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
     """The roles of a cluster, and the instances of each."""
-    names: tuple[Role, ...] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
+    names: tuple[memory.Role, ...] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
     if scenario.elastic is not None:  # any server may have any role
         return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in names}
     return {role: instance_ids(getattr(scenario, role), role) for role in names}
 
 
-def layout_of(scenario: Scenario, role: Role) -> Layout:
+def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     settings: ServerSettings = getattr(scenario, role)
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
@@ -80,7 +71,7 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
-        return Layout(
+        return memory.Layout(
             model=model,
             gpu=gpu,
             tp=settings.tp // settings.dp,
@@ -89,11 +80,11 @@ def layout_of(scenario: Scenario, role: Role) -> Layout:
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
-    except (CatalogError, LayoutError) as wrong:
+    except (CatalogError, memory.LayoutError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
 
 
-def _expert_skew(scenario: Scenario, role: Role, model: ModelSpec) -> float:
+def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
     """Excess of the busiest GPU of a server over the mean, with redundant experts or without."""
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
@@ -119,7 +110,7 @@ def _expert_skew(scenario: Scenario, role: Role, model: ModelSpec) -> float:
     return balanced_skew(skew, num_experts, redundant, num_gpus)
 
 
-def attention_waves(scenario: Scenario, role: Role) -> AttentionWaves | None:
+def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
     """Waves of an instance's decode attention, where its cost has them: that of kernels wherever they are known."""
     cost, layout = scenario.cost, layout_of(scenario, role)
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
@@ -162,7 +153,7 @@ def resolve(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update=update)
 
 
-def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: Role) -> dict[str, Any]:
+def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: memory.Role) -> dict[str, Any]:
     layout = layout_of(scenario, role)
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
@@ -171,7 +162,7 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: R
     if 0 < chunk < scenario.page_size * settings.dp:
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
-    fraction = _told_fraction(scenario, settings) or default_mem_fraction(
+    fraction = _told_fraction(scenario, settings) or memory.default_mem_fraction(
         layout.gpu, settings.tp, role, chunk or None, None
     )
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
@@ -179,7 +170,7 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: R
 
 def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, Any]:
     layout, given = layout_of(scenario, "decode"), settings.max_running_requests
-    fraction = _told_fraction(scenario, settings) or default_mem_fraction(
+    fraction = _told_fraction(scenario, settings) or memory.default_mem_fraction(
         layout.gpu, settings.tp, "decode", None, given, draft_tokens=settings.speculative_draft_tokens or 1
     )
     extra = settings.extra_slots
@@ -189,34 +180,34 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def _default_chunk(scenario: Scenario, layout: Layout) -> int:
+def _default_chunk(scenario: Scenario, layout: memory.Layout) -> int:
     """Chunk of all data-parallel ranks together."""
     if scenario.engine == "vllm":
-        return vllm_batch(layout.gpu).num_tokens * layout.dp
-    return memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+        return memory.vllm_batch(layout.gpu).num_tokens * layout.dp
+    return memory.memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
 
 
-def _default_running(scenario: Scenario, layout: Layout, pool_tokens: int) -> int:
+def _default_running(scenario: Scenario, layout: memory.Layout, pool_tokens: int) -> int:
     """Running requests of one data-parallel rank."""
     if scenario.engine == "vllm":
-        return vllm_batch(layout.gpu).num_requests
-    return default_max_running(pool_tokens, layout.model.max_context_tokens)
+        return memory.vllm_batch(layout.gpu).num_requests
+    return memory.default_max_running(pool_tokens, layout.model.max_context_tokens)
 
 
 def _told_fraction(scenario: Scenario, settings: ServerSettings) -> float | None:
     """The scenario's, or vLLM's; None: SGLang derives it."""
-    return settings.mem_fraction or (VLLM_MEM_FRACTION if scenario.engine == "vllm" else None)
+    return settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else None)
 
 
 def _resolved_memory(
-    scenario: Scenario, settings: ServerSettings, layout: Layout, fraction: float, role: Role
+    scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
     """Pool, and requests that one data-parallel rank runs: no more than there are states of linear-attention layers."""
     page, pool = scenario.page_size, settings.pool_tokens
     if pool is None:
         try:
             pool = layout.pool_tokens(fraction, page)
-        except LayoutError as wrong:
+        except memory.LayoutError as wrong:
             raise ConfigError(f"{role}: {wrong}") from None
     elif pool < page:
         raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
@@ -250,13 +241,13 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
     return attempts
 
 
-def host_caches(scenario: Scenario) -> list[tuple[Role, str]]:
+def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
     """Instances with host memory behind their prefix cache, and their roles."""
     caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
     return [(role, i) for role, ids in caches.items() for i in ids]
 
 
-def kv_cache(scenario: Scenario, role: Role, *, keeps_replaced: bool = False) -> KvCache:
+def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
     """A fresh one, of a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"

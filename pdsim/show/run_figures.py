@@ -6,19 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES, stages_of
-from pdsim.metrics.plots import (
-    LINES,
-    NUM_BINS,
-    STAGE_COLORS,
-    binned,
-    draw_levels,
-    draw_stages,
-    pages_in_use,
-    plain_log_axis,
-    running_requests,
-    waiting_requests,
-)
 from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
@@ -68,7 +57,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
         if not values:
             continue
         fractions = np.linspace(0, 1, min(len(values), _MOST_POINTS))
-        style = {"color": SERIES[i % len(SERIES)], "linestyle": LINES[i % len(LINES)], "label": name}
+        style = {"color": SERIES[i % len(SERIES)], "linestyle": plots.LINES[i % len(plots.LINES)], "label": name}
         ax.plot(np.quantile(values, fractions), fractions, lw=1.6, **style)
         marks = np.percentile(values, _PERCENTILES)
         ax.plot(marks, [p / 100 for p in _PERCENTILES], "o", ms=4, color=style["color"])
@@ -79,7 +68,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
     known = [value for values in by_name.values() for value in (values[:1] or [0.0])]
     most = max((values[-1] for values in by_name.values() if values), default=0.0)
     if min(known, default=0.0) > 0:
-        plain_log_axis(ax, "x", min(known), most)
+        plots.plain_log_axis(ax, "x", min(known), most)
     ax.set_ylim(0, 1.02)
 
 
@@ -112,7 +101,7 @@ def request_stages(requests: Sequence[RequestRecord]) -> Figure:
     chosen = done[first : first + _MOST_ROWS]
     figure = new_figure(FULL, 1.2 + 0.06 * len(chosen))
     ax: Any = figure.subplots()
-    for stage, color in zip(STAGES, STAGE_COLORS, strict=True):
+    for stage, color in zip(STAGES, plots.STAGE_COLORS, strict=True):
         spans = [(row, *_span_s(r, stages_of(r)[stage])) for row, r in enumerate(chosen) if stage in stages_of(r)]
         rows = [span for span in spans if span[2] > 0]
         if rows:
@@ -135,7 +124,7 @@ def stage_bars(runs: Runs) -> Figure:
     """Mean latency of each run, stage by stage."""
     figure = new_figure(FULL, 1.2 + 0.4 * len(runs))
     ax: Any = figure.subplots()
-    draw_stages(ax, runs)
+    plots.draw_stages(ax, runs)
     tidy(ax, "mean latency, s", grid="x")
     ax.set_ylabel("")
     ax.get_legend().remove()
@@ -174,7 +163,7 @@ def parity(pairs: Mapping[str, Sequence[tuple[str, float, float]]]) -> Figure:
         ax.plot(measured, simulated, label=metric, **style)
     tidy(ax, "measured", "simulated")
     for which in ("x", "y"):
-        plain_log_axis(ax, which, *ends)
+        plots.plain_log_axis(ax, which, *ends)
     ax.set(xlim=ends, ylim=ends)
     legend(ax)
     return figure
@@ -184,9 +173,13 @@ def occupancy(records: RunRecords) -> Figure:
     """Occupancy of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
-    measures = (("running", running_requests), ("waiting", waiting_requests), ("KV pages in use", pages_in_use))
+    measures = (
+        ("running", plots.running_requests),
+        ("waiting", plots.waiting_requests),
+        ("KV pages in use", plots.pages_in_use),
+    )
     for ax, (title, value) in zip(panels, measures, strict=True):
-        draw_levels(ax, records.levels, title, value)
+        plots.draw_levels(ax, records.levels, title, value)
         tidy(ax, "time, s" if ax is panels[-1] else "", title)
     panels[-1].set_ylim(0, 1.02)
     percent_axis(panels[-1].yaxis)
@@ -226,8 +219,8 @@ def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:
     if sent:
         sizes = [t.num_bytes / 1e6 for t in sent]
         speeds = [t.num_bytes / (t.end_ns - t.start_ns) for t in sent]
-        plain_log_axis(ax, "x", min(sizes), max(sizes))
-        plain_log_axis(ax, "y", min(speeds), max(speeds))
+        plots.plain_log_axis(ax, "x", min(sizes), max(sizes))
+        plots.plain_log_axis(ax, "y", min(speeds), max(speeds))
     tidy(ax, "size of a transfer, MB", "GB/s, from start to end")
     legend(ax)
 
@@ -250,5 +243,7 @@ def _draw_count(
     """Draws how many of the spans hold, over time."""
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     counts = np.cumsum([change for _, change in changes]).tolist()
-    times, means = binned([(at, count) for (at, _), count in zip(changes, counts, strict=True)], end_ns, NUM_BINS)
+    times, means = plots.binned(
+        [(at, count) for (at, _), count in zip(changes, counts, strict=True)], end_ns, plots.NUM_BINS
+    )
     ax.plot(times, means, drawstyle="steps-mid", lw=1.1, color=color, linestyle=line, label=label)

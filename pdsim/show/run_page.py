@@ -13,18 +13,8 @@ from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted, rows_to_show, time_text
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
+from pdsim.show import run_figures
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, differences, setup_sentence
-from pdsim.show.run_figures import (
-    critical_path,
-    finished,
-    latency_distributions,
-    occupancy,
-    parity,
-    request_stages,
-    stage_bars,
-    transfers,
-    ttft_over_time,
-)
 from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
@@ -75,7 +65,7 @@ class ReportedRun:
 
     @property
     def num_finished(self) -> int:
-        return len(finished(self.records.requests))
+        return len(run_figures.finished(self.records.requests))
 
     @property
     def per_gpu(self) -> str:
@@ -206,10 +196,13 @@ def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
             "distributions",
             "Latency",
             "The fraction of requests that had its first token, its mean gap between tokens, its last token by then.",
-            latency_distributions(requests),
+            run_figures.latency_distributions(requests),
         ),
         FigureBlock(
-            "stages", "Where the time goes", "Mean latency by stage; short stages are one.", stage_bars(requests)
+            "stages",
+            "Where the time goes",
+            "Mean latency by stage; short stages are one.",
+            run_figures.stage_bars(requests),
         ),
     ]
 
@@ -226,19 +219,19 @@ def _inside(run: ReportedRun) -> list[FigureBlock]:
             "critical-path",
             "What requests wait for",
             "Mean latency by what happened: the parts of a request sum up to its latency.",
-            critical_path(mean_parts_ms(records)),
+            run_figures.critical_path(mean_parts_ms(records)),
         ),
         FigureBlock(
             "ttft-over-time",
             "TTFT over time",
             "Each request by its arrival; lines are percentiles of slices of time.",
-            ttft_over_time(records.requests),
+            run_figures.ttft_over_time(records.requests),
         ),
         FigureBlock(
             "requests",
             "Requests",
             "From arrival to end, by stage; of many, those that arrived in the middle of the run.",
-            request_stages(records.requests),
+            run_figures.request_stages(records.requests),
         ),
     ]
     if records.levels:
@@ -247,13 +240,13 @@ def _inside(run: ReportedRun) -> list[FigureBlock]:
                 "occupancy",
                 "Batches, queues and KV pages",
                 "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use.",
-                occupancy(records),
+                run_figures.occupancy(records),
             )
         )
     if any(transfer.num_bytes for transfer in records.transfers):
         caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
         caption += "bytes move, and those that wait for the staging ring."
-        figures.append(FigureBlock("transfers", "KV transfers", caption, transfers(records)))
+        figures.append(FigureBlock("transfers", "KV transfers", caption, run_figures.transfers(records)))
     return figures
 
 
@@ -306,7 +299,7 @@ def _parity_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     if not known:
         return []
     caption = "Each mark is one metric of one run; on the line both agree."
-    return [FigureBlock("parity", "Simulated against measured", caption, parity(known), wide=False)]
+    return [FigureBlock("parity", "Simulated against measured", caption, run_figures.parity(known), wide=False)]
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:
@@ -365,7 +358,7 @@ def _instance_table(run: ReportedRun) -> Table:
 
 
 def _request_table(requests: Sequence[RequestRecord]) -> Table:
-    slowest = sorted(finished(requests), key=ttft_ms, reverse=True)[:_MOST_REQUESTS]
+    slowest = sorted(run_figures.finished(requests), key=ttft_ms, reverse=True)[:_MOST_REQUESTS]
     rows = [
         [
             cell(r.request_id, "d"),

@@ -5,19 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdsim.calibration.interop.tools import (
-    ResultFields,
-    aiperf,
-    benchmarks_of,
-    dynosim,
-    genai_bench,
-    guidellm,
-    inferencex,
-    is_dynosim,
-    load_of,
-    sglang,
-    vllm,
-)
+from pdsim.calibration.interop import tools
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -29,13 +17,13 @@ class Imported(NamedTuple):
 
 class _Tool(NamedTuple):
     name: str
-    wrote: Callable[[ResultFields], bool]
-    label: Callable[[ResultFields], str | None]
+    wrote: Callable[[tools.ResultFields], bool]
+    label: Callable[[tools.ResultFields], str | None]
     """The name of the result in the file."""
-    summary: Callable[[ResultFields], dict[str, float]]
+    summary: Callable[[tools.ResultFields], dict[str, float]]
 
 
-def _has_no_name(_: ResultFields) -> None:
+def _has_no_name(_: tools.ResultFields) -> None:
     return None
 
 
@@ -44,14 +32,16 @@ _TOOLS = (
         "AIPerf",
         lambda row: "aiperf_version" in row or isinstance(row.get("request_latency"), dict),
         _has_no_name,
-        aiperf,
+        tools.aiperf,
     ),
-    _Tool("InferenceX", lambda row: "tput_per_gpu" in row, lambda row: row.get("infmax_model_prefix"), inferencex),
-    _Tool("GuideLLM", lambda row: "metrics" in row and "scheduler_metrics" in row, load_of, guidellm),
-    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, _has_no_name, genai_bench),
-    _Tool("DynoSim", is_dynosim, _has_no_name, dynosim),
-    _Tool("SGLang", lambda row: "mean_e2e_latency_ms" in row, lambda row: row.get("tag"), sglang),
-    _Tool("vLLM", lambda row: "mean_ttft_ms" in row, lambda row: row.get("label"), vllm),
+    _Tool(
+        "InferenceX", lambda row: "tput_per_gpu" in row, lambda row: row.get("infmax_model_prefix"), tools.inferencex
+    ),
+    _Tool("GuideLLM", lambda row: "metrics" in row and "scheduler_metrics" in row, tools.load_of, tools.guidellm),
+    _Tool("genai-bench", lambda row: "aggregated_metrics" in row, _has_no_name, tools.genai_bench),
+    _Tool("DynoSim", tools.is_dynosim, _has_no_name, tools.dynosim),
+    _Tool("SGLang", lambda row: "mean_e2e_latency_ms" in row, lambda row: row.get("tag"), tools.sglang),
+    _Tool("vLLM", lambda row: "mean_ttft_ms" in row, lambda row: row.get("label"), tools.vllm),
 )
 """DynoSim's report has SGLang's names, and SGLang's result has vLLM's: the more particular comes first."""
 
@@ -83,13 +73,13 @@ def _rows(path: Path) -> Iterator[Any]:
                     raise ConfigError(f"{path}, line {number}: not JSON: {wrong.msg}") from None
         return
     if isinstance(whole, dict) and {"metadata", "benchmarks"} <= whole.keys():
-        yield from benchmarks_of(whole, f"{path}")
+        yield from tools.benchmarks_of(whole, f"{path}")
     else:
         yield from whole if isinstance(whole, list) else [whole]
 
 
 def _imported(path: Path, number: int, row: Any) -> Imported:
-    result = ResultFields(row, f"{path}, result {number}")
+    result = tools.ResultFields(row, f"{path}, result {number}")
     for tool in _TOOLS:
         if tool.wrote(result):
             name = f"{tool.label(result) or path.stem}" + (f" #{number}" if number > 1 else "")
