@@ -1,6 +1,7 @@
 """Commands of measurements: observe a server, fit a profile, derive one for another GPU, print errors."""
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,7 +114,6 @@ def calibrate(
     from pdsim.calibration.fit.rows import read_rows
     from pdsim.calibration.validate.case import percent
     from pdsim.cli.finished import saying
-    from pdsim.scenario.yaml_file import write_yaml
     from pdsim.show.measurement_tables import print_calibration
 
     if not rows:
@@ -128,18 +128,25 @@ def calibrate(
     given = [str(word) for flag in flags if flag[1] != 1 for word in flag]
     command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *given])
     profile = profile_of(made, name or out.stem, command, host_slowdown=host_slowdown)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_yaml(profile, out)
     if plots is not None:
         from pdsim.calibration.fit.plots import write_residuals
 
         write_residuals(made, plots)
-    for note in made.notes:
+    _write_profile(profile, out, made.notes, None if json_ else lambda: print_calibration(made, profile))
+
+
+def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable[[], None] | None) -> None:
+    """Writes a profile and shows it; without `show` as JSON."""
+    from pdsim.scenario.yaml_file import write_yaml
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(profile, out)
+    for note in notes:
         print(f"pdsim: {note}", file=sys.stderr)
-    if json_:
+    if show is None:
         print_json(profile)
     else:
-        print_calibration(made, profile)
+        show()
         print(f"profile: {out}")
 
 
@@ -167,7 +174,6 @@ def scale(
     from pdsim.calibration.scale.scaling import GpuScaling, model_of
     from pdsim.calibration.scale.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
-    from pdsim.scenario.yaml_file import write_yaml
     from pdsim.show.measurement_tables import print_scaling
     from pdsim.system.catalog import CatalogError, load_gpu, load_model
 
@@ -186,15 +192,7 @@ def scale(
     if weight_dtype is not None:
         command += f" --weight-dtype {weight_dtype}"
     derived = scaled(profile, scaling, out.stem, command)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_yaml(derived, out)
-    for note in scaling.notes:
-        print(f"pdsim: {note}", file=sys.stderr)
-    if json_:
-        print_json(derived)
-    else:
-        print_scaling(scaling, derived["cost"])
-        print(f"profile: {out}")
+    _write_profile(derived, out, scaling.notes, None if json_ else lambda: print_scaling(scaling, derived["cost"]))
 
 
 def validate(

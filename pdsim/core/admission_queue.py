@@ -24,6 +24,18 @@ class DecodeRequest(RunningRequest):
     ends_with_first_token: bool = False
 
 
+def decode_request(message: NewRequest) -> DecodeRequest:
+    return DecodeRequest(
+        message.request_id,
+        message.arrival_ns,
+        message.prompt,
+        len(message.prompt),
+        message.max_output_tokens,
+        prefill_id=message.prefill_id,
+        priority=message.priority,
+    )
+
+
 class AdmissionQueue:
     """Requests of one decode instance that wait for pages."""
 
@@ -66,15 +78,7 @@ class AdmissionQueue:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self._decode_id}"
             self._refused.add(message.request_id, reason)
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
-        request = DecodeRequest(
-            message.request_id,
-            message.arrival_ns,
-            message.prompt,
-            num_tokens,
-            message.max_output_tokens,
-            prefill_id=message.prefill_id,
-            priority=message.priority,
-        )
+        request = decode_request(message)
         if self._grants_computed_only and request.request_id not in self._computed_early:
             self.uncomputed[request.request_id] = request
         else:

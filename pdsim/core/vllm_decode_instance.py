@@ -12,7 +12,7 @@ chunk gives the first token.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pdsim.core.admission_queue import DecodeRequest
+from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.forward_builder import ForwardBuilder, Room
 from pdsim.core.instance import Levels
@@ -210,16 +210,7 @@ class VllmDecodeInstance(DecodeInstance):
         if num_tokens + 1 + self.page_size > capacity:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             return [Failed(message.request_id, reason)]
-        request = DecodeRequest(
-            message.request_id,
-            message.arrival_ns,
-            message.prompt,
-            num_tokens,
-            message.max_output_tokens,
-            prefill_id=message.prefill_id,
-            priority=message.priority,
-        )
-        self._builder.enqueue(recomputation(request))
+        self._builder.enqueue(recomputation(decode_request(message)))
         return []
 
     def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:

@@ -45,7 +45,7 @@ OPTIONAL = """\
 # cost: kernels  # times of operators that were measured; {profile: FILE} has those of your server
 """
 _NUM_OF_TRACE = 5000
-"""Requests of a trace that take seconds to simulate."""
+"""Requests of a trace that a question is answered with in a minute or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     for role, count in (("prefill", options.prefill), ("decode", options.decode)):
         instances = data[role]["instances"] if count is None else count
         data[role] = {"instances": instances, "gpu": options.gpu or data[role]["gpu"]}
-    workload = data["workload"] if options.trace is None else _of_trace(options.trace, file)
+    workload = data["workload"] if options.trace is None else _beside(file, workload_of_trace(options.trace))
     sizes = {"input_tokens": options.input_tokens, "output_tokens": options.output_tokens}
     given = {"num_requests": options.requests, **sizes}
     data["workload"] = workload | {field: value for field, value in given.items() if value is not None}
@@ -132,15 +132,19 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
     return data
 
 
-def _of_trace(trace: Path, file: Path) -> dict[str, Any]:
-    """The workload that reads a trace, whose path is relative if it lies beside the file or below."""
+def workload_of_trace(trace: Path) -> dict[str, Any]:
+    """The workload that reads the first requests of a trace. Raises ConfigError."""
     try:
         kind = trace_kind(trace)
     except TraceError as wrong:
         raise ConfigError(f"--trace: {wrong}") from None
-    path, folder = trace.absolute(), file.parent.absolute()
-    path = path.relative_to(folder) if path.is_relative_to(folder) else path
-    return {"use": kind, "path": str(path), "num_requests": _NUM_OF_TRACE}
+    return {"use": kind, "path": str(trace.absolute()), "num_requests": _NUM_OF_TRACE}
+
+
+def _beside(file: Path, workload: dict[str, Any]) -> dict[str, Any]:
+    """The workload, whose path is relative if it lies beside the file or below."""
+    path, folder = Path(workload["path"]), file.parent.absolute()
+    return {**workload, "path": str(path.relative_to(folder) if path.is_relative_to(folder) else path)}
 
 
 def commented(data: Mapping[str, Any]) -> str:

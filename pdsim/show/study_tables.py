@@ -1,6 +1,5 @@
 """Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from textwrap import wrap
@@ -114,7 +113,7 @@ def print_sweep(result: SweepResult) -> None:
     if not result.slos:
         _print(console, counted(len(result.points), "point"), [point for point in result.points if not point.error])
     print_ranges({str(point.number): point.ranges for point in result.points}, _POINT)
-    for reason, count in _failures(result.points).most_common():
+    for reason, count in result.failures.most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
     runs = f"{counted(result.num_computed, 'run')} computed, {result.num_kept} kept from before"
     if result.num_damaged:
@@ -175,10 +174,6 @@ def _note(point: PointResult, slo: str, wanted: SloSettings | None) -> str:
     if point.is_saturated:
         return "saturated"
     return "" if wanted is None or point.meets(slo, wanted) else "missed"
-
-
-def _failures(points: Iterable[PointResult]) -> Counter[str]:
-    return Counter(point.error for point in points if point.error)
 
 
 def _limits(slo: SloSettings) -> str:

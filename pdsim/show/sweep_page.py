@@ -1,6 +1,5 @@
 """The page of a sweep: its best points, what is traded for what, and which fields matter."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -46,14 +45,10 @@ def sweep_page(result: SweepResult) -> Page:
         cards=_cards(result, points),
         figures=figures,
         tables=[_table(result, points), *_range_table(points)] if points else [],
-        warnings=[*result.warnings, *_failures(result.points)],
+        warnings=[*result.warnings, *(f"{count} failed: {why}" for why, count in result.failures.items())],
         setup=setup_sentence([point.replications[0].scenario for point in points]),
         differences=_swept(points) if points else None,
     )
-
-
-def _failures(points: Sequence[PointResult]) -> list[str]:
-    return [f"{count} failed: {why}" for why, count in Counter(point.error for point in points).items() if why]
 
 
 # The answer.

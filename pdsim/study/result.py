@@ -1,6 +1,7 @@
 """A sweep's result: each point's estimates over its replications, goodput, and the folder read back."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -212,6 +213,11 @@ class SweepResult:
     @property
     def warnings(self) -> list[str]:
         return warnings_of(self.points)
+
+    @property
+    def failures(self) -> Counter[str]:
+        """Numbers of points without a result, by why they have none."""
+        return Counter(point.error for point in self.points if point.error)
 
     def best(self, slo: str) -> list[PointResult]:
         """Points with a result: first those that meet the SLO, by goodput per GPU; saturated ones last."""

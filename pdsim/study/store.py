@@ -8,13 +8,16 @@ log.jsonl            one line for each computed shard: CPU and wall seconds
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from pdsim.metrics.run_folder import require_out
 from pdsim.study.compute import Done
 from pdsim.study.plan import Point, shown
 from pdsim.study.shard import read_shard
@@ -24,6 +27,18 @@ PLAN = "plan.parquet"
 HEAD = "sweep.json"
 DAMAGED = "damaged"
 """Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
+
+
+@contextmanager
+def opened_folder(out: Path | str | None) -> Iterator[Path]:
+    """The folder `out`, made if need be; None: one that is gone afterwards. Raises RunFolderError."""
+    if out is None:
+        with TemporaryDirectory(prefix="pdsim-") as folder:
+            yield Path(folder)
+    else:
+        require_out(Path(out))
+        Path(out).mkdir(parents=True, exist_ok=True)
+        yield Path(out)
 
 
 class Store:

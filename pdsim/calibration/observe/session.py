@@ -17,9 +17,9 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
 
 _MOST_BUSY = 3
+"""Refusals of a busy server after which it is left in peace."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 """Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
-"""Refusals of a busy server after which it is left in peace."""
 
 
 class Session:

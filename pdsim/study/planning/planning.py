@@ -2,16 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from pdsim.metrics.run_folder import SCENARIO, require_out
+from pdsim.metrics.run_folder import SCENARIO
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import write_entries_of
@@ -27,7 +26,7 @@ from pdsim.study.planning.space import CandidateCluster, Server, Space, with_oth
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.running import Progress, Work
-from pdsim.study.store import Store
+from pdsim.study.store import Store, opened_folder
 from pdsim.study.undecided import measurement
 
 MAX_GPUS = 32
@@ -88,7 +87,7 @@ def plan(
     wanted = Slo.parse(slo)
     given = None if scenario is None else Path(scenario)
     options = _options(trace, speedup)
-    with _folder(out) as folder:
+    with opened_folder(out) as folder:
         base = base_of(given, options, changes, folder=folder, starter={})
         if options.speedups and base.load is None:
             raise ConfigError(f"--speedup {speedup}: this load has neither times of its own nor a rate")
@@ -128,17 +127,6 @@ def _other(scenario: Path | None, check: Path | str, changes: Sequence[str], fol
     folder = folder / "check"
     folder.mkdir(exist_ok=True)
     return base_of(scenario, _options(check), changes, folder=folder, starter={})
-
-
-@contextmanager
-def _folder(out: Path | str | None) -> Iterator[Path]:
-    if out is None:
-        with TemporaryDirectory(prefix="pdsim-plan-") as folder:
-            yield Path(folder)
-    else:
-        require_out(Path(out))
-        Path(out).mkdir(parents=True, exist_ok=True)
-        yield Path(out)
 
 
 def _own(trials: Trials, space: Space) -> Row | None:

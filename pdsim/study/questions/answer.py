@@ -1,6 +1,6 @@
 """An answer: its rows, columns and text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from pdsim.metrics.run_folder import load_pandas
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.design import Changes
+from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import number, spread
 from pdsim.study.result import Estimate
@@ -39,29 +40,20 @@ class Column:
         return found.scaled(self.scale / (point.metric(self.per).mean or 1.0) if self.per else self.scale)
 
 
-def _attained(study: Study, arm: str) -> Estimate:
-    return study[arm].attainment(SLO).scaled(100)
+def _of_classes(classes: Callable[[Base], Sequence[str]]) -> Callable[[Study, str], Estimate]:
+    return lambda study, arm: study.attained_by(arm, classes(study.base)).scaled(100)
 
 
-def _attained_by_first(study: Study, arm: str) -> Estimate:
-    return study.attained_by(arm, study.base.first_classes).scaled(100)
-
-
-def _attained_by_others(study: Study, arm: str) -> Estimate:
-    return study.attained_by(arm, study.base.other_classes).scaled(100)
-
-
-def _goodput(study: Study, arm: str) -> Estimate:
-    return study[arm].goodput_per_gpu(SLO)
-
-
+_OF_SLO: Any = {"is_latency": False, "digits": 4}
 COLUMNS = {
-    "attained": Column("meet SLO, %", read=_attained, is_latency=False, digits=4),
-    "first": Column("first class meets SLO, %", read=_attained_by_first, is_latency=False, digits=4),
-    "others": Column("others meet SLO, %", read=_attained_by_others, is_latency=False, digits=4),
+    "attained": Column("meet SLO, %", read=lambda study, arm: study[arm].attainment(SLO).scaled(100), **_OF_SLO),
+    "first": Column("first class meets SLO, %", read=_of_classes(lambda base: base.first_classes), **_OF_SLO),
+    "others": Column("others meet SLO, %", read=_of_classes(lambda base: base.other_classes), **_OF_SLO),
     "gpu_hours": Column("GPU-hours", "gpu_hours", is_latency=False),
     "failed": Column("failed", "failed", is_latency=False),
-    "goodput": Column("goodput, requests/s, per GPU", read=_goodput, is_latency=False),
+    "goodput": Column(
+        "goodput, requests/s, per GPU", read=lambda study, arm: study[arm].goodput_per_gpu(SLO), is_latency=False
+    ),
     "rate": Column("requests/s", "request_throughput", is_latency=False),
     "tokens": Column("output tokens/s", "output_throughput", is_latency=False),
     "ttft": Column("TTFT, mean, ms", "mean_ttft_ms"),

@@ -3,14 +3,12 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.component import component_name
@@ -29,7 +27,7 @@ from pdsim.study.questions.question import Question, Verdict, place_of, question
 from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import milliseconds, number, share
 from pdsim.study.running import Progress, Work
-from pdsim.study.store import Store
+from pdsim.study.store import Store, opened_folder
 from pdsim.study.undecided import measurement, sizes_of
 from pdsim.workload.client_driver import ClosedLoop
 
@@ -76,7 +74,7 @@ def ask(
         attainment=attainment,
         speedup=speedup,
     )
-    with _folder(out) as folder:
+    with opened_folder(out) as folder:
         path = None if scenario is None else Path(scenario)
         found, base = begin(name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs)
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
@@ -166,17 +164,6 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Jud
 
 def _said(verdict: Verdict) -> str:
     return f"'{verdict.winner}'" if verdict.advice else f"nothing within the SLO, '{verdict.winner}' the nearest,"
-
-
-@contextmanager
-def _folder(out: Path | str | None) -> Iterator[Path]:
-    if out is None:
-        with TemporaryDirectory(prefix="pdsim-ask-") as folder:
-            yield Path(folder)
-    else:
-        require_out(Path(out))
-        Path(out).mkdir(parents=True, exist_ok=True)
-        yield Path(out)
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:

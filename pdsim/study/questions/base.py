@@ -13,7 +13,7 @@ from typing import Any
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import ENDS, GROUPS, Group, Scenario
-from pdsim.scenario.starter import starting_point
+from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes
 from pdsim.study.plan import shown
@@ -22,14 +22,12 @@ from pdsim.study.sweep_file import SloSettings
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.synthetic import PrefixPool, RandomLengths
-from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, TraceError, open_trace, trace_kind
+from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, open_trace
 
 NUM_SEEDS = 3
 """Runs of each arm."""
 ROUTERS = ("cache_aware", "least_loaded")
 """Tried where there are several instances to choose from and the scenario says no router."""
-_NUM_OF_TRACE = 5000
-"""Requests that a question is answered with in a minute or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,13 +232,9 @@ def base_of(path: Path | None, options: AskOptions, changes: Sequence[str], *, f
 def _trace_changes(path: Path | None) -> list[str]:
     if path is None:
         return []
-    try:
-        kind = trace_kind(path)
-    except TraceError as wrong:
-        raise ConfigError(f"--trace: {wrong}") from None
-    workload = {"use": kind, "path": str(path.absolute()), "num_requests": _NUM_OF_TRACE}
+    workload = workload_of_trace(path)
     made = [f"workload={json.dumps(workload)}"]
-    return made if kind in WITHOUT_TIMES else [*made, "client=open_loop"]
+    return made if workload["use"] in WITHOUT_TIMES else [*made, "client=open_loop"]
 
 
 def trace_lines(path: Path) -> int:
