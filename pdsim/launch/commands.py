@@ -20,12 +20,17 @@ Flags = list[tuple[str, Any]]
 
 
 class Place(NamedTuple):
-    """Host and ports of a server."""
+    """Hosts and ports of a server."""
 
-    host: str
+    hosts: tuple[str, ...]
     first_gpu: int
     number: int
     """Among the servers of all roles."""
+
+    @property
+    def host(self) -> str:
+        """The host that answers requests."""
+        return self.hosts[0]
 
     @property
     def port(self) -> int:
@@ -37,21 +42,39 @@ class Place(NamedTuple):
 
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
-    """Places by role. Hosts are filled in order; one that has another GPU, or too few left, is not used."""
+    """Places by role. Hosts are filled in order; one that has another GPU, or too few left, is not used. A server that
+    needs several has them to itself.
+    """
     host = free = index = 0
     gpu: str | None = None
-    found: dict[str, list[tuple[int, int, int]]] = {}
+    found: dict[str, list[tuple[range, int, int]]] = {}
     for role in roles(scenario):
         servers: ServerSettings = getattr(scenario, role)
-        most = load_gpu(servers.gpu).gpus_per_server
+        spec = load_gpu(servers.gpu)
         for _ in range(servers.instances):
-            if gpu is not None and (gpu != servers.gpu or free + servers.tp > most):
+            if gpu is not None and (gpu != servers.gpu or spec.num_hosts(free + servers.tp) > 1):
                 host, free = host + 1, 0
-            gpu = servers.gpu
-            found.setdefault(role, []).append((host, free, index))
-            free, index = free + servers.tp, index + 1
+            gpu, num_hosts = servers.gpu, spec.num_hosts(servers.tp)
+            found.setdefault(role, []).append((range(host, host + num_hosts), free, index))
+            host, free, index = host + num_hosts - 1, free + servers.tp, index + 1
     names = [HOST] if host == 0 else [f"$HOST{i}" for i in range(host + 1)]
-    return {role: [Place(names[at], gpu_id, i) for at, gpu_id, i in all_at] for role, all_at in found.items()}
+    return {
+        role: [Place(tuple(names[at] for at in hosts), gpu_id, i) for hosts, gpu_id, i in all_at]
+        for role, all_at in found.items()
+    }
+
+
+def spanned(scenario: Scenario, role: str) -> int:
+    """Hosts of one server of a role."""
+    servers: ServerSettings = getattr(scenario, role)
+    return load_gpu(servers.gpu).num_hosts(servers.tp)
+
+
+def one_host(tp: int, scenario: Scenario) -> str | None:
+    """A rule of engines whose servers are launched on one host each."""
+    spanning = {role: spanned(scenario, role) for role in roles(scenario)}
+    found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
+    return f"a server on {found[0]} hosts is launched by --engine sglang or kubernetes alone" if found else None
 
 
 @dataclass

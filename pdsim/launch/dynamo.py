@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from pdsim.launch import sglang, vllm
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, places
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, one_host, places
 from pdsim.launch.settings import Rule, told
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario, ServerSettings
@@ -37,7 +37,7 @@ def _routing(value: Any, scenario: Scenario) -> str | None:
 
 _ROUTER_RULES: dict[str, Rule] = {"router.prefill": _routing, "router.decode": _routing}
 _OF_GATEWAY = {name: rule for name, rule in sglang.RULES.items() if not name.startswith(("router", "health"))}
-SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES}
+SGLANG_RULES: dict[str, Rule] = {**_OF_GATEWAY, **_ROUTER_RULES, "*.tp": one_host}
 VLLM_RULES: dict[str, Rule] = {
     **vllm.SERVER_RULES,
     **_ROUTER_RULES,

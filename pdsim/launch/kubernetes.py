@@ -1,16 +1,18 @@
 """Manifests that put a scenario on Kubernetes with SGLang: a Deployment for each role, the gateway, and the load's Job.
 
-The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). No
-server of the catalog's models spans hosts, so no role needs a LeaderWorkerSet.
+The gateway finds the servers by their labels (service discovery of sglang_router, router_args.py at 05e589a). A role
+whose servers span hosts is a LeaderWorkerSet, whose leaders alone have the labels (kubernetes-sigs/lws; SGLang's
+docs/references/multi_node_deployment).
 """
 
 import re
 import shlex
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from pdsim.launch import sglang
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, spanned
 from pdsim.launch.settings import told
 from pdsim.scenario.schema import Scenario, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
@@ -78,6 +80,13 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
     if role == "prefill":
         flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT))
         annotations[_BOOTSTRAP_ANNOTATION] = str(FIRST_BOOTSTRAP_PORT)
+    num_hosts = spanned(scenario, role)
+    if num_hosts > 1:
+        flags += sglang.across_hosts("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
+        made.notes.append(
+            f"{role}: a LeaderWorkerSet (lws 0.6 or later) of {num_hosts} hosts for each server; its pods need "
+            "a channel of the NVLink domain, such as a ComputeDomain gives"
+        )
     command.add("server", sglang.SERVER, flags)
     made.notes += command.notes
     container = {
@@ -86,7 +95,7 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "command": shlex.split(command.commands["server"]),
         "env": [{"name": name, "value": str(value)} for name, value in sglang.environment(scenario, role).items()],
         "ports": [{"containerPort": FIRST_PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": servers.tp}},
+        "resources": {"limits": {"nvidia.com/gpu": servers.tp // num_hosts}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  NCCL's
     }
@@ -95,7 +104,31 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    return _deployment(f"{app}-{role}", _labels(app, role), servers.instances, pod, **annotations)
+    name, labels = f"{app}-{role}", _labels(app, role)
+    if num_hosts == 1:
+        return _deployment(name, labels, servers.instances, pod, **annotations)
+    return _group(name, labels, servers.instances, num_hosts, pod, **annotations)
+
+
+def _group(
+    name: str, labels: Mapping[str, str], replicas: int, num_hosts: int, pod: Manifest, **annotations: str
+) -> Manifest:
+    """Servers of several pods each, of which the first answers."""
+    leader: Manifest = {"labels": dict(labels), **({"annotations": dict(annotations)} if annotations else {})}
+    (container,) = pod["containers"]
+    silent = {field: value for field, value in container.items() if field not in ("readinessProbe", "ports")}
+    template = {
+        "size": num_hosts,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": {"metadata": leader, "spec": pod},
+        "workerTemplate": {"spec": deepcopy({**pod, "containers": [silent]})},
+    }
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": _metadata(name, labels),
+        "spec": {"replicas": replicas, "leaderWorkerTemplate": template},
+    }
 
 
 def _labels(app: str, role: str) -> dict[str, str]:

@@ -24,6 +24,8 @@ from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 SERVER, GATEWAY, LOAD = (
     f"python -m {module}" for module in ("sglang.launch_server", "sglang_router.launch_router", "sglang.bench_serving")
 )
+MEETING_PORT = 20000
+"""Port at which the hosts of one server find each other."""
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 PREFILL_POLICIES = ("fcfs", "lpm", "priority")
@@ -189,11 +191,21 @@ def _add_servers(made: Launch, scenario: schema.Scenario, role: str, at: list[Pl
     servers: schema.ServerSettings = getattr(scenario, role)
     settings = server_flags(made, scenario, servers)
     for index, place in enumerate(at):
-        flags = [("model-path", model), ("host", place.host), ("port", place.port), ("base-gpu-id", place.first_gpu)]
-        flags += settings
-        if role == "prefill":
-            flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
-        made.add(f"{role}-{index}", SERVER, flags, **environment(scenario, role))
+        for rank, host in enumerate(place.hosts):
+            flags = [("model-path", model), ("host", host), ("port", place.port), ("base-gpu-id", place.first_gpu)]
+            flags += settings
+            if role == "prefill":
+                flags.append(("disaggregation-bootstrap-port", FIRST_BOOTSTRAP_PORT + index))
+            name = f"{role}-{index}"
+            if len(place.hosts) > 1:
+                name = f"{name}-host-{rank}"
+                flags += across_hosts(place.host, len(place.hosts), rank)
+            made.add(name, SERVER, flags, **environment(scenario, role))
+
+
+def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
+    """Flags of a server's process on one of its hosts."""
+    return [("dist-init-addr", f"{leader}:{MEETING_PORT}"), ("nnodes", num_hosts), ("node-rank", rank)]
 
 
 def server_flags(made: Launch, scenario: schema.Scenario, servers: schema.ServerSettings) -> Flags:

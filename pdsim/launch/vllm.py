@@ -7,7 +7,17 @@ py_src/vllm_router/router_args.py at 1700eef.
 import json
 from typing import Any
 
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, add_replay, places
+from pdsim.launch.commands import (
+    FIRST_BOOTSTRAP_PORT,
+    GATEWAY_PORT,
+    HOST,
+    Flags,
+    Launch,
+    Place,
+    add_replay,
+    one_host,
+    places,
+)
 from pdsim.launch.settings import Rule, one_of, quantization, told, weights
 from pdsim.policy.decode import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
@@ -60,6 +70,7 @@ SERVER_RULES: dict[str, Rule] = {
     "kv_dtype": one_of(("bf16", "fp8"), "vLLM"),
     "state_dtype": None,
     "page_size": _block_size,
+    "*.tp": one_host,
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs",), "vLLM"),
     "priorities": "start vLLM with --scheduling-policy priority yourself; leave it out",

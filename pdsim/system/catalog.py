@@ -33,6 +33,8 @@ class GpuSpec:
     """Streaming multiprocessors, or compute units; None: not told."""
     gpus_per_server: int = 8
     """Joined by one NVLink domain, or on one board: as far as tensor parallelism goes."""
+    gpus_per_host: int | None = None
+    """GPUs that one operating system sees, where an NVLink domain has several hosts; None: all of a server."""
     board_power_w: float | None = None
     """The most that its board draws."""
     sources: dict[str, str]
@@ -40,6 +42,10 @@ class GpuSpec:
     def __post_init__(self) -> None:
         if "bf16" not in self.flops:
             raise EntryError("flops.bf16 is missing: what a type without units of its own computes in")
+
+    def num_hosts(self, num_gpus: int) -> int:
+        """Hosts that a server of so many GPUs needs."""
+        return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))
 
     def flops_for(self, dtype: Dtype) -> float:
         """FLOP/s of the type itself, or of the widest narrower type's compute it runs in: bf16."""

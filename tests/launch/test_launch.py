@@ -388,6 +388,49 @@ def test_a_manifest_is_yaml_with_a_deployment_for_each_role():
     ]  # fmt: skip
 
 
+RACK = (("prefill", "{gpu: gb200, tp: 4}"), ("decode", "{gpu: gb200, tp: 8, instances: 2}"))
+"""Servers of hosts with four GPUs each."""
+
+
+def test_a_server_that_spans_hosts_is_started_on_each():
+    made_of = scenario(*RACK)
+    commands = ENGINES["sglang"](made_of, "pair.yaml", made_of.model).commands
+    decode = {name: command for name, command in commands.items() if name.startswith("decode")}
+    assert list(decode) == ["decode-0-host-0", "decode-0-host-1", "decode-1-host-0", "decode-1-host-1"]
+    for host, command in enumerate(decode.values(), start=1):
+        leader, rank = (1, host - 1) if host < 3 else (3, host - 3)
+        assert f"--host $HOST{host} " in command
+        assert command.endswith(f"--dist-init-addr $HOST{leader}:20000 --nnodes 2 --node-rank {rank}")
+    assert "nnodes" not in commands["prefill-0"]
+    assert commands["gateway"].count("--decode http://") == 2
+
+
+def test_a_server_that_spans_hosts_is_a_leader_worker_set():
+    """Its leaders alone are found by the gateway, and its pods have the server's GPUs."""
+    (cluster, _), _ = text("kubernetes", scenario(*RACK))
+    manifests = [parse_yaml(one, "manifest") for one in cluster.split("---\n")]
+    (group,) = [one for one in manifests if one["kind"] == "LeaderWorkerSet"]
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    assert (group["spec"]["replicas"], template["size"]) == (2, 2)
+    assert leader["metadata"]["labels"] == {"app": "pair", "role": "decode"}
+    assert "metadata" not in worker
+    pods = [one["spec"]["containers"][0] for one in (leader, worker)]
+    assert [pod["resources"]["limits"]["nvidia.com/gpu"] for pod in pods] == [4, 4]
+    assert pods[0]["command"] == pods[1]["command"]
+    assert pods[0]["command"][-6:] == [
+        "--dist-init-addr", "$(LWS_LEADER_ADDRESS):20000", "--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank",
+        "$(LWS_WORKER_INDEX)",
+    ]  # fmt: skip
+    assert "readinessProbe" not in pods[1]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo", "dynamo-vllm"])
+def test_other_engines_refuse_a_server_that_spans_hosts(engine):
+    with pytest.raises(ConfigError, match=r"decode\.tp: 8: a server on 2 hosts is launched by --engine sglang"):
+        text(engine, scenario(*((section, None) for section in WITHOUT[engine]), *RACK))
+
+
 def test_the_command_writes_a_file_for_each_command(capsys, tmp_path):
     (tmp_path / "pair.yaml").write_text(PAIR)
     arguments = ("launch", tmp_path / "pair.yaml", "--model-path", "Qwen/Qwen3-8B")
