@@ -177,6 +177,21 @@ def test_host_memory_pays_where_prefixes_outgrow_the_pool(ask):
     assert ask("host-cache", *load, *prefill).winner == "off"
 
 
+def test_storage_pays_where_prefixes_outgrow_host_memory(ask):
+    """Of the four prefixes, a pool and as much host memory hold one each; a drive holds two, more hold all."""
+    pool = "num_prefixes: 4, prefix_tokens: 800, input_tokens: 50, output_tokens: 4"
+    load = (f"workload={{use: prefix_pool, num_requests: 60, {pool}}}", "client.concurrency=1")
+    tiers = ("prefill.host_cache={size: 160 MiB}", "storage={size: 200 MiB, prefetch_threshold: 200}")
+    prefill = ("prefill.radix_cache=true", "prefill.instances=1")
+    made = ask("storage", *load, *prefill, *tiers, "prefill.pool_tokens=1000")
+    assert made.winner.endswith("drives")
+    assert value(made, "none", "prefill_hits") < value(made, "1 drive", "prefill_hits")
+    assert value(made, "1 drive", "prefill_hits") < value(made, made.winner, "prefill_hits")
+    assert value(made, made.winner, "ttft") < value(made, "none", "ttft")
+    assert any(note.startswith("Hit rates on prefill: none") for note in made.notes)
+    assert ask("storage", *load, *prefill, *tiers).winner == "none"
+
+
 def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     def load(count):
         pool = f"num_prefixes: {count}, prefix_tokens: 600, input_tokens: 60, output_tokens: 4"

@@ -40,17 +40,17 @@ def verdict(study: Study) -> Verdict:
     if failed := [study.error(arm.label) for arm in study.arms if study.error(arm.label)]:
         raise ConfigError(failed[0])
     sizes = study.labels()[1:]
-    enough = next(label for label in sizes if _as_good(study, label, sizes[-1]))
+    enough = next(label for label in sizes if as_good(study, label, sizes[-1]))
     hits = [study.metric(label, "prefill_cache_hit_rate").mean for label in (_OFF, enough)]
     found = f"prefill finds {percent(hits[1])} of the prompt tokens"
-    if not _pays(study, enough):
+    if not pays(study, enough, _OFF):
         return Verdict(_OFF, "Do without host memory", f"with {enough} {found}, and {percent(hits[0])} without it.")
-    text = f"{found} instead of {percent(hits[0])}, {_against(study, enough)}; "
+    text = f"{found} instead of {percent(hits[0])}, {against(study, enough, _OFF)}; "
     text += "more brings nothing." if enough != sizes[-1] else "more may bring more."
     return Verdict(enough, f"Give each GPU {enough} of host memory", text, [_per_server(study, enough)])
 
 
-def _as_good(study: Study, label: str, most: str) -> bool:
+def as_good(study: Study, label: str, most: str) -> bool:
     if study[label].is_saturated != study[most].is_saturated:
         return False
     rate = study.ratio(label, most, "request_throughput").mean
@@ -58,24 +58,24 @@ def _as_good(study: Study, label: str, most: str) -> bool:
     return rate >= 1 - _EQUAL and ttft <= 1 + _EQUAL
 
 
-def _pays(study: Study, label: str) -> bool:
-    if study[_OFF].is_saturated != study[label].is_saturated:
-        return study[_OFF].is_saturated
-    rate = study.ratio(label, _OFF, "request_throughput")
-    ttft = study.ratio(label, _OFF, "mean_ttft_ms")
+def pays(study: Study, label: str, off: str) -> bool:
+    if study[off].is_saturated != study[label].is_saturated:
+        return study[off].is_saturated
+    rate = study.ratio(label, off, "request_throughput")
+    ttft = study.ratio(label, off, "mean_ttft_ms")
     return (is_told_apart(rate) and rate.mean > 1) or (is_told_apart(ttft) and ttft.mean < 1)
 
 
-def _against(study: Study, label: str) -> str:
-    if study[_OFF].is_saturated:
-        rates = [number(study.metric(one, "request_throughput").mean) for one in (label, _OFF)]
+def against(study: Study, label: str, off: str) -> str:
+    if study[off].is_saturated:
+        rates = [number(study.metric(one, "request_throughput").mean) for one in (label, off)]
         return f"and the cluster serves {rates[0]} requests/s instead of {rates[1]}"
     means, tails = (
-        [milliseconds(study.metric(one, f"{time}_ttft_ms")) for one in (_OFF, label)] for time in ("mean", "p99")
+        [milliseconds(study.metric(one, f"{time}_ttft_ms")) for one in (off, label)] for time in ("mean", "p99")
     )
-    text = f"mean TTFT goes from {means[0]} to {means[1]} ({change(study.ratio(label, _OFF, 'mean_ttft_ms'))})"
+    text = f"mean TTFT goes from {means[0]} to {means[1]} ({change(study.ratio(label, off, 'mean_ttft_ms'))})"
     text += f", p99 from {tails[0]} to {tails[1]}"
-    rate = study.ratio(label, _OFF, "request_throughput")
+    rate = study.ratio(label, off, "request_throughput")
     return f"{text}, requests/s are {times(rate)} as many" if is_told_apart(rate) else text
 
 

@@ -70,6 +70,7 @@ NAMES = (
     "transport",
     "decode-cache",
     "host-cache",
+    "storage",
     "routing",
     "admission",
     "overlap",
