@@ -58,7 +58,7 @@ def _cards(plan: Mapping[str, Any]) -> list[Card]:
     goodput = f"{chosen['goodput_per_s']:.3g} requests/s"
     cards.append(Card("within all limits", f"{chosen['attained']:.2%}", goodput))
     if plan["load_factor"] is not None:
-        cards.append(Card("takes", f"{plan['load_factor']:g} times", "this load"))
+        cards.append(Card("takes", f"{plan['load_factor']:g} x", "this load"))
     return cards
 
 
@@ -72,7 +72,8 @@ def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
     for place, (remark, row, worst) in enumerate(reversed(known)):
         ax.barh(place, min(worst, _MOST_SHOWN), height=0.6, color=_COLORS[remark])
         told = f"{worst:.0%}, {row['price_per_h']:g} an hour: {remark}"
-        ax.annotate(told, (min(worst, _MOST_SHOWN), place), xytext=(5, 0), textcoords="offset points", va="center")
+        right = max(1, min(worst, _MOST_SHOWN))  # of the bar, and of the line
+        ax.annotate(told, (right, place), xytext=(5, 0), textcoords="offset points", va="center")
     ax.axvline(1, color=INK, lw=1)
     tidy(ax, "the percentile nearest to its limit, of that limit", grid="x")
     ax.set_yticks(range(len(known)), [row["cluster"] for _, row, _ in reversed(known)])
@@ -97,12 +98,14 @@ def _clusters(terms: list[str], rows: list[tuple[str, Row]]) -> Table:
             cell(row["gpus"]),
             cell(row["price_per_h"]),
             *(_share(row["of_limits"].get(term)) for term in terms),
+            cell(row["attained"], ".1%"),
             Cell(remark, tone="good" if row["meets"] else "bad"),
             Cell(row["limit"]["resource"] if row.get("limit") else ""),
         ]
         for remark, row in rows
     ]
-    columns = ["cluster", "GPUs", "an hour", *(f"{term}, of its limit" for term in terms), "which", "what limits it"]
+    shares = [f"{term}, of its limit" for term in terms]
+    columns = ["cluster", "GPUs", "an hour", *shares, "within all", "which", "what limits it"]
     return Table("Clusters", columns, lines)
 
 

@@ -14,7 +14,7 @@ from pdsim.study.design import Changes
 from pdsim.study.plan import described
 from pdsim.study.planning.outcome import SATURATED
 from pdsim.study.planning.slo import Term
-from pdsim.study.planning.space import Server, cluster, kilowatts, label_of
+from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.routing import POLICIES
@@ -76,9 +76,11 @@ class Board:
         }
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """An instance as the scenario has it, of as many GPUs as the model needs."""
-        tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(settings.gpu, tp))), settings.tp)
-        return {"gpu": settings.gpu, "tp": tp, "instances": min(settings.instances, MOST_INSTANCES)}
+        """An instance as the scenario has it, with the GPUs that the model needs; without a file, priced ones."""
+        is_priced = settings.gpu in self.prices or self.base.of_starter is None
+        gpu = settings.gpu if is_priced else next(iter(self.prices), settings.gpu)
+        tp = next((tp for tp in _TP if tp >= settings.tp and self._fits(Server(gpu, tp))), settings.tp)
+        return {"gpu": gpu, "tp": tp, "instances": min(settings.instances, MOST_INSTANCES)}
 
     def _fits(self, server: Server) -> bool:
         try:
@@ -105,7 +107,7 @@ class Board:
             "gpus": scenario.num_gpus,
             "price_per_h": self._price(servers, counts),
             "kw": kilowatts(servers, counts),
-            "cluster": _told(servers, counts),
+            "cluster": _told(servers, counts) + (", staged" if "network.staging" in changes else ""),
             "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
             "slo": [_of_term(term, [row, *others]) for term in self.trials.slo.terms],
             "metrics": [
@@ -127,7 +129,8 @@ class Board:
         load = chosen.get("load")
         if self.base.load is not None and isinstance(load, int | float):
             changes |= self.base.with_load(load)
-        return {**cluster(self.base, servers, counts), **changes}
+        found = {**cluster(self.base, servers, counts), **changes}
+        return {**found, "network.staging": {}} if needs_staging(self.base, self.base.changed(found)) else found
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float | None:
         if any(server.gpu not in self.prices for server in servers):

@@ -95,6 +95,23 @@ def test_without_a_scenario_the_command_writes_one(tmp_path, monkeypatch, capsys
     assert str(tmp_path / "server") not in answer["command"]
 
 
+def test_unequal_tensor_parallelism_is_staged(board, capsys):
+    answer = board.answer({**CHOSEN, "decode": {**ONE, "tp": 2}})
+    assert answer["cluster"] == "2P of TP1, 1D of TP2 on h100, staged"
+    with pytest.raises(SystemExit):
+        main([*shlex.split(answer["command"])[1:], "--json"])
+    assert answer["metrics"][0]["values"][0] == pytest.approx(json.loads(capsys.readouterr().out)["mean_ttft_ms"])
+
+
+def test_without_a_scenario_the_page_begins_with_gpus_that_have_a_price(tmp_path):
+    base = base_of(None, AskOptions(), (), folder=tmp_path, starter={})
+    with closing(InProcessEngine()) as engine:
+        store = Store(tmp_path / "runs")
+        trials = Trials(base, Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None))
+        shown = [Board(trials, prices).controls()["now"]["prefill"]["gpu"] for prices in ({}, {"b200": 6.0})]
+    assert shown == ["h200", "b200"]
+
+
 def test_a_load_moves_latencies(board):
     ttft = [board.answer({**CHOSEN, "load": load})["slo"][0]["strains"][0] for load in (1, 100)]
     assert ttft[0] < ttft[1]

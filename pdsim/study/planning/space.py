@@ -106,9 +106,7 @@ class Space:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
 
     def _needs_staging(self, base: Base, scenario: Scenario) -> bool:
-        """True if each token's heads would be sent in slices, and nobody chose that."""
-        is_chosen = base.names("network.staging") or any(path.startswith("network.staging") for path in self.tried)
-        return scenario.aggregated is None and not is_chosen and is_sliced(scenario)
+        return not any(path.startswith("network.staging") for path in self.tried) and needs_staging(base, scenario)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Candidates of these servers that have no more GPUs than they may."""
@@ -169,6 +167,11 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
                 told = f", {described({path: value})}"
                 changes = {**one.changes, path: value}
                 yield replace(one, label=one.label + told, changes=changes)
+
+
+def needs_staging(base: Base, scenario: Scenario) -> bool:
+    """True if each token's heads would be sent in slices, and nobody chose that."""
+    return scenario.aggregated is None and not base.names("network.staging") and is_sliced(scenario)
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
