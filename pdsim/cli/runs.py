@@ -1,5 +1,6 @@
 """Commands of runs: make them, set them side by side, say where their time went, check and pass them on."""
 
+import gc
 import shlex
 import sys
 from functools import partial
@@ -38,8 +39,11 @@ def run(
 
     """
     from pdsim.cli.runner import run_scenario
+    from pdsim.garbage import garbage_collection_paused
 
-    finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_, force=force)
+    with garbage_collection_paused():
+        finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_, force=force)
+        gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
     else:

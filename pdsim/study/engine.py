@@ -36,8 +36,7 @@ class Pool:
         """Yields results as they are done."""
         waiting = deque((task, 1) for task in tasks)
         while waiting or self._busy:
-            while waiting and len(self._busy) < self._num_workers:
-                self._begin(*waiting.popleft())
+            self._hand_out(waiting)
             for stream in wait(list(self._busy)):
                 worker, task, attempt = self._busy.pop(stream)
                 try:
@@ -49,6 +48,7 @@ class Pool:
                         yield crashed(task, f"{_ATTEMPTS} times, the last time of {death}")
                 else:
                     self._idle.append(worker)
+                    self._hand_out(waiting)  # it goes on while its answer is kept
                     yield done
 
     def close(self) -> None:
@@ -58,10 +58,12 @@ class Pool:
         self._idle.clear()
         self._busy.clear()
 
-    def _begin(self, task: Task, attempt: int) -> None:
-        worker = self._idle.pop() if self._idle else _Worker()
-        worker.send(task)
-        self._busy[worker.answers] = (worker, task, attempt)
+    def _hand_out(self, waiting: deque[tuple[Task, int]]) -> None:
+        while waiting and len(self._busy) < self._num_workers:
+            task, attempt = waiting.popleft()
+            worker = self._idle.pop() if self._idle else _Worker()
+            worker.send(task)
+            self._busy[worker.answers] = (worker, task, attempt)
 
 
 class _Worker:
