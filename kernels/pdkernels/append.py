@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from pdkernels.addressing import plane_pointer, words
-from pdkernels.launch import Launcher
+from pdkernels.launch import Launcher, wait_for_earlier
 from pdkernels.layout import UNIT_BYTES
 
 _LAUNCHERS: dict[tuple[int, ...], Launcher] = {}
@@ -29,6 +29,7 @@ def append_kernel(
     PAGE: tl.constexpr,
     UNITS: tl.constexpr,
 ):
+    wait_for_earlier()
     token = tl.program_id(0)
     slot = tl.load(slots.to(tl.pointer_type(tl.int32)) + token)
     if slot >= 0:
@@ -89,7 +90,7 @@ def append(
             "PAGE": page_size,
             "UNITS": triton.next_power_of_2(heads * head),
         }
-        launch = _LAUNCHERS[key] = Launcher(append_kernel, constants, warps=4)
+        launch = _LAUNCHERS[key] = Launcher(append_kernel, constants, warps=4, early=True)
     pointers = key_pages.data_ptr(), value_pages.data_ptr(), slots.data_ptr(), keys.data_ptr(), values.data_ptr()
     size = keys.element_size()
     launch(key_pages.device, (tokens, 1, 1), *pointers, keys.stride(0) * size, values.stride(0) * size)

@@ -2,8 +2,9 @@
 
 What it computes is reference.paged_decode_reference. It must read K and V of every cached token of the batch once, 2 *
 tokens * kv_heads * head_dim elements; all else is small. A program takes one KV head of one part of one sequence, with
-all query heads of its group, so that each K and V is read once; a second kernel joins the parts. Both grids depend on
-shapes only, and lengths are read on the device: the pair can be captured in a CUDA graph.
+all query heads of its group, so that each K and V is read once. Few parts are joined by the program that comes last
+with its own, many by a second kernel. Grids depend on shapes only, and lengths are read on the device: all can be
+captured in a CUDA graph.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
+from pdkernels.launch import can_begin_early, wait_for_earlier
+
 _LOG2_E = 1.4426950408889634
+_FEW_PARTS = 4
+"""Parts that one program reads as fast as many would."""
 
 
 @triton.jit
@@ -24,6 +29,8 @@ def decode_part_kernel(
     lengths,
     parts,
     part_stats,
+    arrived,
+    output,
     scale_log2,
     query_stride,
     table_stride,
@@ -34,27 +41,27 @@ def decode_part_kernel(
     PAGE: tl.constexpr,
     HND: tl.constexpr,
     TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    JOINS: tl.constexpr,
 ):
     """One KV head of one part: unnormalised output, maximum and sum of the softmax, in float32."""
+    wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
     split = tl.program_id(1)
-    splits = tl.num_programs(1)
     sequence = tl.program_id(2)
     length = tl.load(lengths + sequence)
-    per_split = tl.cdiv(tl.cdiv(length, splits), TOKENS) * TOKENS
+    per_split = tl.cdiv(tl.cdiv(length, SPLITS), TOKENS) * TOKENS
     start = split * per_split
     end = tl.minimum(start + per_split, length)
 
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, DIM)
     used = row < GROUP
     query_head = head * GROUP + row
     query_offset = sequence * query_stride + query_head[:, None] * DIM + dim[None, :]
     q = tl.load(query + query_offset, mask=used[:, None], other=0.0)
 
     largest = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    out = tl.zeros([ROWS, DIM], tl.float32)
+    total, out = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM], tl.float32)
     for first in tl.range(start, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         live = token < end
@@ -74,15 +81,45 @@ def decode_part_kernel(
         out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None])
         largest = new_largest
 
-    part = (sequence * HEADS * GROUP + query_head) * splits + split
-    tl.store(parts + part[:, None] * DIM + dim[None, :], out, mask=used[:, None])
-    tl.store(part_stats + part * 2, largest, mask=used)
-    tl.store(part_stats + part * 2 + 1, total, mask=used)
+    first_part = (sequence * HEADS * GROUP + query_head) * SPLITS
+    is_last = SPLITS == 1
+    if SPLITS > 1:
+        part = first_part + split
+        tl.store(parts + part[:, None] * DIM + dim[None, :], out, mask=used[:, None])
+        tl.store(part_stats + part * 2, largest, mask=used)
+        tl.store(part_stats + part * 2 + 1, total, mask=used)
+        if JOINS:
+            tl.debug_barrier()
+            is_last = tl.atomic_add(arrived + sequence * HEADS + head, 1) == SPLITS - 1
+    if is_last:
+        if SPLITS > 1:
+            tl.store(arrived + sequence * HEADS + head, 0)
+            out, total = add_parts(parts, part_stats, first_part, used, dim, ROWS, DIM, SPLITS)
+        joined = out / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = (sequence * HEADS * GROUP + query_head)[:, None] * DIM + dim[None, :]
+        tl.store(output + place, joined.to(output.dtype.element_ty), mask=used[:, None])
+
+
+@triton.jit
+def add_parts(parts, part_stats, first_part, used, dim, ROWS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """Parts of some query heads weighed by their softmax: unnormalised output, and sum."""
+    largest = tl.full([ROWS], -1e30, tl.float32)  # finite, so that empty parts (-inf) weigh nothing
+    for i in tl.static_range(SPLITS):
+        stats = part_stats + (first_part + i) * 2
+        largest = tl.maximum(largest, tl.load(stats, mask=used, other=0.0, cache_modifier=".cg"))
+    total, out = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM], tl.float32)
+    for i in tl.static_range(SPLITS):
+        stats, rows = part_stats + (first_part + i) * 2, (first_part + i)[:, None] * DIM + dim[None, :]
+        weight = tl.exp2(tl.load(stats, mask=used, other=0.0, cache_modifier=".cg") - largest)
+        total += weight * tl.load(stats + 1, mask=used, other=0.0, cache_modifier=".cg")
+        out += weight[:, None] * tl.load(parts + rows, mask=used[:, None], other=0.0, cache_modifier=".cg")
+    return out, total
 
 
 @triton.jit
 def decode_join_kernel(parts, part_stats, output, SPLITS: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr):
     """Weigh the parts of one query head by their softmax sums."""
+    wait_for_earlier()
     query_head = tl.program_id(0)
     split = tl.arange(0, PADDED)
     dim = tl.arange(0, DIM)
@@ -103,7 +140,7 @@ class DecodeTiling:
     """Sizes of decode attention's pieces: tokens per step, warps per program, steps in flight."""
 
     tokens: int = 64
-    warps: int = 4
+    warps: int = 2
     stages: int = 3
 
 
@@ -128,14 +165,16 @@ class DecodeWorkspace:
         rows = batch * query_heads * self.splits
         self.parts = torch.empty(rows, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(rows, 2, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)
+        """How many parts of each have come. The last one leaves zero behind."""
 
 
 def default_splits(batch: int, kv_heads: int, device: torch.device) -> int:
-    """Parts per sequence: enough programs for an even load when lengths differ, few enough to cost nothing."""
+    """Parts per sequence: enough programs to fill the device, few enough to cost nothing."""
     if device.type != "cuda":
         return 2
-    programs = 8 * torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(64, programs // (batch * kv_heads)))
+    programs = 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(32, programs // (batch * kv_heads)))
 
 
 def paged_decode(
@@ -185,6 +224,8 @@ def paged_decode(
         lengths,
         workspace.parts,
         workspace.stats,
+        workspace.arrived,
+        output,
         (head_dim**-0.5 if scale is None else scale) * _LOG2_E,
         query.stride(0),
         block_table.stride(0),
@@ -195,9 +236,14 @@ def paged_decode(
         PAGE=page_size,
         HND=order == "HND",
         TOKENS=tiling.tokens,
+        SPLITS=workspace.splits,
+        JOINS=workspace.splits <= _FEW_PARTS,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        launch_pdl=can_begin_early(query.device),
     )
+    if workspace.splits <= _FEW_PARTS:
+        return output
     decode_join_kernel[(batch * query_heads,)](
         workspace.parts,
         workspace.stats,
@@ -206,6 +252,7 @@ def paged_decode(
         PADDED=triton.next_power_of_2(workspace.splits),
         DIM=head_dim,
         num_warps=4,
+        launch_pdl=can_begin_early(query.device),
     )
     return output
 

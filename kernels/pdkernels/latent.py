@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pdkernels.decode import DecodeWorkspace, decode_join_kernel
+from pdkernels.decode import DecodeWorkspace, decode_join_kernel, default_splits
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
@@ -79,8 +79,9 @@ def latent_part_kernel(
 
 
 def latent_workspace(batch: int, query_heads: int, rank: int, device: torch.device) -> DecodeWorkspace:
-    """Memory for the parts of a batch."""
-    return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, device)
+    """Memory for the parts of a batch, which are smaller than those of keys and values."""
+    blocks = triton.cdiv(query_heads, _ROWS)
+    return DecodeWorkspace(batch, query_heads, blocks, rank, device, 2 * default_splits(batch, blocks, device))
 
 
 def latent_decode(

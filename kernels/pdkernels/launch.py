@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+from triton.language.target_info import cuda_capability_geq
 from triton.runtime.interpreter import InterpretedFunction
 
 Grid = tuple[int, int, int]
@@ -23,6 +26,18 @@ TYPES: dict[torch.dtype, Any] = {
 """Names of the elements in a kernel that is given addresses."""
 
 
+@triton.jit
+def wait_for_earlier():
+    """Where a kernel that begins early starts to read: what was launched before it has ended behind this."""
+    if cuda_capability_geq(9, 0):
+        gdc_wait()
+
+
+def can_begin_early(device: torch.device) -> bool:
+    """Whether a kernel may be set up while the one before it ends (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 class Launcher:
     """A kernel with its compile-time constants, compiled at the first call on each device.
 
@@ -31,13 +46,17 @@ class Launcher:
         constants: values of the kernel's constexpr parameters, in the order of its signature.
         warps: of 32 threads, per program.
         stages: loads that a loop has under way while it computes.
+        early: whether the kernel begins with wait_for_earlier.
 
     """
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3) -> None:
+    def __init__(
+        self, kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3, *, early: bool = False
+    ) -> None:
         self._kernel = kernel
         self._constants = constants
         self._options = {"num_warps": warps, "num_stages": stages}
+        self._early = early
         self._launches: dict[int, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
@@ -61,8 +80,9 @@ class Launcher:
 
     def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
         """Compile for a device, or load from Triton's cache, a kernel with that many run-time parameters."""
+        options = {**self._options, "launch_pdl": self._early and can_begin_early(device)}
         with torch.cuda.device(device):
-            compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), **self._options, **self._constants)
+            compiled = self._kernel.warmup(*[0] * parameters, grid=(1,), **options, **self._constants)
             run = compiled.run  # loads the binary
         constants = tuple(self._constants.values())
         index, function, metadata = device.index, compiled.function, compiled.packed_metadata

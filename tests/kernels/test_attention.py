@@ -31,7 +31,7 @@ def test_append(order, page_size):
 
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3)])
+@pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3), (2, 5)])
 def test_paged_decode(order, page_size, group, splits):
     heads, head_dim, lengths = 2, 32, [1, 0, 45]
     pool = normal_pool(

@@ -60,14 +60,17 @@ def test_logits_of_a_checkpoint_in_fp8_are_those_of_transformers(config, tmp_pat
     assert (found - exact).abs().mean() > 1e-3  # fp8 is not lost on the way
 
 
+@pytest.mark.parametrize("num_inputs", [384, 512])
 @pytest.mark.parametrize("num_tokens", [1, 20, 70, 150])
-def test_fused_products(num_tokens):
+def test_fused_products(num_tokens, num_inputs):
+    """Of 512 inputs up to four parts are added, and again where others have been before."""
     pytest.importorskip("triton", reason="what multiplies fp8 on GPUs is written in Triton")
     from pdreal.model import fused_fp8
 
-    scaled, x = quantise(torch.randn(256, 384)), torch.randn(num_tokens, 384)
-    found = fused_fp8.linear(x.to(GPU_OR_CPU), scaled.to(GPU_OR_CPU)).cpu()
-    torch.testing.assert_close(found, linear(x, widen(scaled)), rtol=1e-4, atol=1e-3)
+    scaled = quantise(torch.randn(256, num_inputs))
+    for x in torch.randn(2, num_tokens, num_inputs):
+        found = fused_fp8.linear(x.to(GPU_OR_CPU), scaled.to(GPU_OR_CPU)).cpu()
+        torch.testing.assert_close(found, linear(x, widen(scaled)), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40])

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from pdkernels.addressing import aligned
-from pdkernels.launch import TYPES, Launcher
+from pdkernels.launch import TYPES, Launcher, wait_for_earlier
 from torch import Tensor
 
 _HEADS = 8
@@ -31,6 +31,7 @@ def add_rms_norm_kernel(
     PADDED: tl.constexpr,
 ):
     """One token: the residual in place, its normalised value to out."""
+    wait_for_earlier()
     column = tl.arange(0, PADDED)
     live = column < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + column
@@ -63,6 +64,7 @@ def norm_rotate_kernel(
     HEADS: tl.constexpr,
 ):
     """Some heads of one token, in place."""
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, HALF)
@@ -88,6 +90,7 @@ def silu_and_multiply_kernel(
     gate_up: tl.int64, out: tl.int64, TYPE: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Some columns of one token."""
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live = column < SIZE
@@ -100,7 +103,7 @@ def silu_and_multiply_kernel(
 @cache
 def _add_rms_norm(dtype: torch.dtype, eps: float, size: int) -> Launcher:
     constants = {"TYPE": TYPES[dtype], "EPS": eps, "SIZE": size, "PADDED": triton.next_power_of_2(size)}
-    return Launcher(add_rms_norm_kernel, constants, warps=8)
+    return Launcher(add_rms_norm_kernel, constants, warps=8, early=True)
 
 
 @cache
@@ -126,13 +129,13 @@ def _norm_rotate(
         "NORM": normed,
         "HEADS": _HEADS,
     }
-    return Launcher(norm_rotate_kernel, constants, warps=4)
+    return Launcher(norm_rotate_kernel, constants, warps=4, early=True)
 
 
 @cache
 def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
     constants = {"TYPE": TYPES[dtype], "SIZE": size, "COLUMNS": _COLUMNS}
-    return Launcher(silu_and_multiply_kernel, constants, warps=4)
+    return Launcher(silu_and_multiply_kernel, constants, warps=4, early=True)
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from pdkernels.addressing import aligned
-from pdkernels.launch import TYPES, Launcher
+from pdkernels.launch import TYPES, Launcher, wait_for_earlier
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -48,6 +48,7 @@ def choose_kernel(
     PLACES: tl.constexpr,
 ):
     """One token: its best experts, and their shares among themselves."""
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
     live = expert < EXPERTS
@@ -83,6 +84,7 @@ def choose_in_groups_kernel(
     SCALE: tl.constexpr,
 ):
     """One token, as experts.route does it for a model with groups; scores are in fp32."""
+    wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     group, within = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_GROUP)
     expert = group[:, None] * GROUP + within[None, :]
@@ -145,6 +147,7 @@ def gate_up_kernel(
     STEP: tl.constexpr,
 ):
     """silu(gate) * up of some columns, for each row of an expert: [rows, inner]."""
+    wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
     gates = aligned(weights, NARROW) + (expert * (2 * INNER) + column)[None, :] * HIDDEN + step[:, None]
@@ -193,6 +196,7 @@ def down_kernel(
     STEP: tl.constexpr,
 ):
     """Some columns of each row of an expert, times the row's share: [rows, hidden]."""
+    wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
     downs = aligned(weights, NARROW) + (expert * HIDDEN + column)[None, :] * INNER + step[:, None]
@@ -225,7 +229,7 @@ def _choose(dtype: torch.dtype, num_experts: int, num_active: int) -> Launcher:
         "ACTIVE": num_active,
         "PLACES": triton.next_power_of_2(num_active),
     }
-    return Launcher(choose_kernel, constants, warps=1)
+    return Launcher(choose_kernel, constants, warps=1, early=True)
 
 
 @cache
@@ -241,7 +245,7 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
         "PLACES": triton.next_power_of_2(num_active),
         "SCALE": routing.scale,
     }
-    return Launcher(choose_in_groups_kernel, constants, warps=1)
+    return Launcher(choose_in_groups_kernel, constants, warps=1, early=True)
 
 
 @cache
@@ -255,8 +259,9 @@ def _products(
     types = {"TYPE": TYPES[dtype], "NARROW": TYPES[narrow], "SCALED": narrow == torch.float8_e4m3fn}
     gate_up = {**types, "ACTIVE": num_active, **sizes, "COLUMNS": of_inner, "STEP": _tile(hidden, _STEP)}
     down = {**types, **sizes, "COLUMNS": of_hidden, "STEP": _tile(inner, _STEP)}
-    launchers = Launcher(gate_up_kernel, gate_up, warps, stages), Launcher(down_kernel, down, warps, stages)
-    return *launchers, of_inner, of_hidden
+    kernels = (gate_up_kernel, gate_up), (down_kernel, down)
+    of_gate_up, of_down = (Launcher(*kernel, warps, stages, early=True) for kernel in kernels)
+    return of_gate_up, of_down, of_inner, of_hidden
 
 
 def _launch_choice(x: Tensor, weights: ExpertWeights, *of_choice: int) -> None:

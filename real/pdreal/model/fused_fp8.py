@@ -1,12 +1,13 @@
 """Products of bf16 activations and matrices in e4m3 with block scales, which are read as they are."""
 
 from functools import cache
+from math import prod
 
 import torch
 import triton
 import triton.language as tl
 from pdkernels.addressing import aligned
-from pdkernels.launch import TYPES, Launcher
+from pdkernels.launch import TYPES, Launcher, wait_for_earlier
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,16 +15,21 @@ from pdreal.model.block_scaled import BLOCK, BlockScaled
 
 _FEW_TOKENS = 128
 """Up to so many, reading the matrix is what takes the time; beyond, a wide copy of it costs less than it saves."""
+_COLUMNS = 64
+"""Outputs of a program: the tensor cores of an H200 take so many of a matrix at least, and few tokens beside them."""
+_MOST_PARTS, _MOST_PROGRAMS = 8, 384
+"""Of a matrix whose inputs are divided: as many programs as an H200 runs at once read it."""
 
 
-@triton.jit(do_not_specialize=("x", "weights", "scales", "out", "tokens", "stride"))
+@triton.jit(do_not_specialize=("x", "weights", "scales", "out", "sums", "arrived", "tokens"))
 def scaled_linear_kernel(
     x: tl.int64,
     weights: tl.int64,
     scales: tl.int64,
     out: tl.int64,
+    sums: tl.int64,
+    arrived: tl.int64,
     tokens: tl.int64,
-    stride: tl.int64,
     TYPE: tl.constexpr,
     NARROW: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -31,20 +37,41 @@ def scaled_linear_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Some outputs of some tokens: a block of inputs at a time, and its sum scaled."""
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Some outputs of some tokens, of a part of the inputs: a block at a time, and its sum scaled.
+
+    The program that comes last with its part adds up all of them, in the same order whichever it is.
+    """
+    wait_for_earlier()
+    part = tl.program_id(1)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.arange(0, BLOCK_SIZE)
-    live = (row < tokens)[:, None]
-    inputs = aligned(x, TYPE) + row.to(tl.int64)[:, None] * stride + step[None, :]
-    matrix = aligned(weights, NARROW) + column.to(tl.int64)[None, :] * INPUTS + step[:, None]
+    live = (row < tokens)[None, :]
+    inputs = aligned(x, TYPE) + row.to(tl.int64)[None, :] * INPUTS + step[:, None]
+    matrix = aligned(weights, NARROW) + column.to(tl.int64)[:, None] * INPUTS + step[None, :]
     scale = aligned(scales, tl.float32) + (tl.program_id(0) * COLUMNS // BLOCK_SIZE) * (INPUTS // BLOCK_SIZE)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for at in range(0, INPUTS, BLOCK_SIZE):
-        part = tl.dot(tl.load(inputs + at, mask=live, other=0.0), tl.load(matrix + at).to(TYPE), input_precision="ieee")
-        total += part * tl.load(scale + at // BLOCK_SIZE)
-    tl.store(aligned(out, TYPE) + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :], total.to(TYPE), mask=live)
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    first = part * (INPUTS // PARTS)
+    for at in range(first, first + INPUTS // PARTS, BLOCK_SIZE):
+        block = tl.load(matrix + at).to(TYPE)
+        product = tl.dot(block, tl.load(inputs + at, mask=live, other=0.0), input_precision="ieee")
+        total += product * tl.load(scale + at // BLOCK_SIZE)
+    place = row.to(tl.int64)[None, :] * OUTPUTS + column[:, None]
+    if PARTS > 1:
+        sum_of = aligned(sums, tl.float32) + place
+        tl.store(sum_of + part * tokens * OUTPUTS, total, mask=live)
+        tl.debug_barrier()
+        counter = aligned(arrived, tl.int32) + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1) == PARTS - 1:
+            total = tl.load(sum_of, mask=live, other=0.0, cache_modifier=".cg")
+            for other in tl.static_range(1, PARTS):
+                total += tl.load(sum_of + other * tokens * OUTPUTS, mask=live, other=0.0, cache_modifier=".cg")
+            tl.store(aligned(out, TYPE) + place, total.to(TYPE), mask=live)
+            tl.store(counter, 0)
+    else:
+        tl.store(aligned(out, TYPE) + place, total.to(TYPE), mask=live)
 
 
 @triton.jit(do_not_specialize=("weights", "scales", "out"))
@@ -68,7 +95,7 @@ def widen_kernel(
 
 
 @cache
-def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> Launcher:
+def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int, parts: int) -> Launcher:
     constants = {
         "TYPE": TYPES[dtype],
         "NARROW": TYPES[torch.float8_e4m3fn],
@@ -77,8 +104,15 @@ def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> Launche
         "ROWS": rows,
         "COLUMNS": _COLUMNS,
         "BLOCK_SIZE": BLOCK,
+        "PARTS": parts,
     }
-    return Launcher(scaled_linear_kernel, constants, warps=4, stages=4)
+    return Launcher(scaled_linear_kernel, constants, warps=4, stages=3, early=True)
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """How many parts of each tile have come. The last one of them leaves zero behind."""
+    return torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device)
 
 
 @cache
@@ -93,9 +127,6 @@ def _widen(dtype: torch.dtype, inputs: int) -> Launcher:
     return Launcher(widen_kernel, constants, warps=4)
 
 
-_COLUMNS = 32
-
-
 def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
     """[tokens, outputs]; sizes of the matrix are multiples of 128. Can be captured in a CUDA graph."""
     num_tokens = len(x)
@@ -105,10 +136,21 @@ def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
     x = x.contiguous()
     out = x.new_empty(num_tokens, outputs)
     rows = max(16, min(64, triton.next_power_of_2(num_tokens)))
-    grid = outputs // _COLUMNS, triton.cdiv(num_tokens, rows), 1
-    pointers = [tensor.data_ptr() for tensor in (x, matrix.values, matrix.scales, out)]
-    _linear(x.dtype, outputs, inputs, rows)(x.device, grid, *pointers, num_tokens, x.stride(0))
+    tiles = outputs // _COLUMNS, triton.cdiv(num_tokens, rows)
+    parts = _num_parts(inputs // BLOCK, prod(tiles))
+    sums = x.new_empty(parts if parts > 1 else 0, num_tokens, outputs, dtype=torch.float32)
+    tensors = x, matrix.values, matrix.scales, out, sums, _arrivals(x.device)
+    launch = _linear(x.dtype, outputs, inputs, rows, parts)
+    launch(x.device, (tiles[0], parts, tiles[1]), *(part.data_ptr() for part in tensors), num_tokens)
     return out
+
+
+def _num_parts(num_blocks: int, num_tiles: int) -> int:
+    """Parts of equally many blocks, as many as programs can take at once."""
+    parts = 1
+    while parts < _MOST_PARTS and num_blocks % (2 * parts) == 0 and num_tiles * 2 * parts <= _MOST_PROGRAMS:
+        parts *= 2
+    return parts
 
 
 def widened(matrix: BlockScaled, dtype: torch.dtype) -> Tensor:
