@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one per batch size, all over the same inputs, which a step uploads in one copy.
+"""Decode steps as CUDA graphs: one per batch size, all over the same inputs, of which a step uploads what is new.
 
 A batch runs in the smallest graph that holds it. Rows that it leaves over decode a token of nobody, whose KV goes to
 the scratch page.
@@ -12,7 +12,7 @@ from torch import Tensor
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
-from pdreal.streams import to_host
+from pdreal.streams import begin_to_host, to_host
 from pdreal.tasks import DecodeBatch
 
 
@@ -39,6 +39,13 @@ class _Inputs(NamedTuple):
         return cls(array[:largest], array[largest : 2 * largest], array[2 * largest :].view(largest, -1))
 
 
+class LaunchedStep(NamedTuple):
+    """A step on its way: its tokens are there when it is done."""
+
+    tokens: Tensor
+    done: torch.cuda.Event
+
+
 class DecodeGraphs:
     """Graphs over one cache. On a CPU steps are not captured but run: so Triton's interpreter can test them."""
 
@@ -62,8 +69,10 @@ class DecodeGraphs:
         is_cuda = model.device.type == "cuda"
         self._host = torch.zeros(self._largest * (2 + num_pages), dtype=torch.int32, pin_memory=is_cuda)
         self._device = torch.zeros_like(self._host, device=model.device)
-        self._device_inputs = _Inputs.of(self._device, self._largest)
-        self._on_host = tuple(part.numpy() for part in _Inputs.of(self._host, self._largest))
+        self._host_inputs, self._device_inputs = (_Inputs.of(a, self._largest) for a in (self._host, self._device))
+        self._on_host = tuple(part.numpy() for part in self._host_inputs)
+        self._num_used = 0
+        """Rows from here on begin with the scratch page."""
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._best: dict[int, Tensor] = {}
         """Tokens that each graph makes, on the device."""
@@ -72,6 +81,13 @@ class DecodeGraphs:
 
     def decode(self, batch: DecodeBatch) -> list[int]:
         """Next tokens, in the order of the batch."""
+        return to_host(self._launch(batch)).tolist()
+
+    def launch(self, batch: DecodeBatch) -> LaunchedStep:
+        """The same on a GPU, which is not waited for."""
+        return LaunchedStep(*begin_to_host(self._launch(batch)))
+
+    def _launch(self, batch: DecodeBatch) -> Tensor:
         num_requests = len(batch.tokens)
         size = next(size for size in self._sizes if size >= num_requests)
         self._upload(batch, size)
@@ -81,21 +97,32 @@ class DecodeGraphs:
             self._best[size] = self._forward(size)
         self.hidden = self._hidden[size][:num_requests]
         self.choices = [chosen[:num_requests] for chosen in self._choices.get(size, ())]
-        return to_host(self._best[size][:num_requests]).tolist()
+        return self._best[size][:num_requests]
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
-        """The step before has ended: its tokens were read."""
-        tokens, positions, page_tables = self._on_host
+        """The step before has ended: its tokens were read. Of page tables what lies between rows that changed."""
+        tokens, positions, _ = self._on_host
         num_requests = len(batch.tokens)
         tokens[:num_requests] = batch.tokens
         positions[:num_requests] = batch.num_kv_tokens
-        for row, page_table in zip(page_tables, batch.page_tables, strict=False):
-            row[: len(page_table)] = page_table
         tokens[num_requests:size] = 0
         positions[num_requests:size] = 0
-        page_tables[num_requests:size, 0] = SCRATCH_PAGE
-        used = 2 * self._largest + size * page_tables.shape[1]
-        self._device[:used].copy_(self._host[:used], non_blocking=True)
+        num_small = 2 * self._largest
+        self._device[:num_small].copy_(self._host[:num_small], non_blocking=True)
+        if rows := self._change_tables(batch):
+            changed = slice(min(rows), max(rows) + 1)
+            self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
+
+    def _change_tables(self, batch: DecodeBatch) -> list[int]:
+        """Rows that change."""
+        *_, page_tables = self._on_host
+        for row, start, pages in batch.changes:
+            page_tables[row, start : start + len(pages)] = pages
+        num_requests = len(batch.tokens)
+        left = range(num_requests, self._num_used)
+        page_tables[left.start : left.stop, 0] = SCRATCH_PAGE
+        self._num_used = num_requests
+        return [*left, *(change.row for change in batch.changes)]
 
     def _forward(self, size: int) -> Tensor:
         tokens, positions, page_tables = (part[:size] for part in self._device_inputs)

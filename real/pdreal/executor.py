@@ -8,12 +8,13 @@ whatever the instance does meanwhile.
 
 from array import array
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from pdreal.model.draw import Draw, Logprobs
 from pdreal.requests import Sampling
-from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv
+from pdreal.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, Step, StepResult
 from pdsim.core.sequence import TokenIds
@@ -38,24 +39,27 @@ class Outcome(NamedTuple):
     new_tokens: list[NewToken]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Sequence:
+    request_id: int
     sampling: Sampling
     num_prompt_tokens: int
     tokens: "array[int]"
     """Prompt and outputs."""
-    page_table: "array[int]" = field(default_factory=lambda: array("i"))
-    """Pages while it runs. An instance only lengthens it then."""
+    most_tokens: int
+    """Length at which it ends in any case."""
+    ends: frozenset[int]
+    """Tokens that end it."""
+    is_plain: bool
+    """Whether its sampling is."""
+    num_pages: int = 0
+    """That ranks know of. An instance only lengthens the table of a sequence while it runs."""
     is_saved: bool = False
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed for it."""
     is_begun: bool = False
     first_logprobs: Logprobs | None = None
     """Log probabilities of a first token that another instance made."""
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_kv_tokens(self) -> int:
@@ -67,20 +71,53 @@ class _Sequence:
         return TokenIds(data=self.tokens[self.num_prompt_tokens :].tobytes())
 
 
+class _Rows:
+    """Rows of the decode batch. The last one takes the place of one that leaves."""
+
+    def __init__(self) -> None:
+        self.sequences: list[_Sequence] = []
+        self.renewed: set[int] = set()
+        """Rows whose sequence is not the one that ranks know."""
+        self._rows: dict[int, int] = {}
+        """By request."""
+
+    def join(self, sequence: _Sequence) -> None:
+        self._put(len(self.sequences), sequence)
+
+    def leave(self, request_id: int) -> None:
+        """Does nothing if it has left."""
+        if (row := self._rows.pop(request_id, None)) is None:
+            return
+        last = self.sequences.pop()
+        self.renewed.discard(len(self.sequences))
+        if last.request_id != request_id:
+            self._put(row, last)
+
+    def _put(self, row: int, sequence: _Sequence) -> None:
+        self.sequences[row : row + 1] = [sequence]
+        self._rows[sequence.request_id] = row
+        self.renewed.add(row)
+
+
 class Executor:
-    def __init__(self, instance: HasPageTables, end_tokens: Collection[int] = ()) -> None:
+    def __init__(self, instance: HasPageTables, page_size: int, end_tokens: Collection[int] = ()) -> None:
         self._instance = instance
+        self._page_size = page_size
         self._end_tokens = frozenset(end_tokens)
         self._sequences: dict[int, _Sequence] = {}
-        self._running: list[int] = []
-        """Requests of the decode batch, in its order."""
+        self._batch = _Rows()
 
     # What comes and goes.
 
     def add(self, request_id: int, prompt: TokenIds, sampling: Sampling) -> None:
         """Take in a request with NewRequest, before the instance sees it."""
         tokens = array("i", bytes(prompt))
-        self._sequences[request_id] = _Sequence(sampling, len(tokens), tokens)
+        limit, stop_after = sampling.max_tokens, sampling.stop_after_tokens
+        most_tokens = len(tokens) + (limit if stop_after is None else min(limit, stop_after))
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._end_tokens)
+        self._sequences[request_id] = _Sequence(
+            request_id, sampling, len(tokens), tokens, most_tokens, ends, sampling.is_plain
+        )
 
     def add_first_token(
         self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
@@ -149,9 +186,10 @@ class Executor:
         if isinstance(step, PrefillStep):
             made = zip(step.chunks, tokens, likely, strict=True)
             return self._take([NewToken(chunk.request_id, token, told) for chunk, token, told in made if chunk.is_last])
-        outcome = self._take([NewToken(*made) for made in zip(self._running, tokens, likely, strict=True)])
-        ended = {request_id for request_id, _ in outcome.result.ended}
-        self._running = [request_id for request_id in self._running if request_id not in ended]
+        of_rows = zip(self._batch.sequences, tokens, likely, strict=True)
+        outcome = self._take([NewToken(sequence.request_id, token, told) for sequence, token, told in of_rows])
+        for request_id, _ in outcome.result.ended:
+            self._batch.leave(request_id)
         return outcome
 
     def _prefill_input(self, chunk: PrefillChunk) -> PrefillInput:
@@ -165,25 +203,34 @@ class Executor:
         return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw)
 
     def _begin_decode(self, step: DecodeStep) -> DecodeBatch:
-        left = set(step.left)
-        self._running = [request_id for request_id in self._running if request_id not in left]
+        for request_id in step.left:
+            self._batch.leave(request_id)
         for request_id in step.joined:
-            self._sequences[request_id].page_table = array("i")
-            self._running.append(request_id)
-        sequences = [self._sequences[request_id] for request_id in self._running]
-        for request_id, sequence in zip(self._running, sequences, strict=True):
-            table = self._instance.page_table(request_id)
-            if len(table) > len(sequence.page_table):
-                sequence.page_table.extend(table[len(sequence.page_table) :])
+            self._batch.join(self._sequences[request_id])
+        sequences = self._batch.sequences
         return DecodeBatch(
-            tuple(sequence.tokens[-1] for sequence in sequences),
-            tuple(sequence.num_kv_tokens for sequence in sequences),
-            tuple(sequence.page_table for sequence in sequences),
+            tuple([sequence.tokens[-1] for sequence in sequences]),
+            tuple([len(sequence.tokens) - 1 for sequence in sequences]),
+            self._changes(),
             self._draws(sequences),
         )
 
+    def _changes(self) -> tuple[PageTableChange, ...]:
+        """Of rows that another sequence has now, and of those that need a page more for their token."""
+        sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
+        for row in renewed:
+            sequences[row].num_pages = 0
+        changes = []
+        for row, sequence in enumerate(sequences):
+            if (known := sequence.num_pages) * page_size < len(sequence.tokens):
+                table = self._instance.page_table(sequence.request_id)
+                sequence.num_pages = len(table)
+                changes.append(PageTableChange(row, known, array("i", table[known:])))
+        renewed.clear()
+        return tuple(changes)
+
     def _draws(self, sequences: Sequence[_Sequence]) -> tuple[Draw | None, ...]:
-        if all(sequence.sampling.is_plain for sequence in sequences):
+        if all(map(attrgetter("is_plain"), sequences)):
             return ()
         return tuple(_draw(sequence, len(sequence.tokens)) for sequence in sequences)
 
@@ -195,18 +242,9 @@ class Executor:
                 continue
             sequence.tokens.append(new.token)
             new_tokens.append(new)
-            if self._ends(sequence):
+            if len(sequence.tokens) >= sequence.most_tokens or new.token in sequence.ends:
                 ended.append((new.request_id, sequence.output))
         return Outcome(StepResult(1, tuple(ended)), new_tokens)
-
-    def _ends(self, sequence: _Sequence) -> bool:
-        sampling, last = sequence.sampling, sequence.tokens[-1]
-        limit = sampling.max_tokens
-        if sampling.stop_after_tokens is not None:
-            limit = min(limit, sampling.stop_after_tokens)
-        if sequence.num_output_tokens >= limit or last in sampling.stop_token_ids:
-            return True
-        return last in self._end_tokens and not sampling.ignore_eos
 
 
 def _draw(sequence: _Sequence, position: int) -> Draw | None:

@@ -28,15 +28,33 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """Messages that a leader sends, on file before others hear of them, though this process be killed at once."""
+    """Messages that a leader sends, on file before others hear of them, though this process be killed at once.
 
-    def __init__(self, channel: Channel, log: InstanceLog) -> None:
+    They leave when the loop turns to what comes next: the step that they would hold up is begun by then.
+    """
+
+    def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:
         self._channel = channel
         self._log = log
+        self._loop = loop
+        self._messages: list[tuple[str, Any, Any]] = []
+        self._is_due = False
 
     def send(self, to: str, message: Any, extra: Any = None) -> None:
+        self._messages.append((to, message, extra))
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        messages, self._messages = self._messages, []
         self._log.flush()
-        self._channel.send(to, message, extra)
+        for message in messages:
+            self._channel.send(*message)
 
 
 class HostCopies:
@@ -92,9 +110,9 @@ class Leader:
         self._log = log = InstanceLog(spec.instance_id, logbook, timeline)
         self._instance, *agents = (logbook.recorded(machine) for machine in state_machines(spec))
         self._machines = [inner(machine) for machine in (self._instance, *agents)]
-        self._executor = executor = Executor(self._machines[0], end_tokens)
+        self._executor = executor = Executor(self._machines[0], spec.scenario.page_size, end_tokens)
         self._group = group = RankGroup(channel, threads, spec.followers, fail)
-        self._outbox = Outbox(channel, log)
+        self._outbox = outbox = Outbox(channel, log, loop)
         self._transfers = transfers = KvTransfers(spec, agents, group, executor, timeline, log, self._carry_out)
         self._copies = HostCopies(group, executor, self._carry_out)
         has_layer_groups = spec.role == "prefill" and spec.scenario.pair.prefill.layer_groups > 0
@@ -108,6 +126,7 @@ class Leader:
             on_tokens=transfers.keep_first_tokens if spec.role == "prefill" else self._stream,
             on_layers=transfers.on_layers if has_layer_groups else None,
             forget=self._forget,
+            flush_soon=outbox.flush_soon,
         )
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,

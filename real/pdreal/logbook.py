@@ -26,10 +26,12 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, Levels)
 
 
 class Logbook:
-    """Two files of one process. It keeps nothing without a folder, or when it is closed."""
+    """Two files of one process, written when they are flushed. It keeps nothing without a folder, or when closed."""
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:
         self.is_kept = folder is not None
+        self._new_entries: list[Entry] = []
+        self._new_rows: list[tuple[int, str, tuple[Any, ...]]] = []
         if folder is not None:
             self._journal = _append(folder / f"{process}.{life}.journal")
             self._rows = _append(folder / f"{process}.{life}.rows")
@@ -42,13 +44,12 @@ class Logbook:
     def entry(self, entry: Entry) -> None:
         """A call into a state machine."""
         if self.is_kept:
-            self._journal.write(to_line(entry))
+            self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
         """A call that the recorder will get, with now_ns behind the arguments."""
         if self.is_kept:
-            plain = [_to_plain(arg) for arg in args]
-            self._rows.write(json.dumps((now_ns, method, plain)) + "\n")
+            self._new_rows.append((now_ns, method, args))
 
     def experts(self, counted: CountedStep) -> None:
         """A step's choices of experts."""
@@ -57,15 +58,27 @@ class Logbook:
                 file.write(counted.to_line())
 
     def flush(self) -> None:
-        if self.is_kept:
+        """Write what is new: while a step is computed rather than when it happens, for that takes time."""
+        if self._new_entries:
+            self._journal.writelines(map(to_line, self._new_entries))
             self._journal.flush()
+            self._new_entries.clear()
+        if self._new_rows:
+            self._rows.writelines(map(_row_line, self._new_rows))
             self._rows.flush()
+            self._new_rows.clear()
 
     def close(self) -> None:
         if self.is_kept:
             self.is_kept = False
+            self.flush()
             self._journal.close()
             self._rows.close()
+
+
+def _row_line(row: tuple[int, str, tuple[Any, ...]]) -> str:
+    now_ns, method, args = row
+    return json.dumps((now_ns, method, [_to_plain(arg) for arg in args])) + "\n"
 
 
 def _append(path: Path) -> TextIO:

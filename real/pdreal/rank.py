@@ -1,6 +1,7 @@
 """The process of one rank: its model, its cache, its transfers, and a leader or a follower on an event loop."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -70,6 +71,7 @@ class Rank:
         loop.add_reader(launcher.sentinel, os._exit, 1)  # however it ended: nobody is left to serve
         self._threads = threads = RankThreads(loop, self._resources)
         threads.warm_up()
+        gc.freeze()  # what is there now stays: it need not be looked through again while steps wait
         self._channel.listen(loop, self._on_envelope)
         for follower in self._spec.followers if self._spec.rank == 0 else ():
             self._channel.connect(follower, self._at_home(follower))

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from pdreal import notices
 from pdreal.channel import Channel
+from pdreal.decode_graphs import LaunchedStep
 from pdreal.expert_counts import ExpertCounts
 from pdreal.model.draw import Logprobs
 from pdreal.rank_resources import RankResources
-from pdreal.tasks import Compute, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
+from pdreal.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
 
 _FORWARD_NS = 300_000_000_000
@@ -44,6 +45,9 @@ class RankThreads:
         """The step whose layers this rank computes, and how many groups it has."""
         self._compute_start_ns: int | None = None
         """Begin of the work that is being computed, if any is."""
+        self._num_queued = 0
+        """Works of the thread that computes."""
+        resources.enter_compute()  # decode steps are launched here
         self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
         self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
         self._workers = [
@@ -64,8 +68,45 @@ class RankThreads:
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
         """on_done: called on the main thread with what the task returned, or raised."""
+        if isinstance(task, Compute):
+            if isinstance(task.work, DecodeBatch) and not self._num_queued and self._launch(task.work, on_done):
+                return
+            self._num_queued += 1
+            on_done = partial(self._on_computed, on_done)
         future = self._submit(task, on_layers)
         future.add_done_callback(lambda done: self._loop.call_soon_threadsafe(_report, done, on_done))
+
+    def _on_computed(self, on_done: OnDone, result: Any, error: BaseException | None) -> None:
+        self._num_queued -= 1
+        on_done(result, error)
+
+    def _launch(self, batch: DecodeBatch, on_done: OnDone) -> bool:
+        """Begin a decode step from this thread, and look for its end: to wake a thread takes longer than to launch it.
+
+        False if it must be computed by the thread for it.
+        """
+        start_ns = monotonic_ns()
+        try:
+            launched = self._runner.launch(batch)
+        except Exception as error:  # noqa: BLE001  whoever began it hears of it
+            self._loop.call_soon(on_done, None, error)
+            return True
+        if launched is not None:
+            self._compute_start_ns = start_ns
+            self._loop.call_soon(self._look, launched, start_ns, on_done)
+        return launched is not None
+
+    def _look(self, launched: LaunchedStep, start_ns: int, on_done: OnDone) -> None:
+        """Again and again, between messages: a timer would be milliseconds late."""
+        try:
+            if not launched.done.query():
+                self._loop.call_soon(self._look, launched, start_ns, on_done)
+                return
+            tokens, error = launched.tokens.tolist(), None
+        except RuntimeError as failed:
+            tokens, error = [], failed
+        self._compute_start_ns = None
+        on_done(Computed(tokens, start_ns, monotonic_ns()), error)
 
     def _submit(self, task: Task, on_layers: Callable[[int], None] | None) -> "Future[Any]":
         match task:

@@ -1,5 +1,6 @@
 """One rank's half of a step: runs batches through the model over the rank's KV cache."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdreal.decode_graphs import DecodeGraphs
+from pdreal.decode_graphs import DecodeGraphs, LaunchedStep
 from pdreal.expert_counts import ExpertCounts, count
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.draw import Draw, Logprobs
@@ -112,6 +113,8 @@ class ModelRunner:
         self.logprobs: list[Logprobs | None] = []
         """Of the last batch's tokens, if anybody asked."""
         self._records_experts = records_experts
+        self._page_tables: dict[int, array[int]] = {}
+        """By row of the decode batch."""
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
@@ -185,10 +188,24 @@ class ModelRunner:
             return self._choose(self._graphs.hidden, batch.draws) if any(batch.draws) else chosen
         self._begin_recording()
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
-        attend = GatheredDecode(self.kv, batch)
+        attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch))
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
         return chosen
+
+    @torch.inference_mode()
+    def launch(self, batch: DecodeBatch) -> LaunchedStep | None:
+        """Begin a step that needs the host no more before it is done; None if this one does, or has no graph."""
+        if self._graphs is None or self._records_experts or any(batch.draws):
+            return None
+        wait_for_engines(self.model.device)
+        return self._graphs.launch(batch)
+
+    def _changed_tables(self, batch: DecodeBatch) -> list["array[int]"]:
+        """Of all rows. Graphs keep those of GPUs."""
+        for row, start, pages in batch.changes:
+            self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)
+        return [self._page_tables[row] for row in range(len(batch.tokens))]
 
     def _begin_recording(self) -> None:
         if self._records_experts:

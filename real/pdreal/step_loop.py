@@ -29,10 +29,13 @@ class StepLoop:
         on_tokens: Callable[[Sequence[NewToken]], None],
         on_layers: Callable[[int, int], None] | None,
         forget: Callable[[int], None],
+        flush_soon: Callable[[], None],
     ) -> None:
         """on_layers: called with a prefill step and how many groups of its layers are computed, if it has groups.
 
         forget: called with requests that ended without an outcome here.
+
+        flush_soon: called when there is something to write down.
         """
         self._instance = instance
         self._executor = executor
@@ -42,6 +45,7 @@ class StepLoop:
         self._on_tokens = on_tokens
         self._on_layers = on_layers
         self._forget = forget
+        self._flush_soon = flush_soon
         self._inbox: list[m.Message] = []
         self._loop = instance_loop(instance, drain=self._drain, carry_out=carry_out, now_ns=lambda: timeline.now_ns)
         self.num_in_flight = 0
@@ -84,7 +88,7 @@ class StepLoop:
             if self.num_in_flight == self._instance.max_steps_in_flight:
                 break
             answer = None
-        self._log.flush()
+        self._flush_soon()
 
     def _forget_others(self) -> None:
         """Requests that were cancelled before they were begun, say. The instance has seen all messages."""

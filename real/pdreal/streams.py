@@ -33,14 +33,22 @@ def synchronize_engines(device: torch.device) -> None:
 
 
 def to_host(computed: torch.Tensor) -> torch.Tensor:
-    """Copy what the current stream computes, when it has.
+    """Copy what the current stream computes, when it has."""
+    if not computed.is_cuda:
+        return computed
+    host, done = begin_to_host(computed)
+    done.synchronize()
+    return host
+
+
+def begin_to_host(computed: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """A copy from a GPU, and the event behind which it is there.
 
     By way of pinned memory: while a copy to any other waits for the stream, what engines do on the default stream waits
     with it (docs/decisions/0019-real-mode.md).
     """
-    if not computed.is_cuda:
-        return computed
     host = torch.empty_like(computed, device="cpu", pin_memory=True)
     host.copy_(computed, non_blocking=True)
-    torch.cuda.current_stream(computed.device).synchronize()
-    return host
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(computed.device))
+    return host, done

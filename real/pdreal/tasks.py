@@ -1,6 +1,6 @@
 """Tasks of the ranks of an instance, as its leader says: plain values that can be pickled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pdreal.model.draw import Draw
@@ -28,15 +28,28 @@ class PrefillBatch(NamedTuple):
     chunks: tuple[PrefillInput, ...]
 
 
+class PageTableChange(NamedTuple):
+    """Pages of a row of the decode batch from a place on; what lies before stays."""
+
+    row: int
+    start: int
+    pages: Sequence[int]
+
+
 class DecodeBatch(NamedTuple):
-    """A token for each sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
+    """A token for each row, a sequence: feed its last token, whose KV goes behind the num_kv_tokens that it has."""
 
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]
-    page_tables: tuple[Sequence[int], ...]
-    """Pages of each, with room for the token."""
+    changes: tuple[PageTableChange, ...] = ()
+    """Since the batch before, which ranks remember: each table has room for the token then."""
     draws: tuple[Draw | None, ...] = ()
     """Of each; none: all greedily."""
+
+
+def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:
+    """Page tables of rows of which nothing is known."""
+    return tuple(PageTableChange(row, 0, pages) for row, pages in enumerate(page_tables))
 
 
 class SaveKv(NamedTuple):

@@ -24,7 +24,7 @@ class Worker:
     def __init__(self, instance, end_tokens, carry_out):
         self.instance = instance
         self.inbox = []
-        self.executor = Executor(instance, end_tokens)
+        self.executor = Executor(instance, instance.cache.page_size, end_tokens)
         self.runner = ModelRunner(
             tiny_model(), num_pages=instance.cache.pool.num_pages, page_size=instance.cache.page_size
         )

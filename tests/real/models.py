@@ -15,7 +15,7 @@ from pdreal.model.config import ModelConfig, from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.runner import ModelRunner
-from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
 
 from pdsim.system.model import LlamaArchitecture, RopeScaling
 
@@ -116,6 +116,7 @@ def decode_on(r: ModelRunner, last, num_kv_tokens, tables, num_tokens: int) -> l
     made = [[token] for token in last]
     for step in range(num_tokens):
         lengths = tuple(n + step for n in num_kv_tokens)
-        for m, token in zip(made, r.decode(DecodeBatch(tuple(m[-1] for m in made), lengths, tables)), strict=True):
+        batch = DecodeBatch(tuple(m[-1] for m in made), lengths, () if step else whole_tables(tables))
+        for m, token in zip(made, r.decode(batch), strict=True):
             m.append(token)
     return made

@@ -193,12 +193,19 @@ def test_what_others_hear_of_is_on_file(tmp_path):
 
     logbook, seen = Logbook(tmp_path, "decode-0", 0), []
     log = InstanceLog("decode-0", logbook, SimpleNamespace(now_ns=0))
-    outbox = Outbox(SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels))), log)
-    for i in range(3):
-        log.levels(SimpleNamespace(levels=lambda i=i: Levels(*[i] * len(Levels._fields))))
-        outbox.send("router", Finished(i))
+
+    async def tell():
+        channel = SimpleNamespace(send=lambda *_: seen.append(len(read_records(tmp_path).levels)))
+        outbox = Outbox(channel, log, asyncio.get_running_loop())
+        for i in range(3):
+            log.levels(SimpleNamespace(levels=lambda i=i: Levels(*[i] * len(Levels._fields))))
+            outbox.send("router", Finished(i))
+            if i:
+                await asyncio.sleep(0)
+
+    asyncio.run(tell())
     logbook.close()
-    assert seen == [1, 2, 3]
+    assert seen == [2, 2, 3]
 
 
 def test_rows_become_records(tmp_path):

@@ -9,7 +9,7 @@ from pdreal.decode_graphs import DecodeGraphs, batch_sizes
 from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
 from pdreal.paged_kv import bits_of
-from pdreal.tasks import DecodeBatch, PrefillBatch
+from pdreal.tasks import DecodeBatch, PrefillBatch, whole_tables
 
 from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens, whole
 
@@ -30,7 +30,8 @@ def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, con
     used = torch.cat([r.kv.slots(t, 0, n) for t, n in zip(tables, lengths, strict=True)]).to(GPU_OR_CPU)
     before = bits_of(r.kv.memory)[:, used].clone()
     for rows in ((0, 1, 2), (1,)):  # in graphs of 4 and of 1
-        batch = DecodeBatch(*(tuple(values[i] for i in rows) for values in (last, lengths, tables)))
+        of_rows = [tuple(values[i] for i in rows) for values in (last, lengths, tables)]
+        batch = DecodeBatch(*of_rows[:2], whole_tables(of_rows[2]))
         made = graphs.decode(batch)
         chunks = [chunk([*prompts[i], last[i]], lengths[i], lengths[i] + 1, tables[i]) for i in rows]
         assert made == r.prefill(PrefillBatch(tuple(chunks)))

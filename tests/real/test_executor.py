@@ -105,13 +105,49 @@ def test_kv_that_does_not_come_back_is_seen(monkeypatch):
         serve(pair(**TIGHT), shared_prefix_prompts(8), 30)
 
 
+class Tables:
+    """An instance whose requests have as many pages of 4 as their tokens need, each of its own."""
+
+    def __init__(self):
+        self.num_tokens = {}
+
+    def page_table(self, request_id):
+        return [100 * request_id + i for i in range(-(-self.num_tokens[request_id] // 4))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=30))
+@examples(60)
+def test_ranks_that_make_the_changes_know_all_page_tables(turns):
+    """Each turn so many requests join and one leaves; all that run get a token."""
+    instance, known, running = Tables(), {}, []
+    e, ids = Executor(instance, 4), iter(range(1000))
+    for num_joining, leaving in turns:
+        joined = tuple(next(ids) for _ in range(num_joining))
+        for request_id in joined:
+            e.add(request_id, TokenIds(range(3)), Sampling(1000))
+            e.add_first_token(request_id, 7, 0)
+            instance.num_tokens[request_id] = 4
+        left = tuple(running[leaving : leaving + 1])
+        running = [request_id for request_id in (*running, *joined) if request_id not in left]
+        step = DecodeStep(1, joined, left, len(running), 0, 0, 1)
+        batch = e.begin(step)
+        for row, start, pages in batch.changes:
+            known[row] = [*known.get(row, [])[:start], *pages]
+        new = e.finish(step, [7] * len(running)).new_tokens
+        assert sorted(token.request_id for token in new) == sorted(running)
+        assert [known[row] for row in range(len(new))] == [instance.page_table(token.request_id) for token in new]
+        assert [n + 1 for n in batch.num_kv_tokens] == [instance.num_tokens[token.request_id] for token in new]
+        for request_id in running:
+            instance.num_tokens[request_id] += 1
+
+
 class OnePage:
     def page_table(self, request_id):
         return [1]
 
 
 def executor(sampling, end_tokens=()):
-    e = Executor(OnePage(), end_tokens)
+    e = Executor(OnePage(), 64, end_tokens)
     e.add(0, TokenIds([5, 6]), sampling)
     return e
 

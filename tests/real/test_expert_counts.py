@@ -8,7 +8,7 @@ import numpy as np
 from pdreal.cli import app
 from pdreal.decode_graphs import DecodeGraphs
 from pdreal.expert_counts import CountedStep, count, read_counts, skews
-from pdreal.tasks import DecodeBatch
+from pdreal.tasks import DecodeBatch, whole_tables
 
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real.models import DEEPSEEK, GPU_OR_CPU, load, runner, tokens, whole
@@ -44,7 +44,7 @@ def test_padded_rows_of_a_graph_do_not_count():
     tables = [[1 + 4 * i + page for page in range(4)] for i in range(3)]
     last = r.prefill(whole(*zip(prompts, tables, strict=True)))
     assert r.expert_counts.sum(1).tolist() == [27 * DEEPSEEK.experts.num_active] * DEEPSEEK.experts.num_layers
-    batch = DecodeBatch(tuple(last), (9, 9, 9), tuple(tables))
+    batch = DecodeBatch(tuple(last), (9, 9, 9), whole_tables(tables))
     graphs = DecodeGraphs(model, r.kv, 4, records_experts=True)
     with torch.inference_mode():
         graphs.decode(batch)

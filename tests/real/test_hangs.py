@@ -11,6 +11,7 @@ import pytest
 
 from tests.real import clusters
 
+torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 
 from hypothesis import given
@@ -26,7 +27,7 @@ from pdreal.real_scenario import real_scenario
 from pdreal.requests import Sampling
 from pdreal.serve import server
 from pdreal.serve.service import Entrance
-from pdreal.tasks import Compute
+from pdreal.tasks import Compute, DecodeBatch
 
 HEALTH = {"heartbeat_interval": "500 ms", "heartbeat_failures": 2}
 ANYWHERE = server.Address("127.0.0.1", 0)
@@ -117,6 +118,59 @@ def test_a_forward_without_an_end_is_found(monkeypatch):
         assert not threads.hangs
 
     asyncio.run(main())
+
+
+class Launched:
+    """A decode step of a GPU that is done when it has been asked twice, or fails then."""
+
+    def __init__(self, error=None):
+        self.done = self
+        self.tokens = torch.tensor([7])
+        self._error = error
+        self._num_asked = 0
+
+    def query(self):
+        self._num_asked += 1
+        if self._num_asked > 1 and self._error:
+            raise self._error
+        return self._num_asked > 1
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the GPU is gone")])
+def test_launched_steps_are_looked_for_behind_what_the_thread_computes(error):
+    """The thread's work comes first; then a step needs no thread."""
+    may_end, computed = threading.Event(), []
+
+    def compute(work, _):
+        computed.append(work)
+        assert may_end.wait(30)
+        return []
+
+    resources = SimpleNamespace(
+        runner=SimpleNamespace(run=compute, launch=lambda _: Launched(error), expert_counts=None, logprobs=()),
+        mover=None,
+        device=SimpleNamespace(type="cpu"),
+        num_workers=0,
+        enter_compute=lambda: None,
+        enter_copies=lambda: None,
+    )
+    step, ends = Compute(DecodeBatch((5,), (3,))), []
+
+    async def main():
+        threads = rank_group.RankThreads(asyncio.get_running_loop(), resources)
+        for task in (Compute(None), step):
+            threads.begin(task, lambda done, failed: ends.append((done.tokens, failed)))
+        may_end.set()
+        await in_time(until(lambda: len(ends) == 2))
+        threads.begin(step, lambda done, failed: ends.append((done and done.tokens, failed)))
+        assert not threads.hangs
+        await in_time(until(lambda: len(ends) == 3))
+
+    asyncio.run(main())
+    assert computed == [None, step.work]
+    assert ends[:2] == [([], None)] * 2
+    assert ends[2][1] is error
+    assert error or ends[2][0] == [7]
 
 
 def test_one_that_hangs_as_it_starts_blocks_no_other():

@@ -21,7 +21,7 @@ from pdreal.measure.rows import Row, Work, once_us, repeat_each_us, row_of
 from pdreal.model.config import ModelConfig
 from pdreal.model.transformer import Transformer
 from pdreal.runner import ModelRunner
-from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput
+from pdreal.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
@@ -146,14 +146,15 @@ class ForwardBench:
 
     def decode(self, case: DecodeCase) -> Row:
         graph = graph_of(case.batch_size, self._runner.model.device)
-        steps = (self._decoding(case) for _ in count())
+        steps = (self._decoding(case, is_first=i == 0) for i in count())
         return row_of("decode", self._times_us(steps), graph=graph, **_sizes(case))
 
-    def _decoding(self, case: DecodeCase) -> Callable[[], Sequence[int]]:
+    def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
+        """Page tables come with the first step of a batch, as in a run."""
         batch_size, num_context_tokens = case
-        tables = [self._page_table(i, case.num_kv_tokens) for i in range(batch_size)]
-        batch = DecodeBatch(tuple(self._tokens(batch_size)), (num_context_tokens,) * batch_size, tuple(tables))
-        return partial(self._runner.decode, batch)
+        tables = [self._page_table(i, case.num_kv_tokens) for i in range(batch_size if is_first else 0)]
+        lengths = (num_context_tokens,) * batch_size
+        return partial(self._runner.decode, DecodeBatch(tuple(self._tokens(batch_size)), lengths, whole_tables(tables)))
 
     def _times_us(self, forwards: Iterator[Work], pause_seconds: float = 0) -> list[float]:
         return repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pdreal.model.latent import LatentHeads
 from pdreal.paged_kv import PagedKv
-from pdreal.tasks import DecodeBatch, PrefillBatch
+from pdreal.tasks import PrefillBatch
 
 if TYPE_CHECKING:
     from pdreal.model.transformer import Transformer
@@ -124,10 +124,11 @@ class PagedPrefill:
 class GatheredDecode:
     """One token of each sequence, over pages that are gathered: for CPUs."""
 
-    def __init__(self, kv: PagedKv, batch: DecodeBatch) -> None:
+    def __init__(self, kv: PagedKv, num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
+        """num_kv_tokens: before each token"""
         self._kv = kv
-        lengths = [num_kv_tokens + 1 for num_kv_tokens in batch.num_kv_tokens]
-        slots = [kv.slots(table, 0, length) for table, length in zip(batch.page_tables, lengths, strict=True)]
+        lengths = [num_tokens + 1 for num_tokens in num_kv_tokens]
+        slots = [kv.slots(table, 0, length) for table, length in zip(page_tables, lengths, strict=True)]
         self._new_slots = torch.stack([s[-1] for s in slots])
         self._rows = kv.rows(torch.cat(slots))
         self._attention = PackedAttention([1] * len(lengths), lengths, self._rows.device)
