@@ -10,6 +10,7 @@ from pdsim.cost.kernels import kinds, reached
 from pdsim.cost.model import CostModel
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
+from pdsim.system.model import LatentAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +87,20 @@ class Kernels:
     measured takes the medians of those that were.
     """
 
-    HOST_FIELDS: ClassVar = ("prefill_layer_ns", "expert_prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
+    HOST_FIELDS: ClassVar = (
+        "prefill_layer_ns",
+        "expert_prefill_layer_ns",
+        "latent_expert_prefill_layer_ns",
+        "step_overhead_ns",
+        "prompt_overhead_ns",
+    )
 
     prefill_layer_ns: float = 310_000
     expert_prefill_layer_ns: float = 1_000_000
     """Chosen on half of the points of experiments/default-cost."""
+    latent_expert_prefill_layer_ns: float = 2_200_000
+    """The same of latent attention and quantized inputs: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200
+    (experiments/default-cost/launches.csv)."""
     decode_layer_ns: float = 44_000
     """Qwen3-8B on H200 under SGLang 0.5.12, decode at batch 1: 5.08 ms on the GPU, of which weights explain 3.5 ms."""
     step_overhead_ns: float = 300_000
@@ -121,8 +131,18 @@ class Kernels:
             expert_efficiency=experts.compute / self.factor,
             expert_memory_efficiency=experts.memory / self.factor,
             expert_layer_ns=1e3 * experts.fixed_us * self.factor,
-            **{name: getattr(self, name) * self.factor for name in (*self.HOST_FIELDS, "decode_layer_ns")},
+            prefill_layer_ns=self.prefill_layer_ns * self.factor,
+            expert_prefill_layer_ns=self._expert_prefill_layer_ns(layout) * self.factor,
+            decode_layer_ns=self.decode_layer_ns * self.factor,
+            step_overhead_ns=self.step_overhead_ns * self.factor,
+            prompt_overhead_ns=self.prompt_overhead_ns * self.factor,
         )
+
+    def _expert_prefill_layer_ns(self, layout: Layout) -> float:
+        is_latent = isinstance(layout.model.attention, LatentAttention)
+        if is_latent and kinds(layout)["experts"] in ("fp8", "fp4"):
+            return self.latent_expert_prefill_layer_ns
+        return self.expert_prefill_layer_ns
 
 
 @dataclass(frozen=True, kw_only=True)
