@@ -107,7 +107,7 @@ class Board:
             "gpus": scenario.num_gpus,
             "price_per_h": self._price(servers, counts),
             "kw": kilowatts(servers, counts),
-            "cluster": _told(servers, counts) + (", staged" if "network.staging" in changes else ""),
+            "cluster": label_of(servers, counts, names_gpu=True) + (", staged" if "network.staging" in changes else ""),
             "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
             "slo": [_of_term(term, [row, *others]) for term in self.trials.slo.terms],
             "metrics": [
@@ -176,9 +176,3 @@ def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     strains = [term.strain_of_row(row) if row["status"] == "ok" else inf for row in rows]
     known = [strain if isfinite(strain) else None for strain in strains]
     return {"goal": term.goal, "strains": known, "limit": term.limit, "unit": term.unit}
-
-
-def _told(servers: Sequence[Server], counts: Sequence[int]) -> str:
-    """Text as "2P1D of TP4 on h100"."""
-    gpus = {server.gpu for server in servers}
-    return label_of(servers, counts) + (f" on {gpus.pop()}" if len(gpus) == 1 else "")

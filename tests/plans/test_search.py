@@ -73,7 +73,9 @@ def every_run(load: int, space: Space) -> dict[CandidateCluster, list[Path]]:
     """Runs of every cluster, whole."""
     trials = trials_for(load)
     candidates = space.candidates(trials.base)
-    return dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
+    runs = dict(zip(candidates, trials.whole_runs([one.changes for one in candidates]), strict=True))
+    assert len(runs) == len(candidates), "each has a name of its own"
+    return runs
 
 
 def space_of(seed: int) -> Space:

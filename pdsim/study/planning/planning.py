@@ -113,6 +113,8 @@ def plan(
             if made.chosen is not None:
                 chosen = base.changed(made.chosen.candidate.changes)
                 fields = {name: value for name, value in chosen.model_dump().items() if value is not None}
+                if base.of_starter is not None:
+                    fields["name"] = "plan"
                 write_yaml(fields, folder / SCENARIO)
                 write_entries_of(chosen, folder)
     return made

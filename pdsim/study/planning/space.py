@@ -97,10 +97,11 @@ class Space:
         counts = tuple(one.instances for one in pair)
         if any(server.gpu not in self.prices for server in servers):
             return None
-        label, price = label_of(servers, counts), self._price(servers, counts)
-        return CandidateCluster(
-            label, label, servers, counts, base.scenario.num_gpus, price, kilowatts(servers, counts), {}
-        )
+        label, price, kw = self._label(servers, counts), self._price(servers, counts), kilowatts(servers, counts)
+        return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, kw, {})
+
+    def _label(self, servers: Sequence[Server], counts: Sequence[int]) -> str:
+        return label_of(servers, counts, names_gpu=len(self.prices) > 1)
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
         return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
@@ -121,7 +122,7 @@ class Space:
                 changes = {**cluster(base, roles, counts), **staged, **settings}
                 told = described(settings).replace("router=", "") if settings else ""
                 suffix = (", staged" if staging else "") + (f", {told}" if told else "")
-                label, family = label_of(roles, counts) + suffix, label_of(roles, ()) + suffix
+                label, family = self._label(roles, counts) + suffix, self._label(roles, ()) + suffix
                 yield CandidateCluster(label, family, roles, counts, num_gpus, price, kw, changes)
 
     def _settings(self, counts: Sequence[int]) -> Iterator[Changes]:
@@ -200,14 +201,15 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
     return changes
 
 
-def label_of(roles: Sequence[Server], counts: Sequence[int]) -> str:
-    """A name as "3P of TP4, 1D of TP4 on h100"; without counts for all of a family."""
+def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
+    """A name as "3P1D of TP4 on h100"; without counts for all of a family. Unlike GPUs are always named."""
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)
     gpus = list(dict.fromkeys(server.gpu for server in roles))
     if len(gpus) > 1:
         parts = [f"{n}{letter} of TP{s.tp} on {s.gpu}" for n, letter, s in zip(numbers, letters, roles, strict=True)]
         return ", ".join(parts)
+    gpu = f" on {gpus[0]}" if names_gpu else ""
     if len({server.tp for server in roles}) == 1:
-        return f"{''.join(f'{n}{letter}' for n, letter in zip(numbers, letters, strict=True))} of TP{roles[0].tp}"
-    return ", ".join(f"{n}{letter} of TP{s.tp}" for n, letter, s in zip(numbers, letters, roles, strict=True))
+        return f"{''.join(f'{n}{letter}' for n, letter in zip(numbers, letters, strict=True))} of TP{roles[0].tp}{gpu}"
+    return ", ".join(f"{n}{letter} of TP{s.tp}" for n, letter, s in zip(numbers, letters, roles, strict=True)) + gpu
