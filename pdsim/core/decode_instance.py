@@ -21,6 +21,7 @@ from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.kv_returns import KvGiver, Returning
 from pdsim.core.messages import (
     Abort,
     Cancel,
@@ -35,6 +36,8 @@ from pdsim.core.messages import (
     KvArrived,
     KvGranted,
     KvLost,
+    KvReturned,
+    KvWanted,
     LoadedBack,
     LoadKv,
     Message,
@@ -94,8 +97,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         admission_policy: AdmissionPolicy,
         preemption_policy: PreemptionPolicy,
         staged: bool = False,
+        giver: KvGiver | None = None,
     ) -> None:
-        """staged: a receiver stands between the senders and this instance."""
+        """staged: a receiver stands between the senders and this instance. giver: sends KV back to prefill."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -111,6 +115,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         """Requests in `transferring` whose KV has come; next_step sees them, and the cells of the staging ring."""
         self._loading: set[int] = set()
         """Requests whose cached KV is on its way from host memory."""
+        self._giver = giver
         self._scattered: list[CellScattered] = []
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
@@ -157,6 +162,12 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return self._on_prefill_down(message, now_ns)
             case PeerUp():
                 self.queue.on_prefill_up(message.instance_id)
+            case KvWanted():
+                assert self._giver is not None
+                return self._giver.on_wanted(message, now_ns)
+            case KvReturned():
+                assert self._giver is not None
+                self._giver.release(message.request_id)
             case FlushCache():
                 self.cache.flush()
             case Woken():
@@ -190,9 +201,21 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         assert isinstance(step, DecodeStep)
         self.batch.advance(result)
+        if self._giver is not None:
+            return self._end_and_offer(result, self._giver)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
         return [Finished(request_id) for request_id, _ in result.ended]
+
+    def _end_and_offer(self, result: Result, giver: KvGiver) -> list[Command]:
+        commands: list[Command] = []
+        for request_id, output in result.ended:
+            request = self.batch.end(request_id, output)
+            commands.append(Finished(request_id))
+            if request.prefill_id != self.instance_id:  # it was computed here
+                sequence = request.prompt.then(output)
+                commands.append(giver.offer(request_id, request.prefill_id, sequence, request.num_kv_tokens))
+        return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
         """Pages of a request's KV, in order. KeyError if it has none."""
@@ -201,9 +224,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         ready = {request.request_id: request for request in self.ready}
         return (self.transferring.get(request_id) or ready[request_id]).lease.table
 
-    def holding(self) -> list[Releasing]:
+    def holding(self) -> list[Releasing | Returning]:
         """Requests that hold pages."""
-        return [*self.active, *self._releases.held]
+        returning = [] if self._giver is None else self._giver.held.values()
+        return [*self.active, *self._releases.held, *returning]
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""

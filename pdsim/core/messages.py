@@ -66,6 +66,32 @@ class KvArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class KvOffered:
+    """Decode to prefill: a request ended, and the KV of these tokens of its prompt and output is cached here."""
+
+    request_id: int
+    decode_id: str
+    sequence: TokenSequence
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvWanted:
+    """Prefill to decode: these pages wait for the offered KV behind the first tokens. No pages: for nothing."""
+
+    request_id: int
+    num_cached_tokens: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvReturned:
+    """Transport to both: the KV that prefill wanted is in its pages."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedBack:
     """Host link to decode: the cached part of this prompt that lay in host memory is in place."""
 
@@ -400,7 +426,7 @@ class Failed:
 
 Outcome = PrefillDone | Finished | Failed
 RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | Outcome
-CopyMessage = LoadedBack | Prefetched
+CopyMessage = LoadedBack | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
@@ -433,6 +459,13 @@ class StartTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnKv:
+    """Move this KV from decode to prefill, beside the transfer workers."""
+
+    unit: TransferUnit
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """Copy a cell from the ring, where it begins at this offset, into its pages. Bytes are those of one writer."""
 
@@ -457,6 +490,7 @@ Command = (
     | Tell
     | TransferUnit
     | StartTransfer
+    | ReturnKv
     | Scatter
     | WakeAt
     | FirstToken

@@ -24,12 +24,15 @@ from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.kv_returns import KvTaker, Returning
 from pdsim.core.messages import (
     Abort,
     Cancel,
     Command,
     FlushCache,
     KvGranted,
+    KvOffered,
+    KvReturned,
     KvSent,
     Message,
     NewRequest,
@@ -86,7 +89,9 @@ class PrefillInstance:
         limits: PrefillLimits,
         policy: PrefillPolicy,
         planner: SendPlanner,
+        taker: KvTaker | None = None,
     ) -> None:
+        """taker: takes KV that decode sends back."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -107,6 +112,7 @@ class PrefillInstance:
         """Decode instances."""
         self._sent: list[int] = []
         self._planner = planner
+        self._taker = taker
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -140,6 +146,12 @@ class PrefillInstance:
                 return self._on_decode_down(message)
             case PeerUp():
                 self._down.discard(message.instance_id)
+            case KvOffered():
+                assert self._taker is not None
+                return [self._taker.on_offered(message)]
+            case KvReturned():
+                assert self._taker is not None
+                self._taker.on_returned(message.request_id)
             case FlushCache():
                 self.cache.flush()
             case Prefetched():
@@ -221,9 +233,10 @@ class PrefillInstance:
         held = [*self._builder.begun, *self.sending, *self._set_aside]
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
 
-    def holding(self) -> list[PrefillRequest]:
+    def holding(self) -> list[PrefillRequest | Returning]:
         """Requests that hold pages."""
-        return [*self._builder.begun.values(), *self.sending.values()]
+        taking = [] if self._taker is None else self._taker.held.values()
+        return [*self._builder.begun.values(), *self.sending.values(), *taking]
 
     def levels(self) -> Levels:
         num_queued = len(self.granted) + len(self._builder.waiting)
@@ -387,7 +400,7 @@ class PrefillInstance:
         if not down.has_restarted:
             self._down.add(down.instance_id)
         waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
-        here = [*waiting, *self.holding(), *self._set_aside.values()]
+        here = [*waiting, *self._builder.begun.values(), *self.sending.values(), *self._set_aside.values()]
         lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
 

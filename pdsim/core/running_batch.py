@@ -104,12 +104,13 @@ class RunningBatch(Generic[Request]):
         self._cache.add_reader(request.lease)
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
-    def end(self, request_id: int, output: TokenSequence) -> None:
+    def end(self, request_id: int, output: TokenSequence) -> Request:
         """It has its last token."""
         request = self._leave(request_id)
         self.close(request, output)
         if self.counts_ended:
             self.ended.append(request)
+        return request
 
     def close(self, request: Request, output: TokenSequence) -> None:
         """Cache prompt and output of a request outside the batch; the last token has no KV."""

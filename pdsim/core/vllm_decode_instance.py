@@ -17,6 +17,7 @@ from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.forward_builder import ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
+from pdsim.core.kv_returns import KvGiver
 from pdsim.core.messages import (
     Cancel,
     Command,
@@ -99,6 +100,7 @@ class VllmDecodeInstance(DecodeInstance):
         recompute: RecomputeLimits,
         admission_policy: AdmissionPolicy,
         preemption_policy: PreemptionPolicy,
+        giver: KvGiver | None = None,
     ) -> None:
         super().__init__(
             instance_id,
@@ -106,6 +108,7 @@ class VllmDecodeInstance(DecodeInstance):
             limits=limits,
             admission_policy=admission_policy,
             preemption_policy=preemption_policy,
+            giver=giver,
         )
         self._builder: ForwardBuilder[Recomputation] = ForwardBuilder(
             cache=cache,

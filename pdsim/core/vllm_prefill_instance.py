@@ -6,6 +6,7 @@ expired     nobody began to read it in time                       next_step -> A
 
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.kv_cache import KvCache
+from pdsim.core.kv_returns import KvTaker
 from pdsim.core.messages import Abort, Command, PrefillStep, Result, Send, Step, Wait
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.send_planner import SendPlanner
@@ -23,10 +24,11 @@ class VllmPrefillInstance(PrefillInstance):
         limits: PrefillLimits,
         policy: PrefillPolicy,
         planner: SendPlanner,
+        taker: KvTaker | None = None,
         hold_timeout_ns: int | None,
     ) -> None:
         """hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever."""
-        super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner)
+        super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         self._builder.fill_as_vllm()
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns)

@@ -123,6 +123,10 @@ class Recorder:
             row.request_id = record.request_id
         self.records.transfers.append(row)
 
+    def on_returned(self, row: TransferRecord) -> None:
+        """KV went back to prefill: the request had ended."""
+        self.records.transfers.append(row)
+
     def on_host_copy(self, row: HostCopyRecord) -> None:
         self.records.host_copies.append(row)
 

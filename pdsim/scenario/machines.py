@@ -9,6 +9,7 @@ from pdsim.core.health import HealthMonitor
 from pdsim.core.instance import Instance
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.journal import TakesMessages
+from pdsim.core.kv_returns import KvGiver, KvTaker
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.receiver import Receiver
@@ -22,7 +23,7 @@ from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import DecodingSettings, ElasticSettings, Scenario
-from pdsim.scenario.sizing import attention_waves, kv_cache, roles
+from pdsim.scenario.sizing import attention_waves, kv_cache, layout_of, roles
 from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
@@ -112,10 +113,17 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
         optimistic_attempts=prefill.optimistic_attempts or 0,
     )
     policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
+    taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
     if not is_vllm:
-        return PrefillInstance(instance_id, cache=cache, limits=limits, policy=policy, planner=planner)
+        return PrefillInstance(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
     return VllmPrefillInstance(
-        instance_id, cache=cache, limits=limits, policy=policy, planner=planner, hold_timeout_ns=prefill.hold_timeout
+        instance_id,
+        cache=cache,
+        limits=limits,
+        policy=policy,
+        planner=planner,
+        taker=taker,
+        hold_timeout_ns=prefill.hold_timeout,
     )
 
 
@@ -134,6 +142,10 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         grants_computed_only=decode.allocation == "prefill_complete",
     )
     admission, preemption = deepcopy(decode.admission), deepcopy(decode.preemption)
+    giver = None
+    if decode.returns_kv:
+        wire = wiring.wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
+        giver = KvGiver(instance_id, cache, wire)
     if scenario.engine == "vllm":
         return VllmDecodeInstance(
             instance_id,
@@ -144,6 +156,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
             ),
             admission_policy=admission,
             preemption_policy=preemption,
+            giver=giver,
         )
     return DecodeInstance(
         instance_id,
@@ -152,6 +165,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         admission_policy=admission,
         preemption_policy=preemption,
         staged=scenario.network.staging is not None,
+        giver=giver,
     )
 
 

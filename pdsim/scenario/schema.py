@@ -181,6 +181,8 @@ class DecodeSettings(DecodingSettings):
     allocation: Literal["early", "prefill_complete"] = "early"
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
+    returns_kv: bool = False
+    """KV of a request that has ended goes back to its prefill instance (vLLM's bidirectional_kv_xfer)."""
     retraction_backup: bool = True
     """False: copying the KV of retracted requests to host memory and back takes no time."""
 
@@ -591,6 +593,21 @@ class Scenario(Section):
                 "router.shedding: a client of a closed loop that is refused sends its next request at once; "
                 "use: open_loop, or leave shedding out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_return_kv(self) -> "Scenario":
+        if self.decode is None or self.prefill is None or not self.decode.returns_kv:
+            return self
+        wrong = ""
+        if not (self.decode.radix_cache and self.prefill.radix_cache):
+            wrong = "it needs radix_cache: true on prefill and decode"
+        elif (self.prefill.tp, self.prefill.dp) != (self.decode.tp, self.decode.dp):
+            wrong = "it needs the same tp and dp on prefill and decode"
+        elif self.faults or self.health is not None or self.elastic is not None:
+            wrong = "not with faults, health or elastic; leave one of the two out"
+        if wrong:
+            raise ValueError(f"decode.returns_kv: {wrong}")
         return self
 
     @model_validator(mode="after")

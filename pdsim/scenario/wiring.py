@@ -39,7 +39,7 @@ def interconnect(scenario: Scenario) -> Interconnect:
     return Interconnect(
         wire=layout,
         transport=engine,
-        topology=topology(scenario.network, engine, sides, layout),
+        topology=topology(scenario.network, engine, sides, layout, both_ways=scenario.pair.decode.returns_kv),
         staging=None if staging is None else staging_cost(staging, prefill, decode, layout.num_writers),
         layer_groups=scenario.pair.prefill.layer_groups,
     )
@@ -199,24 +199,33 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
 
 
 def topology(
-    network: NetworkSettings, engine: Transport, sides: Mapping[str, tuple[list[str], Layout]], wire: RankPairLayout
+    network: NetworkSettings,
+    engine: Transport,
+    sides: Mapping[str, tuple[list[str], Layout]],
+    wire: RankPairLayout,
+    *,
+    both_ways: bool = False,
 ) -> Topology:
-    """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too."""
+    """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too.
+
+    both_ways: decode sends as well, to as many ranks.
+    """
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
     num_senders = wire.num_pairs // wire.num_targets
     first_gpu = 0
     for role, (ids, layout) in sides.items():
-        way, weight = ("out", num_senders / layout.tp) if role == "prefill" else ("in", wire.num_writers)
+        own, weight = ("out", num_senders / layout.tp) if role == "prefill" else ("in", wire.num_writers)
         for instance_id in ids:
-            link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
-            capacity[link] = link_bandwidth(network, engine, layout)
-            path: Path = ((link, weight * min(layout.tp, gpus_per_link)),)
-            if role == "prefill" and engine.max_bandwidth is not None:
-                capacity[f"{instance_id} engine"] = engine.max_bandwidth
-                path += ((f"{instance_id} engine", 1),)
-            ways[way][instance_id] = path
+            for way in ("out", "in") if both_ways else (own,):
+                link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
+                capacity[link] = link_bandwidth(network, engine, layout)
+                path: Path = ((link, weight * min(layout.tp, gpus_per_link)),)
+                if way == "out" and engine.max_bandwidth is not None:
+                    capacity[f"{instance_id} engine"] = engine.max_bandwidth
+                    path += ((f"{instance_id} engine", 1),)
+                ways[way][instance_id] = path
             first_gpu += layout.tp
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth

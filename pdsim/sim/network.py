@@ -15,6 +15,7 @@ from pdsim.core.sender import Sender
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.cost.copies import StagingCost
 from pdsim.metrics.recorder import Recorder, transfer_record
+from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.build import Cluster
 from pdsim.scenario.wiring import Interconnect
 from pdsim.sim.flows import Flows
@@ -248,6 +249,7 @@ class Transfers:
         *,
         recorder: Recorder,
         tell: Callable[[str, m.Message], None],
+        send: Callable[[m.Send], None],
         on_posting: Callable[[str, float], None],
     ) -> None:
         """on_posting: the pace of an instance's loop, whenever it changes, beside the threads that post for it."""
@@ -256,6 +258,7 @@ class Transfers:
         self._interconnect = interconnect
         self._recorder = recorder
         self._tell = tell
+        self._send = send
         self._sender_of = {instance.instance_id: sender_of(instance.instance_id) for instance in cluster.instances}
         self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
         self._scatter_free_ns: dict[str, int] = {}
@@ -283,7 +286,8 @@ class Transfers:
     def _on_done(self, transfer: Transfer) -> None:
         unit = transfer.unit
         sender_id = self._sender_of[unit.source]
-        worker = self._senders[sender_id].worker(unit)
+        sender = self._senders.get(sender_id)
+        worker = 0 if sender is None else sender.worker(unit)
         row = transfer_record(
             unit,
             self._interconnect.wire,
@@ -294,8 +298,20 @@ class Transfers:
             line_ns=transfer.line_ns,
             posting_ns=transfer.posting_ns,
         )
+        if sender is None:
+            self._on_returned(row)
+            return
         self._recorder.on_transfer(row)
         self._tell(sender_id, m.UnitSent(unit))
+
+    def give_back(self, command: m.ReturnKv) -> None:
+        self.network.start(m.StartTransfer(command.unit, None))
+
+    def _on_returned(self, row: TransferRecord) -> None:
+        """Both sides hear of it as they do of other transfers."""
+        self._recorder.on_returned(row)
+        for name in (row.target, row.source):
+            self._send(m.Send(name, m.KvReturned(row.request_id)))
 
     def _on_failed(self, transfer: Transfer) -> None:
         unit = transfer.unit

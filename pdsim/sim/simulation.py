@@ -105,12 +105,14 @@ class Simulation:
                 cluster.interconnect,
                 recorder=self._recorder,
                 tell=self._tell_agent,
+                send=self._send,
                 on_posting=lambda instance_id, pace: self._actors[instance_id].go_at(pace),
             )
             self._commands |= {
                 TransferUnit: self._queue_unit,
                 m.StartTransfer: transfers.network.start,
                 m.Scatter: transfers.scatter,
+                m.ReturnKv: transfers.give_back,
             }
         self._storage = self._make_storage()
         self._locksteps = self._make_locksteps()

@@ -64,6 +64,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     """Not resolved. Raises ConfigError."""
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
+    if scenario.decode is not None and scenario.decode.returns_kv:
+        raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
     if scenario.elastic is not None:
         raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
     for role in ("prefill", "decode", "aggregated"):

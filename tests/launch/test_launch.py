@@ -84,6 +84,7 @@ OTHER = {
         "{use: reserve_decode_tokens, max_estimated_output_tokens: 100}",
         "reserve_max_output",
     ],
+    "decode.returns_kv": [],
     "decode.retraction_backup": ["false"],
     **{
         f"router.{role}": [

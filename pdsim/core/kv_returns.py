@@ -1,0 +1,94 @@
+"""KV that goes back from decode to prefill when a request ends, for the next turn of its conversation.
+
+offered    decode has prompt and output in its prefix cache, locked    -> KvOffered to the prefill instance
+wanted     prefill lacks enough of it, and has pages for that          -> KvWanted; the decode instance sends it
+returned   KvReturned: prefill caches it, decode unlocks it
+
+If prefill lacks little, or has no pages, it wants nothing. Law: tests/laws/test_kv_returns.py.
+"""
+
+from dataclasses import dataclass
+
+from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.messages import Command, KvOffered, KvWanted, ReturnKv, Send
+from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.policy.views import TokenSequence
+
+LEAST_TOKENS = 64
+"""Fewer are computed again (vLLM, kv_recompute_threshold)."""
+
+
+@dataclass(slots=True, eq=False)
+class Returning:
+    """KV that is held for a return, on one of its sides."""
+
+    request_id: int
+    lease: Lease
+    sequence: TokenSequence
+    num_tokens: int
+    prefill_id: str = ""
+
+
+class KvGiver:
+    """A decode instance's side."""
+
+    def __init__(self, decode_id: str, cache: KvCache, wire: RankPairLayout) -> None:
+        self.held: dict[int, Returning] = {}
+        self._decode_id = decode_id
+        self._cache = cache
+        self._wire = wire
+
+    def offer(self, request_id: int, prefill_id: str, sequence: TokenSequence, num_tokens: int) -> Command:
+        """A request has just ended: its KV is cached."""
+        lease = self._cache.open(sequence, num_tokens)
+        num_tokens = lease.num_shared * self._cache.page_size
+        self.held[request_id] = Returning(request_id, lease, sequence, num_tokens, prefill_id)
+        return Send(prefill_id, KvOffered(request_id, self._decode_id, sequence, num_tokens))
+
+    def on_wanted(self, message: KvWanted, now_ns: int) -> list[Command]:
+        returning = self.held[message.request_id]
+        if not message.pages:
+            self.release(message.request_id)
+            return []
+        source = tuple(returning.lease.table[message.num_cached_tokens // self._cache.page_size :])
+        size = self._wire.size(source, message.pages, with_state=False)
+        unit = TransferUnit(
+            message.request_id,
+            self._decode_id,
+            returning.prefill_id,
+            source,
+            message.pages,
+            *size,
+            now_ns,
+            is_last=False,
+        )
+        return [ReturnKv(unit)]
+
+    def release(self, request_id: int) -> None:
+        """It is there, or nobody wants it."""
+        self._cache.drop(self.held.pop(request_id).lease)
+
+
+class KvTaker:
+    """A prefill instance's side."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.held: dict[int, Returning] = {}
+        self._cache = cache
+
+    def on_offered(self, message: KvOffered) -> Command:
+        cache, request_id = self._cache, message.request_id
+        lease = cache.open(message.sequence, message.num_tokens)
+        num_cached = lease.num_shared * cache.page_size
+        num_pages = message.num_tokens // cache.page_size - lease.num_shared
+        if message.num_tokens - num_cached < LEAST_TOKENS or num_pages > cache.num_available_pages:
+            cache.drop(lease)
+            return Send(message.decode_id, KvWanted(request_id, 0, ()))
+        cache.grow(lease, num_pages)
+        self.held[request_id] = Returning(request_id, lease, message.sequence, message.num_tokens)
+        pages = tuple(lease.table[len(lease.table) - num_pages :])
+        return Send(message.decode_id, KvWanted(request_id, num_cached, pages))
+
+    def on_returned(self, request_id: int) -> None:
+        returning = self.held.pop(request_id)
+        self._cache.close(returning.lease, returning.sequence, returning.num_tokens)
