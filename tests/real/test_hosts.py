@@ -161,11 +161,15 @@ def test_a_lost_host_ends_its_requests_with_a_reason(tmp_path):
     assert not clusters.wrong_outputs(resolved, {request_id: outputs[request_id] for request_id in finished})
 
 
-def test_two_namespaces(tmp_path):
-    """One of the random scenarios: a link that is cut, a process that is killed, and a clock that is hours ahead."""
+@pytest.mark.parametrize("seed", [1, pytest.param(two_hosts.MIDDLE, marks=pytest.mark.nightly)])
+def test_two_namespaces(seed):
+    """A link that is cut, a process that is killed, a clock that is hours ahead; or cuts in the middle of transfers."""
     if why := namespaces.missing():
         pytest.skip(why)
     clusters.skip_without("mooncake-tcp")
-    row = two_hosts.outcome(1)
+    row = two_hosts.outcome(seed)
     assert not row["problems"]
     assert row["cuts_s"]
+    if seed == two_hosts.MIDDLE:
+        assert row["transfers_lost"]
+        assert row["finished"] == row["requests"], "they are tried again"

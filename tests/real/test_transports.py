@@ -3,6 +3,7 @@
 from socket import SO_BINDTODEVICE, SOL_SOCKET, create_connection, create_server
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from pdreal.measure.transfers import measure_engine, transfer_rows
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
 from pdreal.transports.names import NAMES
-from pdreal.transports.protocol import DEBIAN_PACKAGES, UnavailableError, load_engine, open_transport
+from pdreal.transports.protocol import DEBIAN_PACKAGES, TransferError, UnavailableError, load_engine, open_transport
 
 from pdsim.system.catalog import names
 
@@ -61,6 +62,19 @@ def test_mooncake_is_reached_from_this_machine_only(monkeypatch):
         assert device == b"lo"
         assert loopback.getsockopt(SOL_SOCKET, SO_BINDTODEVICE, 16) == b""
         create_connection(address.split(":")).close()
+
+
+def test_a_write_behind_a_cut_link_is_given_up(monkeypatch):
+    """The engine itself waits as long as TCP does."""
+    stuck = {"transfer_submit_write": lambda *_: 1, "transfer_check_status": lambda _: 0}
+    engine = SimpleNamespace(initialize=lambda *_: 0, get_rpc_port=lambda: 1, **stuck)
+    monkeypatch.setattr(
+        "pdreal.transports.mooncake.load_engine", lambda *_: SimpleNamespace(TransferEngine=lambda: engine)
+    )
+    monkeypatch.setattr("pdreal.transports.mooncake.TIMEOUT_S", 0.05)
+    transport = open_transport("mooncake-tcp", CPU, "10.0.0.1")
+    with pytest.raises(TransferError, match="could not write 128 bytes"):
+        transport.write("10.0.0.2:1", *(np.full(2, 64) for _ in range(3)))
 
 
 @pytest.fixture

@@ -41,6 +41,25 @@ HEALTH = {
     "transfer_timeout": "8 s",
 }
 LIMIT_S = 240.0
+MIDDLE = -1
+"""Instead of a seed: a slow link is cut twice in the middle of transfers, for longer than Mooncake's limit."""
+_LONG_TRANSFERS: dict[str, Any] = {
+    "network__transport": "mooncake-tcp",
+    "prefill__instances": 2,
+    "health": HEALTH | {"heartbeat_failures": 40, "waiting_timeout": "60 s", "bootstrap_timeout": "60 s"},
+    "router": "round_robin",
+    "workload__num_requests": 30,
+    "workload__input_tokens": {"use": "uniform", "low": 100, "high": 300},
+    "client__concurrency": 8,
+}
+_CUTS = [
+    (0.1, "slow", 8.0),
+    (2.0, "cut", 0.0),
+    (9.0, "join", 0.0),
+    (10.0, "slow", 8.0),
+    (13.0, "cut", 0.0),
+    (20.0, "join", 0.0),
+]
 
 
 def random_scenario(draw: Random) -> dict[str, Any]:
@@ -106,8 +125,8 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
     """One scenario to its end, and what is wrong with it."""
     draw = Random(seed)
     hours_ahead = draw.randrange(1, 1000)
-    scenario = clusters.scenario(**random_scenario(draw))
-    events = random_link(draw)
+    scenario = clusters.scenario(**(_LONG_TRANSFERS if seed == MIDDLE else random_scenario(draw)))
+    events = _CUTS if seed == MIDDLE else random_link(draw)
     options = Options(check_kv=True, hosts=hosts_of(draw, namespaces, hours_ahead))
     resolved, requests = real_scenario(scenario, options)
     clients = Clients(resolved, requests, options, progress=lambda _: None)
