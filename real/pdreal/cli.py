@@ -209,12 +209,15 @@ def campaign(
         How often all is measured.
 
     """
-    from pdreal.campaign import carry_out
+    import torch
+
+    from pdsim.cli.campaign import carry_out
 
     def tell(line: str) -> None:
         print(f"pdreal: {line}", file=sys.stderr, flush=True)
 
-    archive = carry_out(matrix, out, changes_of(set_, None), hosts, rounds=rounds, tell=tell)
+    limits = {"rounds": rounds, "num_gpus": torch.cuda.device_count()}
+    archive = carry_out(matrix, out, changes_of(set_, None), hosts, **limits, tell=tell)
     print(f"campaign: {out}, packed in {archive}")
 
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
-from pdreal.campaign import prepare, steps
 from pdreal.cli import main
 
+from pdsim.cli.campaign import prepare, steps
 from pdsim.scenario.yaml_file import read_yaml
 
 EXPERIMENTS = Path("experiments")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdreal.launch_error import LaunchError
 from pdsim import __version__
 from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.scenario.loading import apply_change
@@ -125,13 +124,14 @@ def carry_out(
     hosts: Path | None,
     *,
     rounds: int,
+    num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Returns the archive. Raises ConfigError, or LaunchError if a step fails."""
+    """Returns the archive. Raises ConfigError, also if a step fails."""
     suite = prepare(matrix, out, changes, hosts)
     (out / _DATA).mkdir(exist_ok=True)
     commands = []
-    for step in steps(suite, rounds=rounds, num_gpus=_num_gpus(suite.real.device)):
+    for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
         commands.append(shlex.join(step.command))
         if (out / step.makes).is_file():
             tell(f"has {step.makes}")
@@ -144,12 +144,6 @@ def carry_out(
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(out, out.resolve().name)
     return archive
-
-
-def _num_gpus(device: str) -> int:
-    import torch  # noqa: PLC0415
-
-    return torch.cuda.device_count() if device == "cuda" else 0
 
 
 def _run(step: Step, out: Path) -> None:
@@ -173,7 +167,7 @@ def _run(step: Step, out: Path) -> None:
         (out / step.makes).write_text(done.stdout, encoding="utf-8")
     elif done.returncode:
         (out / step.makes).unlink(missing_ok=True)
-        raise LaunchError(f"{shlex.join(step.command)}: exit code {done.returncode}")
+        raise ConfigError(f"{shlex.join(step.command)}: exit code {done.returncode}")
 
 
 def _provenance(out: Path, commands: Sequence[str]) -> dict[str, Any]:
