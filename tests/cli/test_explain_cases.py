@@ -14,6 +14,7 @@ from pdsim.scenario.schema import (
     NetworkSettings,
     PrefillSettings,
     StagingSettings,
+    StorageSettings,
 )
 from pdsim.sim.sensitivity import AGGREGATED_RELIEF
 from pdsim.sim.sensitivity import RELIEF as RELIEF_FIELDS
@@ -135,6 +136,7 @@ SECTIONS = {
     "network": NetworkSettings,
     "staging": StagingSettings,
     "host_cache": HostCacheSettings,
+    "storage": StorageSettings,
 }
 
 

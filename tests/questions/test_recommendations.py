@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pdsim
 from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
+from pdsim.scenario import starter
 from pdsim.show.study_tables import EXAMPLE, print_answer
 from pdsim.study.questions import base, capacity
 from pdsim.study.questions.question import NAMES
@@ -174,8 +175,8 @@ def test_a_trace_is_used_whole_or_the_first_line_says_what_was_used(trace, monke
 
     assert "; 60 requests of 500 tokens in" in load()
     assert "; the first 20 requests of a trace of 60 lines, of 500 tokens in" in load("workload.num_requests=20")
-    assert base._NUM_OF_TRACE >= 3000
-    monkeypatch.setattr(base, "_NUM_OF_TRACE", 50)
+    assert starter._NUM_OF_TRACE >= 3000
+    monkeypatch.setattr(starter, "_NUM_OF_TRACE", 50)
     assert "; the first 50 requests of a trace of 60 lines, of" in load()
 
 
