@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from multiprocessing import active_children, forkserver
 
+import pdreal
 import pytest
 
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
@@ -97,6 +98,9 @@ def test_a_mistake_is_one_message(scenario, arguments, message, capsys):
 @pytest.mark.parametrize("missing", ["aiohttp", "zmq"])
 def test_a_library_that_is_missing_is_named(missing, scenario, monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("pdreal.") and name != "pdreal.cli"]:
+        _, *inner = name.split(".")
+        if len(inner) == 1:
+            monkeypatch.setattr(pdreal, inner[0], sys.modules[name])  # to be there again, when it was imported anew
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     assert exit_code("serve", scenario) == 2
