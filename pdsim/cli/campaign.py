@@ -28,7 +28,7 @@ _ERRORS = "errors.txt"
 _OF_ROWS = ("device", "model", "dtype", "driver", "torch_version", "versions", "python", "date")
 _NOT_COPIED = {".md", ".py"}
 Ranks = tuple[int, int]
-"""Of a prefill and a decode instance."""
+"""Tensor-parallel sizes of a prefill and a decode instance."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class KvCache:
         """More than what lacks is evicted, as SGLang does."""
 
     def evict_as_vllm(self) -> None:
-        """What is lacking alone, and of what is cached, block by block, the least recently used."""
+        """Evict only as many pages as are lacking; the least recently used go first, block by block."""
         self.evicts_early = False
         if self.prefix_cache is not None:
             self.prefix_cache.uses_whole_nodes = False

@@ -96,7 +96,7 @@ class Prefetcher:
             self._stop(prefetch)
 
     def on_prefetched(self, message: Prefetched) -> None:
-        """Unknown if it was begun in an earlier life."""
+        """Take a report of storage. One on a prefetch of an earlier life is ignored."""
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
             return

@@ -82,7 +82,7 @@ class RadixCache:
     def __init__(self, pool: PagePool | None, page_size: int, eviction: EvictionPolicy) -> None:
         self.page_size = page_size
         self.uses_whole_nodes = True
-        """Of a node that matches in part, the rest counts as used too, as in SGLang."""
+        """A match that ends inside a node counts as an access of all of it, as in SGLang."""
         self.num_evictable_pages = 0
         self.num_read_pages = 0
         """Each counted once, however many requests read it."""

@@ -62,7 +62,7 @@ class Network(NamedTuple):
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
-        """With new keys."""
+        """A network with new keys, whose launcher has this address."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(address, public_key.decode(), secret_key.decode())
 
@@ -76,7 +76,7 @@ class Network(NamedTuple):
 
 
 def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
-    """For processes of the same host."""
+    """The unix socket of a process, for others on its host."""
     return f"ipc://{folder}/{process}.{life}"
 
 

@@ -79,7 +79,7 @@ class _Rows:
         self.renewed: set[int] = set()
         """Rows whose sequence is not the one that ranks know."""
         self._rows: dict[int, int] = {}
-        """By request."""
+        """Row of each request in the decode batch."""
 
     def join(self, sequence: _Sequence) -> None:
         self._put(len(self.sequences), sequence)
@@ -216,7 +216,7 @@ class Executor:
         )
 
     def _changes(self) -> tuple[PageTableChange, ...]:
-        """Of rows that another sequence has now, and of those that need a page more for their token."""
+        """Page tables that changed: of rows that another sequence has now, and of those that need a page more."""
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         for row in renewed:
             sequences[row].num_pages = 0

@@ -61,7 +61,7 @@ class Fleet:
         self.remote[notice.host].on_notice(notice, payload)
 
     def clock_offset(self, instance_id: str) -> ClockOffset:
-        """Of the host that has the instance."""
+        """How far the clock of the instance's host is ahead."""
         host = self.remote.get(self._host_names[instance_id])
         return ClockOffset() if host is None else host.clock
 
@@ -83,7 +83,7 @@ class Fleet:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
     def pid(self, instance_id: str, rank: int = 0) -> int:
-        """Of a rank on this host."""
+        """Process id of a rank, which is on this host."""
         return self._home.pid(instance_id, rank)
 
     def spawn(self, instance_id: str) -> None:
@@ -108,7 +108,7 @@ class Fleet:
         self._on_death(instance_id, exit_code)
 
     def _spec(self, instance_id: str, rank: int) -> RankSpec:
-        """As on this host: another one has its own folders."""
+        """Settings of a rank's process. Folders are those of this host; an agent puts its own in their place."""
         neighbours = [i for i in self.roles if self._host_names[i] == self._host_names[instance_id]]
         tps = [self.tp(i) for i in neighbours]
         return RankSpec(

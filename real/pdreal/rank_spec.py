@@ -1,4 +1,4 @@
-"""What the process of a rank is told as it starts."""
+"""Settings that the process of a rank starts with."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path

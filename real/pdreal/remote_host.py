@@ -45,9 +45,9 @@ class RemoteHost:
         self.name = name
         self.clock = ClockOffset()
         self.last_clock: ClockOffset | None = None
-        """As measured at the end."""
+        """The clock at the end of the run; None if the host was lost."""
         self.half_trips_ns: list[int] = []
-        """Of the messages that asked for the time."""
+        """Half of each round trip that asked for the time."""
         self._entry = entry
         self._network = network._replace(address=str(entry.address))
         self._channel = channel
@@ -100,7 +100,7 @@ class RemoteHost:
             self._on_exit(instance_id, self._lost)
 
     async def _ask_time(self) -> ClockOffset:
-        """As in NTP: the reading lies in the middle of a round trip, as far as its length lets it."""
+        """The offset of the shortest round trip: the clock is taken to be read in its middle, as NTP does."""
         offsets = []
         for number in range(_ROUND_TRIPS):
             begin_ns, answer = monotonic_ns(), self._next(Time)

@@ -114,7 +114,7 @@ class ModelRunner:
         """Of the last batch's tokens, if anybody asked."""
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
-        """By row of the decode batch."""
+        """Page table of each row of the decode batch."""
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
@@ -202,7 +202,7 @@ class ModelRunner:
         return self._graphs.launch(batch)
 
     def _changed_tables(self, batch: DecodeBatch) -> list["array[int]"]:
-        """Of all rows. Graphs keep those of GPUs."""
+        """Page tables of all rows on the CPU; on GPUs the graphs keep them."""
         for row, start, pages in batch.changes:
             self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)
         return [self._page_tables[row] for row in range(len(batch.tokens))]

@@ -18,7 +18,7 @@ _FEW_TOKENS = 128
 _COLUMNS = 64
 """Outputs of a program: the tensor cores of an H200 take so many of a matrix at least, and few tokens beside them."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384
-"""Of a matrix whose inputs are divided: as many programs as an H200 runs at once read it."""
+"""Programs that read a matrix whose inputs are divided: as many as an H200 runs at once."""
 
 
 @triton.jit(do_not_specialize=("x", "weights", "scales", "out", "sums", "arrived", "tokens"))
