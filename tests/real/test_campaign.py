@@ -75,3 +75,11 @@ def test_a_step_that_fails_ends_the_campaign(tmp_path, capsys):
     assert stop.value.code == 2
     assert "calibrate" in capsys.readouterr().err
     assert not (out / "profile.yaml").exists()
+
+
+def test_a_matrix_that_is_not_there_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["campaign", "validation-h20", "--out", str(tmp_path / "mine")])
+    assert stop.value.code == 2
+    assert "no matrix 'validation-h20' (did you mean 'validation-h200'?)" in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()

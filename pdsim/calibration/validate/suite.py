@@ -130,9 +130,12 @@ def is_suite(name: str, experiments: Path) -> bool:
 
 
 def load_suite(name: str, experiments: Path) -> ValidationSuite:
-    """Reads a suite, named by its folder in experiments, a folder or a file."""
-    path = next(path for path in _places(name, experiments) if path.is_file())
-    return suite_of(read_yaml(path), path)
+    """Reads a suite, named by its folder in experiments, a folder or a file. Raises ConfigError."""
+    for path in _places(name, experiments):
+        if path.is_file():
+            return suite_of(read_yaml(path), path)
+    known = sorted(path.parent.name for path in experiments.glob(f"*/{SUITE_FILE}"))
+    raise ConfigError(f"no matrix {name!r}{did_you_mean(name, known)}; {experiments}/ has {', '.join(known) or 'none'}")
 
 
 def suite_of(data: Any, path: Path) -> ValidationSuite:
