@@ -11,9 +11,12 @@ from pydantic_core import PydanticUndefined
 
 from pdsim.policy import protocols
 from pdsim.scenario.component import BUILT_IN, _describe, _in_file, describe_component
-from pdsim.scenario.fields import DURATION, RATE, SIZE, Quantity
+from pdsim.scenario.cost import HostSettings
+from pdsim.scenario.fields import DURATION, RATE, SIZE, Quantity, Section
+from pdsim.scenario.network import StagingSettings
 from pdsim.scenario.profile import MeasuredSettings
-from pdsim.scenario.schema import HostCacheSettings, HostSettings, Scenario, Section, StagingSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.storage import HostCacheSettings
 from pdsim.study.sweep_file import Sample, SearchSettings, SloSettings, SweepFile, sweep_schema
 from pdsim.system.catalog import load_transport, names
 from pdsim.workload.arrivals import Arrivals

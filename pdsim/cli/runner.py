@@ -18,8 +18,9 @@ from pdsim.metrics import run_folder
 from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
 from pdsim.scenario.build import build
+from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.schema import ENDS, Scenario
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Sensitivity, num_runs, sensitivities

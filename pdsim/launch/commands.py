@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pdsim.scenario.build import requests_of
-from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import roles
 from pdsim.system.catalog import load_gpu
 from pdsim.workload.client_driver import ClosedLoop

@@ -12,7 +12,8 @@ from pdsim.launch import sglang, vllm
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, one_host, places
 from pdsim.launch.settings import Rule, told
 from pdsim.scenario.component import component_name
-from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve
 
 ROUTER_MODES = {

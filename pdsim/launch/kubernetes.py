@@ -14,7 +14,8 @@ from typing import Any
 from pdsim.launch import sglang
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, spanned
 from pdsim.launch.settings import told
-from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, to_yaml
 

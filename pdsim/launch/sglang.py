@@ -13,9 +13,18 @@ from pdsim.launch.settings import Aside, Rule, one_of, quantization, told, weigh
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
 from pdsim.policy.routing import CacheAware, LeastLoaded
-from pdsim.scenario import schema
 from pdsim.scenario.component import component_name
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import (
+    AggregatedSettings,
+    ComputingSettings,
+    DecodeSettings,
+    DecodingSettings,
+    PrefillSettings,
+    ServerSettings,
+)
 from pdsim.scenario.sizing import resolve
+from pdsim.scenario.storage import HostCacheSettings
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
@@ -47,7 +56,7 @@ TIMEOUTS = {
 """Variables in seconds (SGLang 0.5.12, srt/environ.py; the last is Mooncake's)."""
 
 
-def _routing(value: Any, scenario: schema.Scenario) -> str | None:
+def _routing(value: Any, scenario: Scenario) -> str | None:
     if value not in (*ROUTING_POLICIES, "least_loaded"):
         return f"SGLang's gateway has {', '.join(ROUTING_POLICIES)}, and least_loaded by a threshold of cache_aware"
     if scenario.aggregated is None:
@@ -110,7 +119,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def launch(scenario: schema.Scenario, source: str, model: str) -> Launch:
+def launch(scenario: Scenario, source: str, model: str) -> Launch:
     """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
     made = Launch(notes=told(scenario, "sglang", RULES))
     at = places(scenario)
@@ -137,7 +146,7 @@ def launch(scenario: schema.Scenario, source: str, model: str) -> Launch:
     return made
 
 
-def gateway_flags(made: Launch, scenario: schema.Scenario, at: Mapping[str, list[Place]]) -> Flags:
+def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
     """The gateway knows its servers by URL; without any it is told otherwise."""
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
@@ -187,8 +196,8 @@ def _thresholds(policy: Any) -> dict[str, float] | None:
     return {flag: value for flag, (value, default) in given.items() if value != default}
 
 
-def _add_servers(made: Launch, scenario: schema.Scenario, role: str, at: list[Place], model: str) -> None:
-    servers: schema.ServerSettings = getattr(scenario, role)
+def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], model: str) -> None:
+    servers: ServerSettings = getattr(scenario, role)
     settings = server_flags(made, scenario, servers)
     for index, place in enumerate(at):
         for rank, host in enumerate(place.hosts):
@@ -208,7 +217,7 @@ def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
     return [("dist-init-addr", f"{leader}:{MEETING_PORT}"), ("nnodes", num_hosts), ("node-rank", rank)]
 
 
-def server_flags(made: Launch, scenario: schema.Scenario, servers: schema.ServerSettings) -> Flags:
+def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [
         ("tp-size", servers.tp),
         ("dp-size", servers.dp if servers.dp > 1 else None),
@@ -233,9 +242,9 @@ def server_flags(made: Launch, scenario: schema.Scenario, servers: schema.Server
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
     ]
-    if isinstance(servers, schema.DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
+    if isinstance(servers, DecodingSettings) and isinstance(scenario.cost.graph_sizes, tuple):
         flags.append(("cuda-graph-bs", list(scenario.cost.graph_sizes)))
-    if isinstance(servers, schema.ComputingSettings):
+    if isinstance(servers, ComputingSettings):
         flags += [
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
@@ -244,14 +253,14 @@ def server_flags(made: Launch, scenario: schema.Scenario, servers: schema.Server
             ("disable-radix-cache", not servers.radix_cache),
             ("disable-overlap-schedule", not getattr(servers, "overlap", True)),
         ]
-    if isinstance(servers, schema.AggregatedSettings):
+    if isinstance(servers, AggregatedSettings):
         flags += [
             ("schedule-conservativeness", servers.schedule_conservativeness),
             ("priority-scheduling-preemption-threshold", servers.priority_preemption_threshold),
         ]
     else:
         flags += _disaggregation_flags(scenario, servers)
-    if isinstance(servers, schema.DecodingSettings) and servers.acceptance is not None:
+    if isinstance(servers, DecodingSettings) and servers.acceptance is not None:
         made.notes.append(
             "speculative_draft_tokens: the draft model is not in the scenario; give --speculative-algorithm and its own"
         )
@@ -259,7 +268,7 @@ def server_flags(made: Launch, scenario: schema.Scenario, servers: schema.Server
     return flags
 
 
-def _storage_flags(scenario: schema.Scenario, servers: schema.ServerSettings) -> Flags:
+def _storage_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     storage = scenario.storage
     if storage is None or servers.host_cache is None:
         return []
@@ -270,19 +279,19 @@ def _storage_flags(scenario: schema.Scenario, servers: schema.ServerSettings) ->
     ]
 
 
-def _gigabytes(host: schema.HostCacheSettings | None) -> int | None:
+def _gigabytes(host: HostCacheSettings | None) -> int | None:
     return None if host is None or host.size is None else max(1, round(host.size / 1e9))
 
 
-def _disaggregation_flags(scenario: schema.Scenario, servers: schema.ServerSettings) -> Flags:
+def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [("disaggregation-transfer-backend", scenario.network.transport.partition("-")[0])]
-    if isinstance(servers, schema.PrefillSettings):
+    if isinstance(servers, PrefillSettings):
         return [
             ("disaggregation-mode", "prefill"),
             *flags,
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]
-    assert isinstance(servers, schema.DecodeSettings)
+    assert isinstance(servers, DecodeSettings)
     assert isinstance(servers.admission, ReserveDecodeTokens)
     return [
         ("disaggregation-mode", "decode"),
@@ -295,7 +304,7 @@ def _disaggregation_flags(scenario: schema.Scenario, servers: schema.ServerSetti
     ]
 
 
-def environment(scenario: schema.Scenario, role: str) -> dict[str, object]:
+def environment(scenario: Scenario, role: str) -> dict[str, object]:
     """Variables of one role's servers."""
     if role == "aggregated":
         return {}
@@ -322,7 +331,7 @@ def environment(scenario: schema.Scenario, role: str) -> dict[str, object]:
 # The load.
 
 
-def add_bench_serving(made: Launch, scenario: schema.Scenario) -> None:
+def add_bench_serving(made: Launch, scenario: Scenario) -> None:
     """Adds SGLang's client, or a note on why it cannot send this."""
     requests, dataset = _dataset(made, scenario.workload)
     if not dataset:

@@ -22,7 +22,8 @@ from pdsim.launch.settings import Rule, one_of, quantization, told, weights
 from pdsim.policy.decode import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name
-from pdsim.scenario.schema import ComputingSettings, DecodingSettings, PrefillSettings, Scenario, ServerSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
 from pdsim.workload.arrivals import Gamma, Poisson
 from pdsim.workload.client_driver import ClosedLoop

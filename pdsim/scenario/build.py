@@ -15,10 +15,13 @@ from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.cost.storage import StorageCosts
 from pdsim.scenario import wiring
+from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
+from pdsim.scenario.network import FrontEndSettings
 from pdsim.scenario.room import check_requests, require_room_for_run
-from pdsim.scenario.schema import DecodingSettings, FrontEndSettings, HostSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import DecodingSettings
 from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_model

@@ -11,9 +11,10 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from pdsim.metrics.run_folder import CATALOG, SCENARIO
 from pdsim.scenario.component import describe_component
+from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.fields import Section
 from pdsim.scenario.profile import read_profile
-from pdsim.scenario.schema import SHORTHANDS, CostChoice, Scenario, by_role
+from pdsim.scenario.schema import SHORTHANDS, Scenario, by_role
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 from pdsim.system.catalog import lend, own_entries, write_entries
 from pdsim.workload.trace_file import InputWarning

@@ -22,7 +22,8 @@ from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.schema import DecodingSettings, ElasticSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import DecodingSettings, ElasticSettings
 from pdsim.scenario.sizing import attention_waves, kv_cache, layout_of, roles
 from pdsim.system.memory import Role
 

@@ -13,15 +13,9 @@ from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
 from pdsim.cost.expert_loads import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.scenario.faults import HealthSettings
-from pdsim.scenario.schema import (
-    FRONT_END,
-    ComputingSettings,
-    DecodeSettings,
-    FrontEndSettings,
-    PrefillSettings,
-    Scenario,
-    ServerSettings,
-)
+from pdsim.scenario.network import FRONT_END, FrontEndSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ComputingSettings, DecodeSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model

@@ -9,7 +9,8 @@ from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost
 from pdsim.cost.storage import StorageCosts
-from pdsim.scenario.schema import NetworkSettings, Scenario, StagingSettings
+from pdsim.scenario.network import NetworkSettings, StagingSettings
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches, layout_of, roles
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, load_transport

@@ -29,7 +29,7 @@ from pdsim.cost.decode_clock import DecodeClock
 from pdsim.cost.model import STANDING
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
-from pdsim.scenario.schema import HostSettings
+from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline

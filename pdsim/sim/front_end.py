@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from pdsim.scenario.schema import FrontEndSettings
+from pdsim.scenario.network import FrontEndSettings
 from pdsim.sim.timeline import Timeline
 from pdsim.workload.request_spec import RequestSpec
 

@@ -6,6 +6,7 @@ from typing import Any
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables, arrow_table
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
+from pdsim.scenario.cost_warnings import cost_warnings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches
 
@@ -44,4 +45,4 @@ class RunResult(RunTables):
 
     def warnings(self) -> list[str]:
         """Warns of steps outside the range that step times were measured on; empty if all are inside."""
-        return self.scenario.cost_warnings(self.records.steps)
+        return cost_warnings(self.scenario, self.records.steps)

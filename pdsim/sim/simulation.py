@@ -20,8 +20,9 @@ from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.build import Cluster, build
+from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.machines import restarted
-from pdsim.scenario.schema import HostSettings, Scenario
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import server_of
 from pdsim.sim.actor import Actor
 from pdsim.sim.cache_copies import CacheCopies

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdsim.scenario.cost import ENDS, GROUPS
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
-from pdsim.scenario.schema import ENDS, GROUPS
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.design import Changes
 from pdsim.study.identity import Identifier, identity_of_impossible, key_of

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from pdsim.metrics.ranges import Ranges, ranges
 from pdsim.metrics.run_folder import load_pandas
-from pdsim.scenario.schema import ENDS
+from pdsim.scenario.cost import ENDS
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.identity import scenario_of

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.scenario.schema import GROUPS, Group, Scenario
+from pdsim.scenario.cost import GROUPS, Group
+from pdsim.scenario.schema import Scenario
 from pdsim.system.catalog import load_model
 
 

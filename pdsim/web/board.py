@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import Any
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
-from pdsim.scenario.schema import DecodeSettings, PrefillSettings
+from pdsim.scenario.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes

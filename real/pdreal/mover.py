@@ -16,7 +16,8 @@ from pdreal.transports.protocol import TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.scenario import wiring
-from pdsim.scenario.schema import DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout

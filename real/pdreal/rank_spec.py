@@ -6,7 +6,8 @@ from typing import get_args
 
 from pdreal.channel import Network
 from pdreal.options import Options
-from pdsim.scenario.schema import AggregatedSettings, DecodeSettings, PrefillSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import instance_ids
 from pdsim.system.memory import Role
 

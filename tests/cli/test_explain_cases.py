@@ -7,15 +7,9 @@ from typing import get_type_hints
 import pytest
 
 from pdsim.cli import main
-from pdsim.scenario.schema import (
-    AggregatedSettings,
-    DecodeSettings,
-    HostCacheSettings,
-    NetworkSettings,
-    PrefillSettings,
-    StagingSettings,
-    StorageSettings,
-)
+from pdsim.scenario.network import NetworkSettings, StagingSettings
+from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings
+from pdsim.scenario.storage import HostCacheSettings, StorageSettings
 from pdsim.sim.sensitivity import AGGREGATED_RELIEF
 from pdsim.sim.sensitivity import RELIEF as RELIEF_FIELDS
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from pdsim.cli import main
 from pdsim.launch.engines import ENGINES
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.schema import AggregatedSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from tests.cli.test_commands import output, output_json
 

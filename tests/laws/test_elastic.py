@@ -14,7 +14,8 @@ from pdsim.policy.scaling import Forecast, LoadThresholds
 from pdsim.policy.views import ScalingView
 from pdsim.scenario.build import build
 from pdsim.scenario.machines import state_machines
-from pdsim.scenario.schema import ElasticSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ElasticSettings
 from pdsim.scenario.sizing import resolve
 from pdsim.sim.simulation import Observation, Simulation
 from tests.strategies import optimistic_scenarios, scenarios, vllm_scenarios

@@ -15,8 +15,9 @@ from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.policy.eviction import FirstInFirstOut, LeastRecentlyUsed
 from pdsim.scenario.machines import restarted, state_machines
-from pdsim.scenario.schema import Scenario, StorageSettings
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches, resolve
+from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers

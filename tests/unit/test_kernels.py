@@ -11,7 +11,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import has_kernels, reached, told
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
 from pdsim.scenario.build import build
-from pdsim.scenario.schema import ENDS, GROUPS
+from pdsim.scenario.cost import ENDS, GROUPS
 from pdsim.scenario.sizing import resolve
 from pdsim.system.catalog import load_gpu, load_model, names
 from pdsim.system.memory import Layout

@@ -11,8 +11,8 @@ from pdsim.calibration.scale.operators import OPERATORS, time_ratios
 from pdsim.calibration.scale.scaling import GpuScaling, scale
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
+from pdsim.scenario.cost import ENDS, GROUPS, CostChoice
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.schema import ENDS, GROUPS, CostChoice
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.system.catalog import load_gpu, load_model
 from tests.cli.test_commands import exit_code, output, output_json

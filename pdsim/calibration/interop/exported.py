@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import STATISTICS, e2e_ms, tpot_ms, ttft_ms
-from pdsim.scenario.schema import Scenario, ServerSettings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import ServerSettings
 from pdsim.system.catalog import load_model
 
 _ARGUMENTS = ("sharegpt_output_len", "random_input_len", "random_output_len", "random_range_ratio", "server_info")

@@ -24,9 +24,9 @@ from typing import Any
 from pdsim.calibration.scale.operators import Operator, Ratio, time_ratios
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
+from pdsim.scenario.cost import CostChoice
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.profile import MeasuredSettings, read_profile
-from pdsim.scenario.schema import CostChoice
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import Dtype, ModelSpec

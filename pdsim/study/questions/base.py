@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.scenario.build import requests_of
+from pdsim.scenario.cost import ENDS, GROUPS, Group
 from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
-from pdsim.scenario.schema import ENDS, GROUPS, Group, Scenario
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.study.design import Changes

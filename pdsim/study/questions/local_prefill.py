@@ -1,6 +1,6 @@
 """Which prompts should the decode instance compute itself?"""
 
-from pdsim.scenario.schema import ENGINE_DEFAULTS
+from pdsim.scenario.engine import ENGINE_DEFAULTS
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict

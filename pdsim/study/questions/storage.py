@@ -1,7 +1,7 @@
 """What does storage behind host memory save, and how many drives are enough?"""
 
-from pdsim.scenario.schema import HostCacheSettings, StorageSettings
 from pdsim.scenario.sizing import resolve
+from pdsim.scenario.storage import HostCacheSettings, StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.host_cache import against, as_good, pays

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from pdreal.serve.fields import RefusedError
 from pdsim.policy.decode import ReserveDecodeTokens
-from pdsim.scenario.schema import DecodeSettings, Scenario
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import DecodeSettings
 from pdsim.scenario.yaml_file import ConfigError
 
 _TOKEN_BYTES = 32

@@ -1,0 +1,114 @@
+"""Times of steps and of the host's work: the settings of a scenario's `cost`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from pdsim.cost.model import CostSettings
+from pdsim.cost.settings import Kernels
+from pdsim.scenario.component import Component
+from pdsim.scenario.fields import Bandwidth, Duration, Section
+from pdsim.scenario.profile import MeasuredSettings
+
+Interval = tuple[Annotated[CostSettings, Component()], Annotated[CostSettings, Component()]]
+
+End = Literal["fastest", "slowest"]
+
+ENDS: tuple[End, ...] = get_args(End)
+
+Group = Literal["prefill", "decode", "outside"]
+
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""Times that are off together: forwards, decode steps, and those outside the GPUs."""
+
+
+class HostSettings(Section):
+    """Times of the instances' loops on their CPU, besides what the GPU takes; all but two are of prefill loops."""
+
+    start: Duration = 0
+    """Time from the choice of a forward to its first kernel, on a GPU that waits for it."""
+    launch: Duration = 0
+    """The loop launches a forward for so long and sees no result meanwhile."""
+    result: Duration = 0
+    """Taking in the result of a forward."""
+    send: Duration = 0
+    """Handing one unit to the transfer workers, one after another."""
+    decode_step: Duration = 0
+    """Time between two steps of a decode loop, while its GPU rests."""
+    decode_request: Duration = 0
+    """Added to it for each request of the batch."""
+    slowdown: float = Field(default=1, gt=0)
+    """Factor of all host work: of the loops, launches of forwards, batches and descriptors of transfers."""
+
+    @property
+    def is_none(self) -> bool:
+        """True if a prefill loop takes no time."""
+        return not (self.start or self.launch or self.result or self.send)
+
+    def slowed(self) -> "HostSettings":
+        """Times of a prefill loop with the slowdown applied to them."""
+        times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
+        return self.model_copy(update={**times, "slowdown": 1})
+
+
+class CostChoice(Section):
+    """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
+
+    prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
+    decode: Annotated[CostSettings, Component("kernels")] = Kernels()
+    prefill_interval: Interval | None = None
+    """Fastest and slowest, as `pdsim scale` writes them; None: steps take what they take."""
+    decode_interval: Interval | None = None
+    host: HostSettings = HostSettings()
+    graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
+    """Batches that CUDA graphs were captured for (--cuda-graph-bs); larger ones run without graphs.
+
+    sglang: SGLang's sizes. None: a decode step is as large as its batch. Fitted profiles have their own.
+    """
+    graph_empty_row_kv: float = Field(default=0, ge=0)
+    """Time of each empty row of a graph, as a share of what a row takes to read its KV: parts of the context are dealt
+    out as if all rows had one."""
+    eager_layer: Duration = 310_000
+    """The least that a layer takes without a graph: Qwen3-8B on H200, as prefill_layer_ns of the roofline."""
+    attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """KV that one SM takes in at most. Decode attention then runs in waves of one thread block for each SM, and reads a
+    shared prefix once in each wave; None: that of an H200's with kernels, else without waves."""
+    attention_merge: Duration = 0
+    """Time of a layer in which contexts are split among SMs."""
+    cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
+    """Stall of an instance's first decode step of so many requests, or of more up to the next entry: kernels that a
+    server loads when it needs them. SGLang 0.5.12 on H200, decode TP2: 231 and 284 ms at 2 requests
+    (experiments/sglang-h200); with TP1 none."""
+    measured: MeasuredSettings | None = None
+    """None: whatever a run asks for is taken as known."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "CostChoice":
+        sizes = self.graph_sizes
+        if isinstance(sizes, tuple) and (not sizes or min(sizes) < 1):
+            raise ValueError(f"graph_sizes are batch sizes, at least one and each at least 1, found {list(sizes)}")
+        return self
+
+    def at(self, corner: Mapping[Group, End]) -> "CostChoice":
+        """This cost with roles at an end of their interval, where they have one."""
+        update: dict[str, Any] = {}
+        for role, end in corner.items():
+            if role != "outside" and (ends := self._ends(role)):
+                update |= {role: ends[ENDS.index(end)], f"{role}_interval": None}
+        return self.model_copy(update=update)
+
+    @property
+    def uncertain(self) -> tuple[Group, ...]:
+        """Roles whose times have an interval."""
+        return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
+
+    def _ends(self, role: str) -> Interval | None:
+        settings = getattr(self, role)
+        found: Interval | None = getattr(self, f"{role}_interval")
+        return settings.ends if found is None and isinstance(settings, Kernels) else found
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """True if no server was measured."""
+        return isinstance(self.prefill, Kernels) or isinstance(self.decode, Kernels)

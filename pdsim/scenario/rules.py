@@ -1,0 +1,110 @@
+"""Rules between the sections of a scenario: what is wrong with it, or an empty string."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pdsim.workload.client_driver import ClosedLoop
+
+if TYPE_CHECKING:
+    from pdsim.scenario.schema import Scenario
+
+
+def _of_its_engine(scenario: "Scenario") -> str:
+    if scenario.aggregated is not None:
+        return ""
+    wrong = _wrong_for_vllm(scenario) if scenario.engine == "vllm" else _wrong_for_sglang(scenario)
+    return f"engine {scenario.engine}: {wrong}" if wrong else ""
+
+
+def _wrong_for_sglang(scenario: "Scenario") -> str:
+    prefill = scenario.prefill
+    if prefill is not None and prefill.hold_timeout is not None:
+        return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
+    if scenario.router.disaggregation is not None:
+        return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
+    return ""
+
+
+def _wrong_for_vllm(scenario: "Scenario") -> str:
+    prefill, decode = scenario.prefill, scenario.decode
+    if decode is not None and decode.allocation != "prefill_complete":
+        return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
+    if decode is not None and decode.speculative_draft_tokens is not None:
+        return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
+    if (prefill is not None and prefill.host_cache) or (decode is not None and decode.host_cache):
+        return "host_cache is SGLang's; leave it out"
+    if scenario.network.staging is not None:
+        return "network.staging is SGLang's; leave it out"
+    return ""
+
+
+def _of_shedding(scenario: "Scenario") -> str:
+    if scenario.router.shedding is None or not isinstance(scenario.client, ClosedLoop):
+        return ""
+    return (
+        "router.shedding: a client of a closed loop that is refused sends its next request at once; "
+        "use: open_loop, or leave shedding out"
+    )
+
+
+def _of_returned_kv(scenario: "Scenario") -> str:
+    prefill, decode = scenario.prefill, scenario.decode
+    if decode is None or prefill is None or not decode.returns_kv:
+        return ""
+    wrong = ""
+    if not (decode.radix_cache and prefill.radix_cache):
+        wrong = "it needs radix_cache: true on prefill and decode"
+    elif (prefill.tp, prefill.dp) != (decode.tp, decode.dp):
+        wrong = "it needs the same tp and dp on prefill and decode"
+    elif scenario.faults or scenario.health is not None or scenario.elastic is not None:
+        wrong = "not with faults, health or elastic; leave one of the two out"
+    return f"decode.returns_kv: {wrong}" if wrong else ""
+
+
+def _of_storage(scenario: "Scenario") -> str:
+    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
+    if scenario.storage is None or any(servers.host_cache for servers in roles if servers is not None):
+        return ""
+    return "storage lies behind host caches: give a role one (prefill: {host_cache: {}})"
+
+
+def _of_elastic_clusters(scenario: "Scenario") -> str:
+    if scenario.elastic is None:
+        return ""
+    prefill, decode = scenario.prefill, scenario.decode
+    if prefill is None or decode is None:
+        return "elastic: servers of prefill and decode change roles; this cluster is aggregated"
+    wrong = ""
+    if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):
+        wrong = "servers that change roles need the same gpu and tp in both"
+    elif prefill.dp > 1 or decode.dp > 1:
+        wrong = "dp: with data-parallel attention no server changes its role (as SGLang refuses)"
+    elif scenario.network.staging is not None:
+        wrong = "network.staging is for unequal tp; leave it out"
+    elif scenario.faults:
+        wrong = "faults: an elastic cluster has none here; leave one of the two out"
+    elif scenario.max_servers < (at_first := prefill.instances + decode.instances):
+        wrong = f"max_servers {scenario.max_servers} is less than the {at_first} servers at first"
+    return f"elastic: {wrong}" if wrong else ""
+
+
+def _of_roles(scenario: "Scenario") -> str:
+    roles = {"prefill": scenario.prefill, "decode": scenario.decode}
+    given = [name for name, settings in roles.items() if settings is not None]
+    if scenario.aggregated is None and len(given) < len(roles):
+        missing = " and ".join(name for name in roles if name not in given)
+        return f"no {missing}: a cluster has prefill and decode instances, or aggregated ones"
+    if scenario.aggregated is not None and given:
+        return f"aggregated stands beside {' and '.join(given)}: a cluster has one or the other; leave one out"
+    return ""
+
+
+RULES: tuple[Callable[["Scenario"], str], ...] = (
+    _of_its_engine,
+    _of_shedding,
+    _of_returned_kv,
+    _of_storage,
+    _of_elastic_clusters,
+    _of_roles,
+)
+"""The first that is broken is reported."""
