@@ -253,7 +253,6 @@ def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> S
         release_timeout=draw(timeouts),
         transfer_timeout=draw(timeouts),
         max_retries=draw(st.integers(0, 4)),
-        initial_backoff=draw(st.sampled_from(["1 ms", "50 ms"])),
     )
     wrong = tuple(draw(st.lists(faults(scenario), min_size=1, max_size=6)))
     front_end = draw(st.sampled_from([{}, {"latency_in": "2 ms", "latency_out": "1 ms", "waits_for_prefill": True}]))

@@ -164,7 +164,6 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     if (health := scenario.health) is not None:
         flags += [
             ("retry-max-retries", health.max_retries),
-            ("retry-initial-backoff-ms", round(health.initial_backoff / 1e6)),
             ("retry-jitter-factor", health.backoff_jitter),
         ]
     return flags

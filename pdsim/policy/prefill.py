@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill
 
+_MOST_RANKED = 128
+"""SGLang's lpm falls back to fcfs in longer queues, to bound the tree walks."""
+
 
 @dataclass
 class FirstComeFirstServed:
@@ -41,14 +44,11 @@ class ShortestPromptFirst:
 class LongestPrefixFirst:
     """The prompt with most cached tokens first (SGLang's lpm), first come first served in long queues."""
 
-    max_ranked: int = 128
-    """SGLang falls back to fcfs above this queue length, to bound the tree walks."""
-
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> int:
             return -view.num_cached_tokens(request)
 
-        few = len(view.waiting) <= self.max_ranked
+        few = len(view.waiting) <= _MOST_RANKED
         return (Pick(request.request_id) for request in (sorted(view.waiting, key=rank) if few else view.waiting))
 
 

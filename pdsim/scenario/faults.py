@@ -80,5 +80,4 @@ class HealthSettings(Section):
     transfer_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Time of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
     max_retries: int = Field(default=5, ge=0)
-    initial_backoff: Duration = Field(default=50_000_000, gt=0)
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)

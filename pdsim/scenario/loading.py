@@ -31,6 +31,7 @@ GONE = {
     "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
     "router.snapshot_interval": "is gone: a router knows the loads as they are",
     "router.memory_tokens": "is gone: a cache-aware policy remembers 2^24 tokens of each instance",
+    "health.initial_backoff": "is gone: it is 50 ms, as in SGLang's gateway",
     "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
     "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
     **dict.fromkeys(

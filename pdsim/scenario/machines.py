@@ -247,7 +247,6 @@ def build_router(scenario: Scenario) -> Router:
     if health is not None:
         limits = RetryLimits(
             max_retries=health.max_retries,
-            initial_backoff_ns=health.initial_backoff,
             backoff_jitter=health.backoff_jitter,
             seed=scenario.seed,
         )

@@ -53,7 +53,7 @@ HOST_CACHE = {"host_cache.size": ["200 GiB"], "host_cache.write": ["write_back"]
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],
-    "policy": ["lpm", "{use: lpm, max_ranked: 7}", "shortest_prompt_first"],
+    "policy": ["lpm", "shortest_prompt_first"],
     "overlap": ["false"],
 }
 DECODING = {"preemption": ["last_arrived_first"]}
@@ -127,7 +127,7 @@ OTHER = {
     ],
     "faults": ["[{kill: decode-0, at: 1 s}]"],
     **{f"health.{name}": ["7 s"] for name in ("heartbeat_interval", "bootstrap_timeout", "waiting_timeout")},
-    **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout", "initial_backoff")},
+    **{f"health.{name}": ["7 s"] for name in ("release_timeout", "transfer_timeout")},
     "health.heartbeat_failures": ["7"],
     "health.max_retries": ["7"],
     "health.backoff_jitter": ["0.5"],

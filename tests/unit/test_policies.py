@@ -136,7 +136,8 @@ def test_prefill_orders():
     assert order(ShortestPromptFirst(patience_ns=8), view) == [1, 0, 2]
     assert order(ShortestPromptFirst(patience_ns=9), view) == [0, 1, 2]
     assert order(LongestPrefixFirst(), view) == [2, 1, 0]
-    assert order(LongestPrefixFirst(max_ranked=2), view) == [0, 1, 2]
+    many = Prefill([Request(i, arrival_ns=i, num_prompt_tokens=50) for i in range(129)], now_ns=10, cached={2: 40})
+    assert order(LongestPrefixFirst(), many) == list(range(129))
 
 
 def router(policy, count=3):
