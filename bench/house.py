@@ -155,7 +155,7 @@ def settings(schema: Path) -> tuple[int, int]:
 
 
 def num_words(root: Path, tracked: list[str]) -> int:
-    """Words of the documentation: the bars and rules of tables are none."""
+    """Words that somebody writes: bars and rules of tables are none, nor are pages that the site makes of the code."""
     pages = [name for name in tracked if name == "README.md" or re.fullmatch(r"docs/.*\.md", name)]
     return sum(len(re.findall(r"\S*\w\S*", (root / name).read_text())) for name in pages)
 

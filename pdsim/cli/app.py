@@ -28,6 +28,7 @@ for path in (
     "launching:launch",
     "catalog:catalog",
     "starting:schema",
+    "starting:fields",
 ):
     app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
 

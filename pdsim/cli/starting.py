@@ -1,4 +1,4 @@
-"""A first scenario file, and the schema of such files."""
+"""A first scenario file; fields and schema of such files."""
 
 import sys
 from collections.abc import Callable
@@ -119,3 +119,22 @@ def schema(kind: Literal["scenario", "sweep"] = "scenario", /) -> None:
     from pdsim.study.sweep_file import sweep_schema
 
     print_json(sweep_schema() if kind == "sweep" else scenario_schema())
+
+
+def fields(
+    name: Annotated[str | None, Parameter(help="A section such as decode.host_cache, a component, or a table.")] = None,
+    /,
+    *,
+    json_: Json = False,
+) -> None:
+    """Say what the fields of scenarios, summaries and tables of a run mean. Without a name: list what there is."""
+    from pdsim.show.reference import Entry, entries, entry, print_entry
+
+    if name is None:
+        found = Entry("", "pdsim fields NAME", ("name", "meaning"), [(one.name, one.about) for one in entries()])
+    else:
+        found = entry(name)
+    if json_:
+        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+    else:
+        print_entry(found)

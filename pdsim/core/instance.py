@@ -17,15 +17,19 @@ class Levels(NamedTuple):
     num_used_pages: int
     """Held by requests, alone or through the prefix cache."""
     num_evictable_pages: int
+    """Cached, unused."""
     num_free_pages: int
+    """The rest of the pool."""
     num_queued: int = 0
     """Prefill: granted by decode, not begun. Decode: not admitted. Aggregated: not begun."""
     num_transferring: int = 0
+    """Prefill: computed, not sent. Decode: KV on its way."""
     num_ready: int = 0
     """Decode: KV complete, no place in the batch."""
     num_running: int = 0
     """Prefill: begun, not complete. Decode: in the batch. Aggregated: both."""
     num_retracted: int = 0
+    """Requests that lost their pages, and wait for new ones."""
     blocked_by: str = ""
     """Lacking to the head of the queue: "slots", "pages", or nothing."""
 

@@ -15,18 +15,7 @@ from pdsim.system.model import LatentAttention
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Reached fractions of nominal rates, and fixed costs. The defaults are measured, none is of a serving result:
-
-    matrix_efficiency     aiconfigurator's GEMM tables, 8192 tokens: 0.78 to 0.80 on H100 and H200, 0.71 on B200 (bf16)
-    attention_efficiency  its context attention at 4k tokens: 0.52 to 0.55 on H100 and H200, 0.40 on B200; 0.91 on H20
-    memory_efficiency     aiconfigurator's mem_eff, 0.8
-    kv_bandwidth          its decode attention at batch 64: 0.90 on H100, 0.89 on H200, 0.85 on B200 (bf16)
-    fp8_kv_bandwidth      the same with fp8 KV on Hopper: 2.0 to 2.3 of 4.8 TB/s
-    prefill_layer_ns      Qwen3-8B on H200 under SGLang 0.5.12, prefill of up to 256 tokens: 11.3 ms over 36 layers
-    decode_layer_ns       the same server, decode at batch 1: 5.08 ms on the GPU, of which weights explain 3.94 ms
-    step_overhead_ns      the same: 5.39 ms per token for 5.08 ms on the GPU
-    prompt_overhead_ns    the same, prefill of one short prompt: 16.5 ms around 12 ms on the GPU
-    all_reduce_ns         graph-captured all-reduce of 128 bytes over two GB200: 7 us
+    """Bytes over bandwidth, operations over rate, and fixed costs. Defaults are measured, none of a serving run.
 
     Decode attention reads each distinct KV token from memory once a step, at memory_efficiency: requests that share a
     prefix walk through it together, and the L2 cache serves all but the first. What it takes beyond that to reach
@@ -37,27 +26,42 @@ class Roofline:
     """Launches and other host work, which a slow host slows."""
 
     matrix_efficiency: float = 0.7
+    """Share of nominal FLOP/s in matrix products. aiconfigurator's GEMM tables, 8192 tokens: 0.78 to 0.80 on H100 and
+    H200, 0.71 on B200 (bf16)."""
     attention_efficiency: float = 0.5
+    """Share of nominal bf16 FLOP/s in prefill attention. aiconfigurator's context attention at 4k tokens: 0.52 to 0.55
+    on H100 and H200, 0.40 on B200; 0.91 on H20."""
     memory_efficiency: float = 0.8
+    """Share of memory bandwidth for weights and shared KV: aiconfigurator's mem_eff."""
     kv_bandwidth: float = 0.85
+    """Share of memory bandwidth in decode attention with bf16 KV. aiconfigurator at batch 64: 0.90 on H100, 0.89 on
+    H200, 0.85 on B200."""
     fp8_kv_bandwidth: float = 0.45
+    """The same with fp8 KV: 2.0 to 2.3 of 4.8 TB/s on Hopper."""
     link_efficiency: float = 0.8
+    """Share of NVLink bandwidth in all-reduces. An assumption."""
     prefill_layer_ns: float = 310_000
-    """The least that a layer takes, however few its tokens: launching its kernels one by one."""
+    """Least time of a layer, however few its tokens: launching its kernels one by one. Qwen3-8B on H200 under SGLang
+    0.5.12, prefill of up to 256 tokens: 11.3 ms over 36 layers."""
     decode_layer_ns: float = 32_000
-    """Time of a layer beyond its bytes and operations, launched as a graph."""
+    """Time of a layer of a decode step beyond its bytes and operations, launched as a graph. The same server at batch
+    1: 5.08 ms on the GPU, of which weights explain 3.94 ms."""
     step_overhead_ns: float = 300_000
+    """Host time of each forward or step. The same server: 5.39 ms per token for 5.08 ms on the GPU."""
     prompt_overhead_ns: float = 4_200_000
-    """Time of each prompt that a prefill forward begins or goes on with: host work that nothing hides."""
+    """Host time of each chunk of a forward, which nothing hides. The same, one short prompt: 16.5 ms around 12 ms on
+    the GPU."""
     all_reduce_ns: float = 7_000
+    """Time of an all-reduce beyond its bytes; two a layer with TP. A graph-captured all-reduce of 128 bytes over two
+    GB200."""
     expert_efficiency: float | None = None
     """Share of the FLOP/s in products of routed experts; None: they are counted with all others."""
     expert_memory_efficiency: float = 1.0
-    """Used where expert_efficiency is given, as expert_layer_ns."""
+    """Share of memory bandwidth for experts' weights; used where expert_efficiency is given, as expert_layer."""
     expert_layer_ns: float = 0
     """Time of a layer's experts beyond their bytes and operations: routing, sorting and gathering tokens."""
     expert_prefill_layer_ns: float = 0
-    """Added to prefill_layer_ns in layers with experts."""
+    """Time added to prefill_layer in layers with experts."""
     expert_exchange_ns: float = 25_000
     """Data-parallel attention: sending tokens to the GPUs of their experts, or back, once a layer. An assumption."""
     expert_exchange_efficiency: float | None = None
@@ -96,15 +100,19 @@ class Kernels:
     )
 
     prefill_layer_ns: float = 310_000
+    """Least time of a layer in prefill."""
     expert_prefill_layer_ns: float = 1_000_000
-    """Chosen on half of the points of experiments/default-cost."""
+    """Time added for a layer with experts. Chosen on half of the points of experiments/default-cost."""
     latent_expert_prefill_layer_ns: float = 2_200_000
     """The same of latent attention and quantized inputs: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200
     (experiments/default-cost/launches.csv)."""
     decode_layer_ns: float = 44_000
-    """Qwen3-8B on H200 under SGLang 0.5.12, decode at batch 1: 5.08 ms on the GPU, of which weights explain 3.5 ms."""
+    """Time added per layer of a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: 5.08 ms on the GPU, of
+    which weights explain 3.5 ms."""
     step_overhead_ns: float = 300_000
+    """Host time of each forward or step."""
     prompt_overhead_ns: float = 4_200_000
+    """Host time of each chunk of a forward."""
     factor: float = 1
     """Factor of all times."""
 
@@ -162,35 +170,41 @@ class Affine:
     """Launches, which a slow host slows."""
 
     prefill_base_ns: float = 0
+    """Time of each forward."""
     prefill_per_token_ns: float = 0
+    """Time of each token computed."""
     prefill_per_pair_ns: float = 0
-    """Per pair of a new token and a token before it."""
+    """Time of each pair of a new token and one before it."""
     prefill_per_continued_pair_ns: float = 0
-    """Added to it in prompts that are continued: their attention is another kernel."""
+    """Time added for each pair in a continued prompt, whose attention is another kernel."""
     prefill_per_context_token_ns: float = 0
-    """Gathering the prompts' contexts."""
+    """Time of each context token: gathering it."""
     prefill_wave_tokens: int = 1
-    """Context is read by waves of so many new tokens, the last of them perhaps half empty."""
+    """New tokens of a wave: context is read once for each, and the last counts as full."""
     prefill_per_prompt_ns: float = 0
+    """Time of each chunk."""
     prefill_least_ns: float = 0
-    """However few its tokens: the launch of its kernels."""
+    """Least time of a forward, however small: the launch of its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Added to it for each prompt, whose attention is launched by itself."""
+    """Time added to it for each chunk, whose attention is launched by itself."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """Added to it for each prompt that is continued."""
+    """Time added to that for each continued chunk."""
     prefill_slowdown: float = 0
-    """Slowdown of a GPU that computes without pause (GpuClock)."""
+    """Fraction by which forwards are longer on a GPU that computes without pause."""
     prefill_slowdown_memory_ns: float = 100_000_000
+    """Time constant of that GPU's average utilisation."""
     decode_base_ns: float = 0
+    """Time of each step."""
     decode_weights_ns: float = 0
-    """Reading the weights: where told apart from the base, the matrices of a large batch may take longer."""
+    """Time of each step for reading weights; computing with them overlaps."""
     decode_matrices_per_request_ns: float = 0
-    """Computing them, of which only what is longer than the reading counts."""
+    """Time of each request for computing with them; only what is longer than the reading counts."""
     decode_per_request_ns: float = 0
+    """Time of each request, otherwise."""
     decode_per_context_token_ns: float = 0
-    """Counted for each request that reads it."""
+    """Time of each KV token, for each request that reads it."""
     decode_per_distinct_token_ns: float = 0
-    """Counted once, however many requests share it."""
+    """Time of each KV token once, however many requests share it."""
 
     def model(self, layout: Layout) -> CostModel:
         del layout
@@ -199,15 +213,16 @@ class Affine:
 
 @dataclass(frozen=True, kw_only=True)
 class AffineTable(Affine):
-    """Affine, with entries by the tokens of a forward and by the requests of a step on top of its lines.
+    """Affine, with measured times by size in place of base and time per token or request, between which it
+    interpolates.
 
-    Between two entries times lie on a straight line; outside they are those of the nearest entry.
+    Times must not fall as sizes grow. Beyond both ends the last time holds.
     """
 
     prefill_ns: Mapping[int, float] | None = None
-    """Entries by new tokens; they must not fall."""
+    """Times of forwards by new tokens: {256: 11.8 ms, 8192: 162 ms}."""
     decode_ns: Mapping[int, float] | None = None
-    """Entries by requests; they must not fall."""
+    """Times of steps by requests: {1: 5.2 ms, 64: 5.6 ms}."""
 
     def __post_init__(self) -> None:
         for name, entries in (("prefill", self.prefill_ns), ("decode", self.decode_ns)):
@@ -222,15 +237,21 @@ class AffineTable(Affine):
 
 @dataclass(frozen=True, kw_only=True)
 class AiConfigurator:
-    """GPU time by aiconfigurator; host time as in the roofline, whose defaults are measured."""
+    """GPU time by aiconfigurator's operator tables (pip install aiconfigurator); host time as in the roofline.
+
+    Unequal prompts count as equal mean prompts, and shared KV for each reader.
+    """
 
     HOST_FIELDS: ClassVar = ("step_overhead_ns", "prompt_overhead_ns")
 
     backend: str = "sglang"
+    """Engine whose kernels were measured."""
     version: str | None = None
-    """Version of the backend whose kernels were measured; None: its newest."""
+    """Version of the backend; None: the newest measured."""
     step_overhead_ns: float = 300_000
+    """Host time of each step."""
     prompt_overhead_ns: float = 4_200_000
+    """Host time of each prompt of a forward."""
 
     def model(self, layout: Layout) -> CostModel:
         """Raises NoOperatorTablesError."""

@@ -11,37 +11,49 @@ class RequestRecord:
     """A request, stage by stage."""
 
     request_id: int
+    """Number of the request, by arrival."""
     num_prompt_tokens: int
+    """Length of its prompt."""
     num_output_tokens: int
+    """Length of its output."""
     arrival_ns: int
     """Time when the client sent it."""
     routed_ns: int | None = None
-    """A router gave it its instances. With retries, this and all below is of the last attempt."""
+    """The router chose its instances. With retries, this and all below is of the last attempt."""
     prefill_id: str = ""
+    """Instance that computed its prompt."""
     decode_id: str = ""
-    """The same instance twice if it is aggregated."""
+    """Instance that decoded it; the same twice if it is aggregated."""
     admitted_ns: int | None = None
     """Decode reserved its pages and asked prefill to compute."""
     prefill_start_ns: int | None = None
+    """Its first forward began."""
     prefill_end_ns: int | None = None
+    """Its last forward ended."""
     transfer_start_ns: int | None = None
+    """Its first unit left its queue."""
     transfer_end_ns: int | None = None
+    """Its last unit arrived."""
     streamed_ns: int | None = None
     """Decode streamed the first token."""
     first_token_ns: int | None = None
     """The client saw it."""
     end_ns: int | None = None
-    """The client saw the last token."""
+    """The client saw the last token, or the failure."""
     num_decode_cached_tokens: int = 0
+    """Tokens cached on decode: not sent."""
     num_prefill_cached_tokens: int = 0
+    """Tokens cached on prefill: not computed."""
     transfer_bytes: int = 0
     """Bytes of all ranks together."""
     num_retractions: int = 0
+    """How often it lost its pages while decoding."""
     num_retries: int = 0
     """Attempts after the first, because instances or transfers failed."""
     outcome: str = "unfinished"
     """unfinished, finished or failed"""
     reason: str = ""
+    """Why it failed."""
     request_class: str = ""
     """Class that the trace names, for limits of its own; empty: none."""
 
@@ -56,19 +68,27 @@ class StepRecord:
     """A prefill forward, or so many decode steps of one batch, each longer than the one before by growth_ns."""
 
     instance_id: str
+    """Instance."""
     kind: str
+    """prefill or decode."""
     start_ns: int
+    """Its begin."""
     duration_ns: int
+    """Duration of all steps of the row."""
     first_ns: int
     """Duration of the first of the steps."""
     num_steps: int
+    """Number of steps; 1 for prefill."""
     num_requests: int
+    """Requests in the batch."""
     num_tokens: int
+    """Tokens computed or generated, of the whole row."""
     num_context_tokens: int
     """Prefill: cached or computed before. Decode: KV tokens that the first of the steps reads."""
     growth_ns: float
+    """Time by which each step is longer than the one before."""
     num_resumed: int = 0
-    """Requests for which the first of the steps ends another gap than itself, in RunRecords.token_gaps."""
+    """Requests whose first gap in the row is not its first step, but one of RunRecords.token_gaps."""
     copying_ns: int = 0
     """Time before it in which KV of retracted requests went to host memory or came back, or was written back."""
 
@@ -81,17 +101,25 @@ class TransferRecord:
     """
 
     request_id: int
+    """Its request."""
     source: str
+    """Instance that sends it."""
     target: str
+    """Instance that gets it."""
     num_bytes: int
-    """Sum over all ranks, as are the descriptors."""
+    """Bytes of all ranks, as are the descriptors; 0 if only the first token travels."""
     num_pages: int
+    """Pages."""
     num_descriptors: int
+    """Descriptors."""
     is_last: bool
+    """Carries the first token."""
     queued_ns: int
+    """It was planned."""
     start_ns: int
     """A worker took it."""
     end_ns: int
+    """Its bytes are in place, or in the ring."""
     needs: str = ""
     """Condition beside a free worker: "ring", room in the staging ring; "layers", their forward."""
     setup_ns: int = 0
@@ -142,7 +170,9 @@ class LevelRecord(NamedTuple):
     """The state of one instance from time_ns on, until its next record."""
 
     instance_id: str
+    """Instance."""
     time_ns: int
+    """Time from which the row holds, until its next row."""
     levels: Levels
 
 

@@ -1,6 +1,6 @@
 """The summary of a run: the fields of SGLang's bench_serving by its definitions, and ours under "pdsim".
 
-docs/metrics.md has the formulas. Times are those of the client: TTFT includes the hand-over from prefill to decode.
+Formulas: `pdsim fields summary`. Times are those of the client: TTFT includes the hand-over from prefill to decode.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -23,9 +23,9 @@ class ReserveDecodeTokens:
     """
 
     reserved_tokens: int = 512
-    """--num-reserved-decode-tokens"""
+    """Tokens in reserve for each active request (--num-reserved-decode-tokens)."""
     max_estimated_output_tokens: int = 4096
-    """SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"""
+    """Longest output that is counted (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
     def __post_init__(self) -> None:
         if self.reserved_tokens < 0 or self.max_estimated_output_tokens < 1:

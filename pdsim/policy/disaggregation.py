@@ -27,7 +27,9 @@ class LengthAndQueue:
     """Prompts with more uncached tokens go to prefill, unless too many wait there (Dynamo's PyDisaggregatedRouter)."""
 
     max_local_prefill_length: int = 1000
+    """Uncached tokens that decode computes itself."""
     max_prefill_queue_size: int = 2
+    """Prompts that may wait at prefill."""
 
     def __post_init__(self) -> None:
         if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:

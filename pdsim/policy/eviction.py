@@ -7,13 +7,15 @@ from pdsim.policy.views import CachedLeaf
 
 @dataclass
 class LeastRecentlyUsed:
+    """The least recently used."""
+
     def key(self, leaf: CachedLeaf) -> int:
         return leaf.last_access
 
 
 @dataclass
 class LeastFrequentlyUsed:
-    """Fewest hits; of these the least recently used."""
+    """The one that fewest ended requests used; of these the least recently used."""
 
     def key(self, leaf: CachedLeaf) -> tuple[int, int]:
         return (leaf.num_hits, leaf.last_access)
@@ -21,5 +23,7 @@ class LeastFrequentlyUsed:
 
 @dataclass
 class FirstInFirstOut:
+    """The one that was inserted first."""
+
     def key(self, leaf: CachedLeaf) -> int:
         return leaf.born

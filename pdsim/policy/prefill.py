@@ -12,7 +12,7 @@ _MOST_RANKED = 128
 
 @dataclass
 class FirstComeFirstServed:
-    """Keeps the order in which decode granted them (SGLang's fcfs)."""
+    """The order of grants, or of arrival (SGLang's fcfs)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(request.request_id) for request in view.waiting)
@@ -20,7 +20,7 @@ class FirstComeFirstServed:
 
 @dataclass
 class HighestPriorityFirst:
-    """Higher priorities first, each in the order in which decode granted them (SGLang's priority scheduling, fcfs)."""
+    """Highest priority first, then as fcfs (SGLang's priority scheduling)."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         return (Pick(r.request_id) for r in sorted(view.waiting, key=lambda request: -request.priority))
@@ -28,9 +28,10 @@ class HighestPriorityFirst:
 
 @dataclass
 class ShortestPromptFirst:
-    """Short prompts first, but nobody waits longer than patience_ns after its arrival."""
+    """Short prompts first; one that has waited longer than its patience goes before all."""
 
     patience_ns: int = 10_000_000_000
+    """Longest time after its arrival that a prompt is passed over."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> tuple[bool, int, int]:
@@ -42,7 +43,7 @@ class ShortestPromptFirst:
 
 @dataclass
 class LongestPrefixFirst:
-    """The prompt with most cached tokens first (SGLang's lpm), first come first served in long queues."""
+    """The longest cached prefix first (SGLang's lpm); more than 128 prompts as fcfs."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         def rank(request: QueuedPrefill) -> int:
@@ -57,7 +58,8 @@ class EveryChunk:
     """Send each chunk as soon as it is computed, so that only the last one is exposed (SGLang's default)."""
 
     cached_prefix_first: bool = True
-    """Send what the prefix cache holds before the first forward (SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX)."""
+    """Send cached pages before the first forward, not with the first chunk
+    (SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX)."""
 
     def send_until(self, request: SendingPrefill) -> int:
         if request.num_computed_tokens == request.num_cached_tokens and not self.cached_prefix_first:

@@ -30,6 +30,8 @@ def least_loaded(instances: Sequence[InstanceLoad]) -> str:
 
 @dataclass
 class RoundRobin:
+    """Instances take turns."""
+
     _turn: int = field(default=0, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -40,7 +42,10 @@ class RoundRobin:
 
 @dataclass
 class RandomChoice:
+    """Any instance, all equally often."""
+
     seed: int = 0
+    """Seed of the draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -52,6 +57,7 @@ class PowerOfTwo:
     """The less loaded of two drawn at random, by tokens; ties go to the first drawn."""
 
     seed: int = 0
+    """Seed of the draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -63,6 +69,8 @@ class PowerOfTwo:
 
 @dataclass
 class LeastLoaded:
+    """The fewest requests, then the fewest prompt tokens; ties go to the first."""
+
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         return least_loaded(view.instances)
 
@@ -77,9 +85,13 @@ class CacheAware:
     """
 
     match_threshold: float = 0.3
+    """A match counts if it is more than this fraction of the prompt."""
     balance_abs_threshold: int = 64
+    """Loads are out of balance if they differ by more requests than this and by more than balance_rel_threshold."""
     balance_rel_threshold: float = 1.5
+    """Factor of the same."""
     seed: int = 0
+    """Seed of the draws."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:

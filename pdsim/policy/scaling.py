@@ -15,11 +15,13 @@ class LoadThresholds:
     """
 
     prefill_queue_scale_up: float = 5.0
-    """Requests that wait for prefill, for each of its servers (prefill_queue_scale_up_threshold)."""
+    """A server more above this many requests that wait, for each prefill server."""
     prefill_queue_scale_down: float = 0.2
+    """One less below."""
     decode_kv_scale_up: float = 0.9
-    """Share of decode's pages in use (decode_kv_scale_up_threshold)."""
+    """A server more above this share of decode's pages in use."""
     decode_kv_scale_down: float = 0.5
+    """One less below."""
     keep_servers: bool = False
     """Servers change their roles, and none starts or stops."""
 

@@ -7,12 +7,13 @@ from pdsim.policy.views import SheddingView, WaitingRequest
 
 @dataclass
 class QueueLimit:
-    """So many may wait for their first token. SGLang's rule for a full queue (--max-queued-requests).
+    """So many may wait for their first token: SGLang's rule for a full queue (--max-queued-requests).
 
     The one that arrives is refused, unless one of a lower priority waits: then the last of the lowest goes.
     """
 
     max_queued_requests: int
+    """Requests that may wait."""
 
     def __post_init__(self) -> None:
         if self.max_queued_requests < 1:

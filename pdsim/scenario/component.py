@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from importlib.machinery import PathFinder
 from math import isfinite
@@ -201,13 +201,9 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
 def describe_component(value: Any) -> Any:
     """The name of a component, with its settings if it has any: the inverse of build_component."""
     kind = type(value)
-    path = f"{kind.__module__}:{kind.__qualname__}"
+    path = path_of(kind)
     name = next((n for table in BUILT_IN.values() for n, p in table.items() if p == path), path)
-    settings = {}
-    for field in fields(value):
-        if field.init:
-            key, dimension = _in_file(field.name)
-            settings[key] = _describe(getattr(value, field.name), dimension)
+    settings = {key: _describe(getattr(value, field.name), dimension) for field, key, dimension in settings_of(kind)}
     return {"use": name, **settings} if settings else name
 
 
@@ -215,6 +211,22 @@ def component_name(value: Any) -> str:
     """The name of a component, as `use` has it."""
     described = describe_component(value)
     return described if isinstance(described, str) else str(described["use"])
+
+
+def path_of(kind: type[Any]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def settings_of(kind: type[Any]) -> Iterator[tuple[Field[Any], str, Dimension | None]]:
+    """Fields of a component, each with its name in a file and the dimension of its values there."""
+    return ((field, *in_file(field.name)) for field in fields(kind) if field.init)
+
+
+def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
+    """A field's default as a file has it; MISSING: it has none."""
+    if field.default is MISSING and field.default_factory is MISSING:
+        return MISSING
+    return _describe(field.default, dimension)
 
 
 def _describe(value: Any, dimension: Dimension | None) -> Any:
@@ -231,7 +243,7 @@ def _describe(value: Any, dimension: Dimension | None) -> Any:
 
 def _construct(kind: type[Any], name: str, settings: dict[str, Any], base: Path) -> Any:
     hints = get_type_hints(kind)
-    known = {_in_file(field.name)[0]: field for field in fields(kind) if field.init}
+    known = {key: field for field, key, _ in settings_of(kind)}
     arguments = {}
     for key, value in settings.items():
         if key not in known:
@@ -240,7 +252,7 @@ def _construct(kind: type[Any], name: str, settings: dict[str, Any], base: Path)
             )
         field_name = known[key].name
         try:
-            arguments[field_name] = _convert(hints[field_name], _in_file(field_name)[1], value, base)
+            arguments[field_name] = _convert(hints[field_name], in_file(field_name)[1], value, base)
         except ValueError as wrong:
             raise ValueError(f"{name}.{key}: {wrong}") from None
     missing = [
@@ -295,7 +307,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint)
 
 
-def _in_file(field_name: str) -> tuple[str, Dimension | None]:
+def in_file(field_name: str) -> tuple[str, Dimension | None]:
     for dimension in DIMENSIONS:
         if field_name.endswith(dimension.suffix):
             return field_name.removesuffix(dimension.suffix), dimension

@@ -24,20 +24,20 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 class HostSettings(Section):
-    """Times of the instances' loops on their CPU, besides what the GPU takes; all but two are of prefill loops."""
+    """CPU time of the instances' loops: of prefill, but for the two fields of decode."""
 
     start: Duration = 0
-    """Time from the choice of a forward to its first kernel, on a GPU that waits for it."""
+    """Time from choosing a forward to its first kernel, on a GPU that waits for it."""
     launch: Duration = 0
-    """The loop launches a forward for so long and sees no result meanwhile."""
+    """Time of launching a forward, during which the loop sees no result."""
     result: Duration = 0
-    """Taking in the result of a forward."""
+    """Time of taking in a result."""
     send: Duration = 0
-    """Handing one unit to the transfer workers, one after another."""
+    """Time of handing one unit to the transfer workers, one after another."""
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU rests."""
     decode_request: Duration = 0
-    """Added to it for each request of the batch."""
+    """Time added for each request of the batch."""
     slowdown: float = Field(default=1, gt=0)
     """Factor of all host work: of the loops, launches of forwards, batches and descriptors of transfers."""
 
@@ -56,11 +56,15 @@ class CostChoice(Section):
     """Times of steps. `cost: X` sets both roles; `cost: {profile: FILE}` reads fitted settings."""
 
     prefill: Annotated[CostSettings, Component("kernels")] = Kernels()
+    """Cost model of forwards."""
     decode: Annotated[CostSettings, Component("kernels")] = Kernels()
+    """Cost model of decode steps."""
     prefill_interval: Interval | None = None
-    """Fastest and slowest, as `pdsim scale` writes them; None: steps take what they take."""
+    """Fastest and slowest cost models of forwards, as `pdsim scale` writes them; None: times are certain."""
     decode_interval: Interval | None = None
+    """The same of decode steps."""
     host: HostSettings = HostSettings()
+    """Work of the instances' loops on their CPU."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
     """Batches that CUDA graphs were captured for (--cuda-graph-bs); larger ones run without graphs.
 
@@ -81,7 +85,7 @@ class CostChoice(Section):
     server loads when it needs them. SGLang 0.5.12 on H200, decode TP2: 231 and 284 ms at 2 requests
     (experiments/sglang-h200); with TP1 none."""
     measured: MeasuredSettings | None = None
-    """None: whatever a run asks for is taken as known."""
+    """What the times were measured on; None: every size counts as known."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "CostChoice":

@@ -12,10 +12,11 @@ class Kill:
     """An instance dies, at any moment, with all that it holds and all that is under way from it."""
 
     at_ns: int
+    """Time since the run began."""
     kill: str
     """An instance, such as prefill-0."""
     restart_after_ns: int | None = None
-    """None: it stays down."""
+    """Time until it comes back empty; None: it stays down."""
 
     def __post_init__(self) -> None:
         if self.restart_after_ns == 0:
@@ -24,14 +25,16 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLink:
-    """The links of an instance carry less for a while; with a factor of 0, nothing."""
+    """The links of an instance carry less for a while; messages are not affected. Aggregated clusters have no links."""
 
     at_ns: int
+    """Time since the run began."""
     link: str
     """An instance, for its links; or `shared`, the link that all transfers cross."""
     bandwidth_factor: float
+    """0 stalls transfers; factors at one time multiply."""
     lasts_ns: int | None = None
-    """None: until the end."""
+    """Its duration; None: to the end."""
 
     def __post_init__(self) -> None:
         if self.bandwidth_factor < 0 or self.lasts_ns == 0:
@@ -43,6 +46,7 @@ class ClientAbort:
     """A client gives up one request. Nothing happens if it has not sent it, or has its answer."""
 
     at_ns: int
+    """Time since the run began."""
     abort: int
     """A request_id: requests are counted from 0."""
 
@@ -52,7 +56,9 @@ class ClientAborts:
     """Clients give up this fraction of all requests, each at a time drawn uniformly after it was sent."""
 
     abort_fraction: float
+    """Share of all requests, drawn."""
     within_ns: int
+    """Longest time from sending to giving up."""
 
     def __post_init__(self) -> None:
         if not 0 < self.abort_fraction <= 1 or not self.within_ns:
@@ -66,8 +72,9 @@ class HealthSettings(Section):
     """Detection of failures, and retries of requests. Without this section nothing is watched or tried again."""
 
     heartbeat_interval: Duration = Field(default=5_000_000_000, gt=0)
+    """Time between two heartbeats (SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL)."""
     heartbeat_failures: int = Field(default=2, ge=1)
-    """Heartbeats without an answer, one after another, after which the instance is down."""
+    """Missed heartbeats in a row, after which the instance is down."""
     bootstrap_timeout: Duration = Field(default=300_000_000_000, gt=0)
     """Time from arrival at prefill until decode has granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     waiting_timeout: Duration = Field(default=300_000_000_000, gt=0)
@@ -76,8 +83,11 @@ class HealthSettings(Section):
     Aggregated: from a request's arrival until it is begun (SGLANG_REQ_WAITING_TIMEOUT, which SGLang does not set).
     """
     release_timeout: Duration = Field(default=30_000_000_000, gt=0)
-    """Decode keeps the pages of a failed request so long for a sender that does not say that it has stopped."""
+    """Decode keeps a failed request's pages so long for a silent sender
+    (SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT)."""
     transfer_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Time of one transfer unit, from its start (MC_TRANSFER_TIMEOUT)."""
     max_retries: int = Field(default=5, ge=0)
+    """Attempts after the first."""
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
+    """Share by which a backoff is longer or shorter, drawn; the first is 50 ms, each next 1.5 times as long."""

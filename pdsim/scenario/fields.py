@@ -1,7 +1,10 @@
 """Sections of a file, and quantities: their unit stands with the value in a file (5 ms), in code in the name (_ns)."""
 
+import ast
 import re
 from difflib import get_close_matches
+from importlib.resources import files
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -14,6 +17,32 @@ class Section(BaseModel):
     """Part of a file. Immutable; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+
+def meanings(kind: type[Any]) -> dict[str, str]:
+    """What the strings below the fields of a class and of its bases say, by field."""
+    found = {}
+    for base in reversed(kind.__mro__):
+        for field, below in pairwise(_body(base)):
+            if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(below, ast.Expr):
+                name = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
+                found[ast.unparse(name)] = in_words(ast.literal_eval(below.value))
+    return found
+
+
+def in_words(docstring: str | None) -> str:
+    """A docstring as one paragraph, with a file's null."""
+    return re.sub(r"\bNone\b", "null", " ".join((docstring or "").split()))
+
+
+def _body(kind: type[Any]) -> list[ast.stmt]:
+    """Statements of a class of pdsim, from its source: a compiled module has one beside it."""
+    package, *path = kind.__module__.split(".")
+    if package != __package__.partition(".")[0]:
+        return []
+    source = files(package).joinpath(*path[:-1], f"{path[-1]}.py").read_text(encoding="utf-8")
+    found = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    return next(found).body
 
 
 def base_folder(info: ValidationInfo[Any]) -> Path:

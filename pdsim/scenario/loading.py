@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from pdsim.metrics.run_folder import CATALOG, SCENARIO
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.cost import CostChoice
-from pdsim.scenario.fields import Section
+from pdsim.scenario.fields import Section, meanings
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import SHORTHANDS, Scenario, by_role
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
@@ -132,11 +133,21 @@ def _fields_at(section: type[Section], path: tuple[Any, ...]) -> list[str]:
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
-class _Generator(GenerateJsonSchema):
+class SchemaWithMeanings(GenerateJsonSchema):
+    """Describes each field in the words of the code, which editors show."""
+
+    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
+        made = super().model_schema(schema)
+        said = meanings(schema["cls"])
+        for name, field in schema["cls"].model_fields.items():
+            if meaning := said.get(name):
+                made["properties"][field.alias or name]["description"] = meaning
+        return made
+
     def encode_default(self, dft: Any) -> Any:
         return describe_component(dft) if is_dataclass(dft) else super().encode_default(dft)
 
 
 def scenario_schema() -> dict[str, Any]:
-    schema: dict[str, Any] = Scenario.model_json_schema(schema_generator=_Generator)
+    schema: dict[str, Any] = Scenario.model_json_schema(schema_generator=SchemaWithMeanings)
     return schema

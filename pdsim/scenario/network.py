@@ -11,16 +11,17 @@ class StagingSettings(Section):
     ring: Size = 4 * 2**30
     """Memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Memory of one prefill worker; a larger cell is sent as slices. None: one forward's KV, as 0.5.23 does."""
+    """Memory of one prefill worker; larger cells go as slices. None: any fits."""
     gather_host: Duration = 840_000
-    """Python and launch of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
+    """Host time of one gather, during which its worker does nothing else (SGLang PR 19890, GB200)."""
     scatter_host: Duration = 678_000
-    """The same of one scatter."""
+    """Host time of one scatter."""
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
-    """Share of the memory bandwidth, counting bytes read and written (SGLang's kernels, measured on H200)."""
+    """Share of GPU memory bandwidth, each byte read and written once (SGLang's kernels, measured on H200)."""
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
+    """The same of a scatter."""
     transfer_latency: Duration | None = None
-    """Time of a staged batch before its first byte; None: the engine's."""
+    """Time of a staged batch before its first byte; None: the engine's (0 for nixl-cuda-ipc-sglang)."""
 
 
 class NetworkSettings(Section):
@@ -29,11 +30,12 @@ class NetworkSettings(Section):
     transport: str = "mooncake-rdma"
     """The engine and the kind of link it uses, by name in the catalog."""
     bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Bandwidth of one link, per direction; None: what the engine reaches of the GPU's nominal bandwidth."""
+    """Bandwidth of one link in one direction, up to the engine's maximum; None: the GPU's nominal one times the
+    engine's efficiency."""
     shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Bandwidth of one more link, which all transfers cross."""
+    """Bandwidth of one more link, which all transfers cross; None: there is none."""
     gpus_per_nic: int = Field(default=1, ge=1)
-    """Neighbouring GPUs that share a NIC."""
+    """Neighbouring GPUs that share a NIC; GPUs are numbered prefill first."""
     transfer_latency: Duration | None = None
     """Time of each batch before its first byte; None: the engine's. Staging has its own."""
     descriptor_latency: Duration | None = None
@@ -41,31 +43,32 @@ class NetworkSettings(Section):
     serial: bool | None = None
     """The workers of a prefill rank post descriptors and move bytes one at a time; None: as the engine does."""
     staging: StagingSettings | None = None
-    """None: unequal tensor-parallel sizes send a slice of each token's heads."""
+    """Staging memory between unequal TP sizes; `{}` takes its defaults. None: slices of each token's heads are sent."""
     message_latency: Duration = Field(default=50_000, ge=1)
     """Time of every message between instances: half of a ZeroMQ round trip between two Python processes, 105 us."""
     handover: Duration = 0
-    """Beyond the message, from the end of a request's transfer until decode has taken its KV in."""
+    """Time from the end of a transfer until decode has taken the KV in, beyond the message."""
 
 
 class FrontEndSettings(Section):
-    """The way between the client and the router: HTTP, tokenizer, gateway. Per-token times are of prompts."""
+    """HTTP server, tokenizer and gateway between clients and router."""
 
     service: Duration = 0
     """Time of each request, one after another."""
     service_per_token: FineDuration = 0
+    """Time added for each prompt token."""
     latency_in: Duration = 0
-    """Delay on the way in, of all requests at once."""
+    """Delay after that, of all requests in parallel."""
     latency_out: Duration = 0
-    """Delay from decode to the client, of the first token and of the last."""
+    """Delay from decode to the client, of the first token and of the end."""
     ending: Duration = 0
-    """Time of each answer's end, one after another, if the client is in the same thread."""
+    """Time of each answer's end, one after another; needs holds_client."""
     holds_client: bool = False
-    """The client is in the thread that serves: what it sends and sees waits until the request before is served."""
+    """Client and server share a thread: what the client sends and sees waits until the request before is served."""
     waits_for_prefill: bool = False
-    """The decode stream is forwarded only after the prefill instance has answered (SGLang's Rust gateway)."""
+    """Hold the first token until prefill has seen its transfer end (SGLang's Rust gateway)."""
     stall: Duration = 0
-    """A first token held back on a connection that was used a moment ago: Nagle against delayed acknowledgement."""
+    """Delay of a first token on a connection used less than 40 ms before: Nagle against delayed acknowledgement."""
 
     @property
     def is_none(self) -> bool:

@@ -175,14 +175,17 @@ class Setup(Section):
     """A model, and what it runs on."""
 
     model: str | None = None
-    """None: not told, here and below."""
+    """Model; None: the setup is not known."""
     weight_dtype: str | None = None
+    """Type of the weights."""
     kv_dtype: str | None = None
+    """Type of the KV."""
     device: str | None = None
-    """GPU of the catalog; other devices by their own name."""
+    """GPU of the catalog, or a CPU's name."""
     tp: tuple[int, int] = (1, 1)
     """Sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
+    """Sizes of prefill and of decode."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)
@@ -211,7 +214,10 @@ def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
 
 
 class MeasuredSettings(Setup):
-    """Setup, and least and most of a step, that times were measured on; profiles have it. None: not told."""
+    """The setup, and the step sizes [least, most], that times were measured on, from `pdsim calibrate`.
+
+    Commands print one line about a run that leaves it. None: not known.
+    """
 
     role: Literal["prefill", "decode"] | None = None
     """The role that alone was measured; sizes and device are then its own. None: both."""
@@ -220,12 +226,13 @@ class MeasuredSettings(Setup):
     prefill_new_tokens: Bounds | None = None
     """New tokens of one forward."""
     prefill_context_tokens: Bounds | None = None
-    """Context tokens of all its prompts together."""
+    """Tokens cached or computed before, of all prompts of a forward."""
     decode_batch: Bounds | None = None
+    """Requests of a step."""
     decode_context_tokens: Bounds | None = None
-    """KV tokens of all requests of one step."""
+    """KV tokens of a step; beyond, time goes on along its line."""
     outside: Literal["clamp", "extend"] = "clamp"
-    """A step outside takes as long as the nearest that was measured, or its cost model is asked anyway."""
+    """A step outside takes the nearest measured time (clamp), or what the cost model says (extend)."""
 
     def bounds(self) -> Measured | None:
         """Sizes that times are clamped to; None if they are not."""

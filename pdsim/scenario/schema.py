@@ -37,11 +37,13 @@ class RouterSettings(Section):
     """Policies that choose instances. `router: NAME` sets both roles. An aggregated cluster has `prefill` alone."""
 
     prefill: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
+    """Routing policy of prefill, or of aggregated instances."""
     decode: Annotated[protocols.RoutingPolicy, Component("cache_aware")] = CacheAware()
+    """Routing policy of decode."""
     disaggregation: Annotated[protocols.DisaggregationPolicy, Component()] | None = None
-    """Chooses prompts that a prefill instance computes, with engine vllm; None: all."""
+    """Disaggregation policy, which says what prompts a prefill instance computes; with engine vllm only. None: all."""
     shedding: Annotated[protocols.SheddingPolicy, Component("queue_limit")] | None = None
-    """Whom the router refuses when too many wait; None: nobody."""
+    """Shedding policy: whom the router refuses when too many wait, in an open loop; None: nobody."""
 
 
 def a_name(value: Any) -> Any:
@@ -93,47 +95,63 @@ class Scenario(Section):
     )
 
     name: str = Field(default="scenario", pattern=r"^[^/\\]+$")
-    """Also of the run's folder, in a comparison."""
+    """Name in tables, and of the run's folder in a comparison."""
     description: str = ""
+    """Free text."""
     seed: int = 0
+    """Seed of workload, arrivals, aborts and backoffs; policies have seeds of their own."""
     model: Annotated[str, BeforeValidator(a_name)]
-    """Name in the catalog."""
+    """Name in the catalog (`pdsim catalog`)."""
     weight_dtype: Dtype | None = None
-    """None: the catalog's."""
+    """Type of the weights: bf16, fp8, fp4 or int4 (GPTQ, AWQ: computed in bf16); None: the checkpoint's."""
     kv_dtype: KvDtype = "bf16"
+    """Type of the KV: bf16, fp8, fp4, or fp32 for CPUs."""
     state_dtype: StateDtype = "fp32"
-    """Type of the state of linear-attention layers (--mamba-ssm-dtype)."""
+    """Type of the state of linear-attention layers: fp32, fp16 or bf16 (--mamba-ssm-dtype)."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of the longest request; None: the catalog's. More where RoPE is scaled (--context-length)."""
+    """Longest prompt and output together; None: the model's own. More where RoPE is scaled (--context-length)."""
     page_size: int = Field(default=1, ge=1)
-    """Tokens."""
+    """Tokens of a KV page; 16 with engine vllm."""
     engine: Engine = "sglang"
-    """Engine of prefill and decode instances; aggregated ones are SGLang's with either."""
+    """Engine whose rules prefill and decode follow: sglang or vllm. Aggregated instances are SGLang's with either.
+
+    With vllm, decode has by default radix_cache true, allocation prefill_complete, admission free_pages and preemption
+    last_arrived_first.
+    """
     prefill: PrefillSettings | None = None
+    """Prefill servers; they need decode servers."""
     decode: DecodeSettings | None = None
+    """Decode servers; they need prefill servers."""
     aggregated: AggregatedSettings | None = None
-    """Instead of prefill and decode."""
+    """Servers that do both, instead of prefill and decode."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
+    """Policies that choose instances; one policy stands for both roles."""
     network: Annotated[NetworkSettings, BeforeValidator(network_of_profile), OrShort("profile")] = NetworkSettings()
+    """Links and messages between instances; {profile: FILE} reads measured ones."""
     front_end: Annotated[FrontEndSettings | None, BeforeValidator(front_end_of_profile), OrShort("profile")] = None
-    """None: what most servers take where the cost is `kernels`; else nothing."""
+    """HTTP server, tokenizer and gateway. None: 40 ms on the way in where the cost is kernels; else nothing."""
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
+    """Times of steps; one cost model stands for both roles, {profile: FILE} reads measured ones."""
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
-    """Groups of times at an end of their range, where no server was measured: `slowest`, or {prefill: slowest}."""
+    """End of the range of times that no server was measured for: `slowest`, `fastest`, or by group {prefill: slowest}.
+    The groups are prefill, decode, and outside (of the GPUs)."""
     workload: Annotated[Workload, Component()]
+    """Requests: a workload."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
+    """When requests are sent: a client."""
     priorities: dict[str, int] = Field(default={})
-    """Priorities of classes of requests, the larger first; a class that is not here has 0."""
+    """Priorities of classes of requests, the larger first: {chat: 1, batch: 0}. A class that is not here has 0. Where
+    there are any, the default of `policy` is priority."""
     storage: StorageSettings | None = None
-    """None: what host caches evict is lost."""
+    """Drives behind the host caches; None: what these evict is lost."""
     elastic: ElasticSettings | None = None
-    """None: servers keep their roles."""
+    """How servers change their roles, start and stop; None: they keep their roles."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
     """Things that go wrong, and when."""
     health: HealthSettings | None = None
-    """None: nothing is watched, unless there are faults; then the defaults."""
+    """Detection and retries; None: the defaults if there are faults, else nothing is watched or tried again."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,24 +19,31 @@ class ServerSettings(Section):
     """Servers of every kind."""
 
     instances: int = Field(default=1, ge=1)
+    """Servers. They are called prefill-0, prefill-1, …; with data-parallel attention prefill-0.dp0, prefill-0.dp1, …"""
     gpu: str
+    """Name in the catalog (`pdsim catalog`)."""
     tp: int = Field(default=1, ge=1)
-    """GPUs of one server."""
+    """GPUs of one server (--tp); the size of one role must be a multiple of the other's."""
     dp: int = Field(default=1, ge=1)
-    """Data-parallel attention (--enable-dp-attention): so many instances share the server's GPUs and its experts."""
+    """Data-parallel attention (--enable-dp-attention --dp): so many instances share the server's GPUs and its experts;
+    divides tp."""
     expert_skew: float = Field(default=0, ge=0)
-    """Excess of tokens of the busiest GPU's experts over the mean; with redundant_experts: before they help."""
+    """With dp > 1, how far the tokens of the busiest GPU's experts are above the mean, before redundant experts help.
+    """
     redundant_experts: int | None = Field(default=None, ge=0)
-    """Copies of popular experts, placed by their load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
+    """Copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
-    """Share of the GPU's memory for weights and KV; None: the engine's rule."""
+    """Share of GPU memory for weights and KV (--mem-fraction-static); None: the engine's rule."""
     pool_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of KV; None: what the memory fraction leaves (--max-total-tokens)."""
+    """KV tokens of an instance (--max-total-tokens); None: what mem_fraction leaves."""
     radix_cache: bool = True
+    """Keep the KV of earlier prompts."""
     eviction: Annotated[protocols.EvictionPolicy, Component("lru")] = LeastRecentlyUsed()
+    """Eviction policy: the order in which unused KV goes."""
     host_cache: HostCacheSettings | None = None
-    """None: what is evicted is lost."""
+    """Memory that keeps what is evicted; needs radix_cache. None: it is lost."""
     max_running_requests: int | None = Field(default=None, ge=1)
+    """Most running requests of a server (--max-running-requests); None: the engine's rule."""
 
     @model_validator(mode="after")
     def _has_something_to_keep(self) -> Self:
@@ -59,9 +66,12 @@ class ComputingSettings(ServerSettings):
     """Servers that compute prompts."""
 
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """Tokens of one forward, of all data-parallel ranks together. None: by the GPU's memory; 0 or -1: no chunking."""
+    """Most tokens of one forward (--chunked-prefill-size), of all data-parallel ranks together. None: by the GPU's
+    memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
+    """Most new tokens of one forward; its first prompt may have more."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
+    """Prefill policy: which prompt is next."""
 
     @property
     def rank_chunk_tokens(self) -> int:
@@ -73,12 +83,14 @@ class DecodingSettings(ServerSettings):
     """Servers that decode. With drafts a step verifies several tokens of each request."""
 
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
+    """Preemption policy: who gives pages back when a step does not fit."""
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
-    """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: one."""
+    """Tokens that a step verifies of each request, its last among them (--speculative-num-draft-tokens); None: no
+    drafts. Not with decode.radix_cache."""
     speculative_accept_length: float | None = Field(default=None, ge=1)
-    """Tokens that such a step gives a request, in the mean."""
+    """Mean number of tokens that such a step gives a request."""
     speculative_drafting: Duration = 0
-    """Time of all drafting in one step."""
+    """Time of all draft forwards of one step."""
 
     @model_validator(mode="after")
     def _accepts_what_is_drafted(self) -> Self:
@@ -108,8 +120,10 @@ class PrefillSettings(ComputingSettings):
     overlap: bool = True
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
     layer_groups: int = Field(default=0, ge=0)
-    """KV of so many groups of layers is sent while the forward computes the others; 0: when the forward is done."""
+    """Groups of layers whose KV is sent while the forward computes the others; needs equal TP or latent KV. 0: KV is
+    sent after the forward."""
     transfer: Annotated[protocols.TransferPolicy, Component("every_chunk")] = EveryChunk()
+    """Transfer policy: how much KV is sent after each chunk."""
     optimistic_attempts: int | None = Field(default=None, ge=0)
     """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts).
 
@@ -126,18 +140,21 @@ class DecodeSettings(DecodingSettings):
     """The decode instances, all alike."""
 
     radix_cache: bool = False
-    """--disaggregation-decode-enable-radix-cache"""
+    """Keep the KV of prompts and outputs (--disaggregation-decode-enable-radix-cache)."""
     extra_slots: int | None = Field(default=None, ge=0)
-    """None: 0, or twice max_running_requests where that is given and at most 32."""
+    """Requests that may wait for KV beyond those running (--disaggregation-decode-extra-slots). None: 0, or twice
+    max_running_requests where that is given and at most 32."""
     polling_interval: int = Field(default=1, ge=1)
     """Steps from one look at queue and transfers to the next (--disaggregation-decode-polling-interval)."""
     allocation: Literal["early", "prefill_complete"] = "early"
     """Grant pages before prefill computes a prompt, or when it is done (--disaggregation-decode-allocation-policy)."""
     admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
+    """Admission policy: whether the head of the queue may have its pages."""
     returns_kv: bool = False
-    """KV of a request that has ended goes back to its prefill instance (vLLM's bidirectional_kv_xfer)."""
+    """KV of a request that has ended goes back to its prefill instance (vLLM's bidirectional_kv_xfer). In simulation
+    only."""
     retraction_backup: bool = True
-    """False: copying the KV of retracted requests to host memory and back takes no time."""
+    """Copies of retracted KV to host memory and back take time."""
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:
@@ -150,15 +167,16 @@ class DecodeSettings(DecodingSettings):
 
 
 class AggregatedSettings(ComputingSettings, DecodingSettings):
-    """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs."""
+    """The instances of a cluster without disaggregation, all alike: each prefills and decodes on the same GPUs.
+
+    Here cost.host, router.decode, front_end.waits_for_prefill and all of network but message_latency have no effect.
+    """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
-    """Above 1, running requests are expected to grow more (--schedule-conservativeness)."""
+    """Factor on the expected output of running requests (--schedule-conservativeness); times 0.3 with dp > 1."""
     priority_preemption_threshold: int | None = Field(default=None, ge=0)
-    """Running requests give way to those whose priority is higher by more than this.
-
-    None: 10 where there are priorities (--priority-scheduling-preemption-threshold), else nobody does.
-    """
+    """A running request gives its slot to one whose priority is higher by more than this (--priority-scheduling-
+    preemption-threshold). None: 10 where there are priorities, else nobody does."""
     overlap: bool = True
     """Choose a step when the one before it begins; false: --disable-overlap-schedule."""
 
@@ -171,9 +189,13 @@ class Pair(NamedTuple):
 
 
 class ElasticSettings(Section):
-    """Servers that change their roles, start and stop. `instances` of prefill and decode are those at first."""
+    """Servers that change their roles, start and stop. `instances` of prefill and decode are those at first.
+
+    Both roles need the same gpu and tp, and no dp, staging or faults.
+    """
 
     policy: Annotated[protocols.ScalingPolicy, Component("load_thresholds")] = LoadThresholds()
+    """Scaling policy: how many servers each role has."""
     max_servers: int | None = Field(default=None, ge=2)
     """Servers of both roles together; None: as many as at first."""
     interval: Duration = Field(default=180_000_000_000, gt=0)
@@ -183,4 +205,4 @@ class ElasticSettings(Section):
     switch: Duration = 5_000_000_000
     """Time from the moment that a server is drained until it serves in its new role."""
     drain_timeout: Duration | None = Field(default=None, gt=0)
-    """A server that is not drained by then goes on in its old role; None: it has all the time it needs."""
+    """A server that is not drained by then keeps its role; None: it has all the time it needs."""

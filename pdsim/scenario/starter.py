@@ -38,7 +38,7 @@ _COMMENTS = {
 """Comments by field. Where one depends on the component, its name stands after a colon."""
 
 OPTIONAL = """\
-# More fields, with their defaults; docs/scenario.md has all of them.
+# More fields, with their defaults; pdsim fields has all of them.
 # seed: 0  # changes the draws of lengths and arrivals
 # router: cache_aware  # chooses the servers of a request; also round_robin, least_loaded, power_of_two, random
 # network: {transport: mooncake-rdma}  # moves KV; add bandwidth: 50 GB/s, of one link in one direction

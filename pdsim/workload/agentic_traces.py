@@ -15,9 +15,10 @@ from pdsim.workload.trace_file import BlockTrace, Line, Trace, json_lines
 
 @dataclass(frozen=True, kw_only=True)
 class AgenticMooncakeTrace(BlockTrace):
-    """Mooncake's fields, request_id and, if others must end before, their ids as wait_for.
+    """DynoSim's agentic_mooncake without a header: Mooncake's fields, request_id, wait_for.
 
-    Such a request is sent delay + tool_wait_ms (ms) after the last of them has ended; its timestamp only orders it.
+    A line with wait_for is sent delay + tool_wait_ms (ms) after the last of these requests has ended, other lines at
+    their timestamp. session_id, branches, prefix_reset and tool_events are not read.
     """
 
     def specs(self) -> Iterator[RequestSpec]:

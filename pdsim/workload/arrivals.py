@@ -15,11 +15,12 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gaps with a gamma distribution: burstiness 1 is Poisson, below 1 bursts, above 1 evens out."""
+    """Gaps with a gamma distribution."""
 
     rate_per_s: float
+    """Mean rate."""
     burstiness: float = 1.0
-    """The shape parameter, as in vLLM's and SGLang's clients."""
+    """Shape of the gaps: 1 is Poisson, below 1 burstier, above 1 more even, as in vLLM's and SGLang's clients."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0 or self.burstiness <= 0:
@@ -34,7 +35,10 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Poisson:
+    """Arrivals that do not know of each other."""
+
     rate_per_s: float
+    """Mean rate."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0:
@@ -49,7 +53,10 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Constant:
+    """Equal gaps."""
+
     rate_per_s: float
+    """Rate."""
 
     def __post_init__(self) -> None:
         if self.rate_per_s <= 0:
@@ -70,7 +77,7 @@ class Bursts:
     """
 
     rate_per_s: float
-    """The mean of both."""
+    """Mean rate of both."""
     burst_factor: float = 5.0
     """Rate of a burst over the mean."""
     burst_share: float = 0.1
@@ -110,13 +117,13 @@ class Profile:
     """Poisson arrivals whose rate follows levels, and begins again after the last: stages, or the hours of a day."""
 
     levels: tuple[float, ...]
-    """Requests per second; with a rate, relative to each other: 1, 4, 2."""
+    """Requests per second; with a rate, relative to each other: [1, 4, 2]."""
     level_ns: int | tuple[int, ...]
-    """Length of each level: one for all, or one for each."""
+    """Length of each level: `1 h` for all, or one for each, [30 s, 10 s, 60 s]."""
     rate_per_s: float | None = None
     """Mean over time; None: the mean of the levels."""
     smooth: bool = False
-    """The rate goes in a straight line from each level to the next."""
+    """Straight lines between levels."""
 
     def __post_init__(self) -> None:
         if not self.levels or min(self.levels) < 0 or not sum(self.levels):

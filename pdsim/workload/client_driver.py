@@ -12,10 +12,10 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Sends each request at its time, whatever is still unanswered."""
+    """Sends each request at its time, and one that waits for others after the last of them."""
 
     arrivals: Arrivals | None = None
-    """None: at the times of the trace."""
+    """Arrivals. None: the trace's times; generated workloads are sent all at once."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ClosedLoop:
     """
 
     concurrency: int
+    """Sessions in flight; requests that wait for each other are one session."""
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:

@@ -28,7 +28,10 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True)
 class Fixed:
+    """Always the same; a plain integer means this."""
+
     tokens: int
+    """Length."""
 
     def __post_init__(self) -> None:
         positive(self, tokens=self.tokens)
@@ -43,7 +46,9 @@ class Uniform:
     """Every integer from low to high, both included, equally often."""
 
     low: int
+    """Least."""
     high: int
+    """Most."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -59,7 +64,9 @@ class Normal:
     """AIPerf's law: a Gaussian, drawn again below 0, rounded up, at least 1."""
 
     mean: float
+    """Mean."""
     stddev: float
+    """Standard deviation."""
 
     def __post_init__(self) -> None:
         if self.mean <= 0 or self.stddev < 0:

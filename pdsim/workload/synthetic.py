@@ -14,10 +14,13 @@ class RandomLengths:
     """Prompts that share nothing."""
 
     num_requests: int
+    """Number of requests."""
     input_tokens: Lengths
+    """Lengths of prompts."""
     output_tokens: Lengths
+    """Lengths of outputs."""
     classes: Mapping[str, float] | None = None
-    """Shares of classes, drawn; None: requests have none."""
+    """Shares of classes of requests, drawn: {chat: 0.7, batch: 0.3}; None: they have none."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
@@ -42,11 +45,15 @@ class PrefixPool:
     """AIPerf's synthetic load: each prompt is a prefix drawn uniformly from a pool, and a body of its own."""
 
     num_requests: int
+    """Number of requests."""
     num_prefixes: int
+    """Prefixes in the pool."""
     prefix_tokens: int
+    """Length of each prefix."""
     input_tokens: Lengths
-    """Length of the body; the prefix comes on top."""
+    """Lengths of the body; the prefix comes on top."""
     output_tokens: Lengths
+    """Lengths of outputs."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests, num_prefixes=self.num_prefixes, prefix_tokens=self.prefix_tokens)
@@ -67,21 +74,24 @@ class PrefixPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefixGroups:
-    """SGLang's generated-shared-prefix: groups of prompts that share a system prompt.
-
-    Each length is uniform in [max(int(length * range_ratio), 1), length]: the system prompt's once per group, question
-    and output once per prompt. With several turns, each turn's prompt is the whole conversation so far and a question.
-    """
+    """SGLang's generated-shared-prefix: groups of prompts that share a system prompt."""
 
     num_groups: int = 64
+    """Groups."""
     prompts_per_group: int = 16
+    """Conversations of each group."""
     system_prompt_tokens: int = 2048
+    """Longest system prompt; drawn for each group."""
     question_tokens: int = 128
+    """Longest question; drawn for each prompt."""
     output_tokens: int = 256
+    """Longest output; drawn for each prompt."""
     range_ratio: float = 1.0
+    """Shortest of a length, as a fraction of the longest."""
     num_turns: int = 1
+    """Turns: each prompt is the conversation so far and a new question."""
     ordered: bool = False
-    """Otherwise the prompts are shuffled."""
+    """Keep groups together; false: shuffle the prompts."""
 
     def __post_init__(self) -> None:
         positive(self, num_groups=self.num_groups, prompts_per_group=self.prompts_per_group, num_turns=self.num_turns)
@@ -123,12 +133,17 @@ class Sessions:
     """Conversations: each turn's prompt is the whole conversation so far and new input, sent after a pause."""
 
     num_sessions: int
+    """Number of conversations."""
     num_turns: Lengths
+    """Lengths, of conversations in turns."""
     system_prompt_tokens: int = 0
-    """Shared by all sessions."""
+    """Length of a prompt that all sessions share."""
     input_tokens: Lengths
+    """Lengths of new input in each turn."""
     output_tokens: Lengths
+    """Lengths of outputs."""
     think_ns: int = 0
+    """Time from an answer to the next turn."""
 
     def __post_init__(self) -> None:
         positive(self, num_sessions=self.num_sessions)

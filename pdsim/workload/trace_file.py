@@ -190,8 +190,9 @@ class Trace:
     """Base of the formats. Each yields its requests as they stand in the file."""
 
     path: Path
+    """File, plain or gzip."""
     num_requests: int | None = None
-    """The first so many; None reads all."""
+    """The first so many; None: all."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests)
@@ -209,7 +210,7 @@ class Trace:
 @dataclass(frozen=True, kw_only=True)
 class TimedTrace(Trace):
     speedup: float = 1.0
-    """2 replays the arrivals in half the time; delays stay."""
+    """2 replays the arrivals in half the time; pauses stay."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,6 +222,7 @@ class BlockTrace(TimedTrace):
     """Prompts are hash ids, one for each block."""
 
     block_tokens: int = 512
+    """Tokens of one hash id."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

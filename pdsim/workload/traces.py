@@ -13,10 +13,10 @@ from pdsim.workload.trace_file import BlockTrace, Line, TimedTrace, Trace, csv_l
 
 @dataclass(frozen=True, kw_only=True)
 class MooncakeTrace(BlockTrace):
-    """JSON objects, one a line: timestamp (ms), input_length, output_length, hash_ids (one id per block).
+    """Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids.
 
-    Lines of one session_id, if there is any, follow each other: so long after the one before has ended as delay (ms)
-    says, or else as their timestamps are apart.
+    Equal leading ids are a shared prefix. Lines of one session_id are turns: each follows the end of the one before by
+    delay (ms), or else by the difference of their timestamps.
     """
 
     def specs(self) -> Iterator[RequestSpec]:
@@ -48,10 +48,7 @@ class MooncakeTrace(BlockTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class BailianTrace(TimedTrace):
-    """Qwen's traces of Bailian: as Mooncake's, but timestamp in s and blocks of 16 tokens.
-
-    Every request arrives at its own time: a chat's turns do not wait for the answer to the one before.
-    """
+    """Qwen's traces of Bailian: Mooncake's fields, seconds, blocks of 16 tokens. Turns do not wait for each other."""
 
     def specs(self) -> Iterator[RequestSpec]:
         blocks = HashBlocks(block_tokens=16)
@@ -61,7 +58,7 @@ class BailianTrace(TimedTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class AzureTrace(TimedTrace):
-    """Azure's traces of 2023, 2024 and 2025: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
+    """Azure's LLM inference traces, CSV: TIMESTAMP, ContextTokens, GeneratedTokens. Prompts share nothing."""
 
     def specs(self) -> Iterator[RequestSpec]:
         start_ns = None
@@ -85,9 +82,9 @@ class AzureTrace(TimedTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class BurstGptTrace(TimedTrace):
-    """BurstGPT: Timestamp (s), Request tokens, Response tokens. Failures, which have no response, are left out.
+    """BurstGPT's CSV: Timestamp (s), Request tokens, Response tokens.
 
-    Prompts share nothing; what belongs to one conversation arrives at its own times.
+    Failures, which have no response, are left out. Prompts share nothing.
     """
 
     def specs(self) -> Iterator[RequestSpec]:
@@ -99,10 +96,10 @@ class BurstGptTrace(TimedTrace):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestTable(TimedTrace):
-    """CSV or JSONL, plain or gzip: arrival_s, in_tokens, out_tokens and, for shared prefixes, prefix_id, prefix_tokens.
+    """CSV (suffix .csv) or JSON lines: arrival_s, in_tokens, out_tokens and, for shared prefixes, prefix_id,
+    prefix_tokens.
 
-    The first prefix_tokens of prompts with one prefix_id are the same. A column class names classes of requests.
-    Further columns are ignored.
+    A column class, also in traces with hash_ids, names classes of requests. Other columns are ignored.
     """
 
     def specs(self) -> Iterator[RequestSpec]:
@@ -133,9 +130,10 @@ _LEAST_TOKENS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ShareGpt(Trace):
-    """A JSON list of conversations: the first turn is a prompt, the second its answer, as benchmark clients take them.
+    """A JSON list of conversations: the first turn is the prompt, the second its answer.
 
-    Lengths are of the text, times tokens_per_character. Prompts share nothing and have no times.
+    Conversations of fewer turns are left out. There is no tokenizer: a length is characters times tokens_per_character.
+    There are no arrival times: set the client's.
     """
 
     tokens_per_character: float = 0.25

@@ -1,0 +1,48 @@
+"""Adds what all fields of files mean to the page of fields on the site: an extension of Sphinx."""
+
+# ruff: noqa: INP001  an extension of Sphinx
+
+import re
+from typing import TYPE_CHECKING
+
+from pdsim.show.reference import Entry, entries
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+PAGE = "docs/fields"
+
+
+def setup(app: "Sphinx") -> None:
+    app.connect("source-read", _add_fields)
+
+
+def _add_fields(_: "Sphinx", page: str, source: list[str]) -> None:
+    if page == PAGE:
+        source[0] += reference()
+
+
+def reference() -> str:
+    """Sections and tables, each once: roles share some."""
+    shown: dict[str, str] = {}
+    for entry in entries():
+        shown.setdefault(_table(entry), f"\n## {entry.name}\n\n{_prose(entry.about)}\n\n")
+    return "".join(title + table for table, title in shown.items())
+
+
+def _table(entry: Entry) -> str:
+    rows = [
+        entry.columns,
+        ["---"] * len(entry.columns),
+        *([*map(_code, row[:-1]), _prose(row[-1])] for row in entry.rows),
+    ]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
+
+
+def _prose(meaning: str) -> str:
+    """Flags as code: dashes would become others."""
+    return re.sub(r"(?<!\w)--[\w-]+", r"`\g<0>`", meaning)
+
+
+def _code(cell: str) -> str:
+    return f"`{cell}`" if cell else ""

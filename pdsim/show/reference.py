@@ -1,0 +1,158 @@
+"""The reference of files: what each field of a scenario and of a run folder means, as the code says it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, get_args
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from pdsim.core.instance import Levels
+from pdsim.cost.model import CostSettings
+from pdsim.metrics.explain import PARTS, STAGES
+from pdsim.metrics.records import LevelRecord, RequestRecord, StepRecord, TransferRecord
+from pdsim.metrics.summary_rows import OWN_FIELDS, SUMMARY_FIELDS
+from pdsim.policy import protocols
+from pdsim.scenario.component import BUILT_IN, default_of, describe_component, settings_of
+from pdsim.scenario.faults import Fault
+from pdsim.scenario.fields import Quantity, Section, in_words, meanings
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.show.tables import new_console
+from pdsim.workload.arrivals import Arrivals
+from pdsim.workload.client_driver import Client
+from pdsim.workload.lengths import Lengths
+from pdsim.workload.request_spec import Workload
+
+REQUIRED = "required"
+COMPONENTS: dict[Any, str] = {
+    protocols.PrefillPolicy: "prefill policies",
+    protocols.TransferPolicy: "transfer policies",
+    protocols.AdmissionPolicy: "admission policies",
+    protocols.PreemptionPolicy: "preemption policies",
+    protocols.EvictionPolicy: "eviction policies",
+    protocols.RoutingPolicy: "routing policies",
+    protocols.DisaggregationPolicy: "disaggregation policies",
+    protocols.SheddingPolicy: "shedding policies",
+    protocols.ScalingPolicy: "scaling policies",
+    CostSettings: "cost models",
+    Workload: "workloads",
+    Client: "clients",
+    Arrivals: "arrivals",
+    Lengths: "lengths",
+    Fault: "faults",
+}
+
+
+class Entry(NamedTuple):
+    """A section, a kind of components, or a file of a run: a table whose last column says what a row means."""
+
+    name: str
+    about: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def scenario_entries() -> Iterator[Entry]:
+    yield from _section("scenario", Scenario)
+    for seam, title in COMPONENTS.items():
+        rows = [row for name in BUILT_IN[seam] for row in _component(seam, name)]
+        yield Entry(title, ", ".join(BUILT_IN[seam]), ("use", "setting", "default", "meaning"), rows)
+
+
+def run_entries() -> Iterator[Entry]:
+    for name, meaning_of in (("summary", SUMMARY_FIELDS), ("summary.pdsim", OWN_FIELDS), ("parts", PARTS)):
+        yield Entry(name, "", ("field", "meaning"), list(meaning_of.items()))
+    stages = [(stage, first, last, meaning) for stage, (first, last, meaning) in STAGES.items()]
+    yield Entry("stages", "", ("stage", "from", "to", "meaning"), stages)
+    for name, record in (("requests", RequestRecord), ("steps", StepRecord), ("transfers", TransferRecord)):
+        yield Entry(name, in_words(record.__doc__), ("column", "meaning"), _columns(record))
+    levels = [row for row in _columns(LevelRecord) if row[0] != "levels"]
+    yield Entry("levels", in_words(LevelRecord.__doc__), ("column", "meaning"), [*levels, *_columns(Levels)])
+
+
+def entries() -> Iterator[Entry]:
+    yield from scenario_entries()
+    yield from run_entries()
+
+
+def entry(name: str) -> Entry:
+    """An entry of that name, or one component. Raises ConfigError."""
+    known = {found.name: found for found in entries()}
+    if name in known:
+        return known[name]
+    for seam, title in COMPONENTS.items():
+        if name in BUILT_IN[seam]:
+            return Entry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
+    every = [*known, *(use for built_in in BUILT_IN.values() for use in built_in)]
+    raise ConfigError(f"nothing is called {name!r}{did_you_mean(name, every)}; there are {', '.join(known)}")
+
+
+def _section(name: str, section: type[Section]) -> Iterator[Entry]:
+    """A section, then those inside it."""
+    said = meanings(section)
+    inner, rows = {}, []
+    for key, field in section.model_fields.items():
+        rows.append((field.alias or key, default_in(field), said.get(key, "")))
+        for hint in (field.annotation, *get_args(field.annotation)):
+            if isinstance(hint, type) and issubclass(hint, Section):
+                inner[key] = hint
+    yield Entry(name, in_words(section.__doc__), ("field", "default", "meaning"), rows)
+    for key, kind in inner.items():
+        yield from _section(key if section is Scenario else f"{name}.{key}", kind)
+
+
+def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
+    """A row for a component, and one for each setting that no other built-in component has given it."""
+    module, _, kind = BUILT_IN[seam][name].partition(":")
+    component = getattr(import_module(module), kind)
+    said = meanings(component)
+    bases = [
+        base for base in component.__mro__[1:] if f"{base.__module__}:{base.__qualname__}" in BUILT_IN[seam].values()
+    ]
+    inherited = {field.name for base in bases for field in fields(base)}
+    rows: list[tuple[str, ...]] = [(name, "", "", in_words(component.__doc__))]
+    for field, key, dimension in settings_of(component):
+        if field.name in inherited:
+            continue
+        default = default_of(field, dimension)
+        rows.append(("", key, REQUIRED if default is MISSING else shown(default), said.get(field.name, "")))
+    return rows
+
+
+def _columns(record: type[Any]) -> list[tuple[str, ...]]:
+    names = [field.name for field in fields(record)] if is_dataclass(record) else record._fields
+    said = meanings(record)
+    return [(name, said.get(name, "")) for name in names]
+
+
+def default_in(field: FieldInfo) -> str:
+    """A field's default as a file has it; empty: a section with defaults of its own."""
+    if field.default is PydanticUndefined:
+        return REQUIRED
+    if isinstance(field.default, Section):
+        return ""
+    quantity = next((m for m in field.metadata if isinstance(m, Quantity)), None)
+    return shown(quantity.dimension.show(field.default) if quantity and field.default is not None else field.default)
+
+
+def shown(value: Any) -> str:
+    if is_dataclass(value):
+        value = describe_component(value)
+        value = value if isinstance(value, str) else value["use"]
+    return value or '""' if isinstance(value, str) else json.dumps(value)
+
+
+def print_entry(found: Entry) -> None:
+    table = Table(*found.columns, box=box.SIMPLE_HEAD)
+    for row in found.rows:
+        table.add_row(*map(escape, row))
+    console = new_console()
+    console.print(found.name, style="bold", highlight=False)
+    console.print(escape(found.about), highlight=False)
+    console.print(table)
