@@ -131,6 +131,7 @@ def crowded_scenarios(draw: st.DrawFn) -> Scenario:
 
 
 NEVER = st.none()
+prompt_limits = st.sampled_from([None, None, 5, 12])
 
 
 @st.composite
@@ -139,11 +140,20 @@ def vllm_scenarios(draw: st.DrawFn, hold_timeout_ms: st.SearchStrategy[int | Non
     scenario = draw(st.one_of(scenarios(), crowded_scenarios()))
     timeout_ms = draw(hold_timeout_ms)
     timeout_ns = None if timeout_ms is None else timeout_ms * MILLISECOND
-    prefill = scenario.pair.prefill.model_copy(update={"layer_groups": 0, "hold_timeout": timeout_ns})
+    changes = {"layer_groups": 0, "hold_timeout": timeout_ns, "long_prefill_tokens": draw(prompt_limits)}
+    prefill = scenario.pair.prefill.model_copy(update=changes)
     admission = draw(st.sampled_from([FreePages(), FreePages(), ReserveMaxOutput()]))
     decode = scenario.pair.decode.model_copy(update={"allocation": "prefill_complete", "admission": admission})
     network = scenario.network.model_copy(update={"staging": None})
     return scenario.model_copy(update={"engine": "vllm", "prefill": prefill, "decode": decode, "network": network})
+
+
+@st.composite
+def vllm_aggregated_scenarios(draw: st.DrawFn) -> Scenario:
+    """vLLM's aggregated instances on the loads of SGLang's."""
+    scenario = draw(aggregated_scenarios())
+    changes = {"long_prefill_tokens": draw(prompt_limits), "schedule_conservativeness": 1.0}
+    return scenario.model_copy(update={"engine": "vllm", "aggregated": scenario.aggregated.model_copy(update=changes)})
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from pdsim.core.invariants import check
 from pdsim.core.journal import KILLED, Entry, to_json
-from pdsim.core.messages import DecodeStep
+from pdsim.core.messages import DecodeStep, MixedStep, PrefillChunk, PrefillStep, Step, Wait
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
 from pdsim.scenario.build import Cluster, build
@@ -142,6 +142,17 @@ def require_whole_gaps(records: Any) -> None:
     assert gaps.count == sum(r.num_output_tokens - 1 for r in records.requests)
     whole_ms = sum(r.end_ns - r.first_token_ns for r in records.requests) / 1e6
     assert gaps.mean() * gaps.count == pytest.approx(whole_ms)
+
+
+def parts(step: Step | Wait) -> list[PrefillStep | DecodeStep]:
+    """The prompts and the batch that a step computes."""
+    if isinstance(step, MixedStep):
+        return [step.decode, step.prefill]
+    return [] if isinstance(step, Wait) else [step]
+
+
+def chunks(step: Step | Wait) -> list[PrefillChunk]:
+    return [chunk for part in parts(step) if isinstance(part, PrefillStep) for chunk in part.chunks]
 
 
 def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:

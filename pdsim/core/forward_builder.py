@@ -49,6 +49,8 @@ class Room:
     num_slots: int
     reserved_tokens: int
     """Not to be taken, though no page holds them yet: what others will grow by."""
+    num_decode_tokens: int = 0
+    """Tokens of the forward that running requests take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Forward:
 
 
 @dataclass(slots=True)
-class _Budget:
+class Budget:
     """Room left in one forward while it is being filled."""
 
     chunk_tokens: int
@@ -95,7 +97,6 @@ class ForwardBuilder(Generic[PromptT]):
         self._max_prefill_tokens = max_prefill_tokens
         self.spare_tokens = 1
         """They stay free when a prompt is begun."""
-        self._as_vllm = False
 
     # What a prefill policy sees.
 
@@ -111,10 +112,6 @@ class ForwardBuilder(Generic[PromptT]):
         return self._cache.num_cached_tokens(request.prompt)
 
     # What an instance calls.
-
-    def fill_as_vllm(self) -> None:
-        """Count tokens, not pages; leave none free; open a prompt's pages before the next is looked at."""
-        self._as_vllm, self.spare_tokens = True, 0
 
     @property
     def is_midway(self) -> bool:
@@ -138,14 +135,14 @@ class ForwardBuilder(Generic[PromptT]):
         self.now_ns = now_ns
         reserved_tokens = 0 if room is None else room.reserved_tokens
         num_slots = 0 if room is None else room.num_slots
-        budget = _Budget(self._chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
+        chunk_tokens = self._chunk_tokens - (0 if room is None else room.num_decode_tokens)
+        budget = Budget(chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
         chunks: list[PrefillChunk] = []
-        if self.partial is not None:
-            self._go_on(self.partial, budget, chunks)
+        self._go_on(budget, chunks)
         forward = Forward(chunks)
-        if not (self.is_midway or budget.is_spent or not self._waiting or room is None):
+        if not (self._is_full(budget) or not self._waiting or room is None):
             forward = self._begin(budget, chunks)
-        if chunks and not self._as_vllm:
+        if chunks:
             self._open_pages(chunks)
         if not chunks and self._prefetcher is not None:
             forward = self._until_prefetched(forward, self._prefetcher)
@@ -158,7 +155,7 @@ class ForwardBuilder(Generic[PromptT]):
             return forward
         return Forward(forward.chunks, due_ns, forward.blocked_by)
 
-    def _begin(self, budget: _Budget, chunks: list[PrefillChunk]) -> Forward:
+    def _begin(self, budget: Budget, chunks: list[PrefillChunk]) -> Forward:
         picks = self._policy.select(self)
         if isinstance(picks, HoldUntil):
             return Forward(chunks, picks.time_ns)
@@ -171,7 +168,7 @@ class ForwardBuilder(Generic[PromptT]):
             if self._room_tokens(budget) <= 0:
                 blocked_by = "pages"
                 break
-            if self.is_midway or budget.is_spent:
+            if self._is_full(budget):
                 break
         for chunk in chunks:  # only now: the policy may still have been walking along the queue
             self._waiting.pop(chunk.request_id, None)
@@ -196,11 +193,19 @@ class ForwardBuilder(Generic[PromptT]):
 
     # Filling.
 
-    def _go_on(self, partial: PromptT, budget: _Budget, chunks: list[PrefillChunk]) -> None:
-        room = len(partial.lease.table) * self.page_size + self._room_tokens(budget) - partial.num_scheduled_tokens
-        self._compute(partial, min(budget.chunk_tokens, room), budget, chunks)
+    def _is_full(self, budget: Budget) -> bool:
+        """True if no further prompt is begun in this forward."""
+        return self.is_midway or budget.is_spent
 
-    def _take(self, pick: Pick, budget: _Budget, chunks: list[PrefillChunk]) -> str | None:
+    def _go_on(self, budget: Budget, chunks: list[PrefillChunk]) -> None:
+        if (partial := self.partial) is not None:
+            self._compute(partial, min(budget.chunk_tokens, self._room_of(partial, budget)), budget, chunks)
+
+    def _room_of(self, partial: PromptT, budget: Budget) -> int:
+        """Tokens for which a begun prompt has pages, or can have them."""
+        return len(partial.lease.table) * self.page_size + self._room_tokens(budget) - partial.num_scheduled_tokens
+
+    def _take(self, pick: Pick, budget: Budget, chunks: list[PrefillChunk]) -> str | None:
         """Lock the prompt's cached prefix and compute what fits of the rest; or what it lacks, if nothing does."""
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:
@@ -232,7 +237,7 @@ class ForwardBuilder(Generic[PromptT]):
         budget.num_slots -= 1
         return None
 
-    def _compute(self, request: PromptT, limit: int, budget: _Budget, chunks: list[PrefillChunk]) -> bool:
+    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
         """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit
@@ -245,17 +250,12 @@ class ForwardBuilder(Generic[PromptT]):
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request
         whole_pages = -(-num_tokens // self.page_size) * self.page_size
-        counted = num_tokens if self._as_vllm else whole_pages
-        budget.chunk_tokens -= counted
-        budget.prefill_tokens -= counted
-        budget.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else 0)
-        if self._as_vllm:
-            self._open_pages(chunks[-1:])
-        else:
-            budget.reserved_tokens += whole_pages
+        budget.chunk_tokens -= whole_pages
+        budget.prefill_tokens -= whole_pages
+        budget.reserved_tokens += whole_pages + self.page_size + (request.num_growth_tokens if is_last else 0)
         return True
 
-    def _room_tokens(self, budget: _Budget) -> int:
+    def _room_tokens(self, budget: Budget) -> int:
         return self.num_available_pages * self.page_size - budget.reserved_tokens
 
     def _open_pages(self, chunks: list[PrefillChunk]) -> None:

@@ -122,7 +122,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-_LATER = {messages.Arrival: 1, messages.NewRequest: 1}
+_LATER = {messages.Arrival: 1, messages.NewRequest: 1, messages.PrefillStep: 1}
 """Fields at the end that are left out where they have their defaults: older journals do not have them."""
 
 

@@ -516,6 +516,13 @@ class PrefillChunk:
 class PrefillStep:
     step_id: int
     chunks: tuple[PrefillChunk, ...]
+    num_decode_tokens: int = 0
+    """Tokens of running requests that the same forward computes."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the forward computes."""
+        return sum([chunk.num_tokens for chunk in self.chunks]) + self.num_decode_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +545,16 @@ class DecodeStep:
     max_steps: int
 
 
-Step = PrefillStep | DecodeStep
+@dataclass(frozen=True, slots=True)
+class MixedStep:
+    """One forward over chunks of prompts and a token of every running request."""
+
+    prefill: PrefillStep
+    decode: DecodeStep
+
+
+PureStep = PrefillStep | DecodeStep
+Step = PureStep | MixedStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""A decode instance as vLLM's: a request that gives its pages back loses its KV, and is computed again here.
+"""vLLM's decode instance, and its aggregated one, whose prompts are all computed here.
 
-waiting       NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for its first chunk
+waiting       NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for all of it
 preempted     gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
-recomputing   prompt and outputs so far, in chunks                    next_step -> PrefillStep, on_step_done
+computing     prompt and outputs so far, in chunks                    next_step -> MixedStep, on_step_done
 running       the last chunk gave the next token                      as in decode_instance.py
 
-Chunks take turns with decode steps. A prompt that is computed here is treated as one that has lost its KV: its last
-chunk gives the first token.
+A step decodes all that run; what they leave of the token budget computes prompts. A prompt that is computed here is
+treated as one that has lost its KV: its last chunk gives the first token.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import ForwardBuilder, Room
+from pdsim.core.forward_builder import Forward, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.kv_returns import KvGiver
@@ -26,28 +26,31 @@ from pdsim.core.messages import (
     Finished,
     FirstToken,
     Message,
+    MixedStep,
     NewRequest,
     PrefillStep,
     Result,
     Retracted,
     Step,
+    StepResult,
     Wait,
 )
 from pdsim.core.releases import Releasing
 from pdsim.core.running_batch import FOREVER
+from pdsim.core.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
-from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
+from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecomputeLimits:
-    """Limits of one forward that computes preempted requests again."""
+class TokenBudget:
+    """Limits of the tokens of one step."""
 
-    chunk_tokens: int | None
-    """None: each in one piece."""
-    max_prefill_tokens: int
-    """The first request of a forward may exceed it."""
+    step_tokens: int | None
+    """Of all its requests; running ones come first. None: any number."""
+    prompt_tokens: int | None = None
+    """Of one prompt. None: as many as are left."""
 
 
 @dataclass(slots=True)
@@ -97,11 +100,13 @@ class VllmDecodeInstance(DecodeInstance):
         *,
         cache: KvCache,
         limits: DecodeLimits,
-        recompute: RecomputeLimits,
+        budget: TokenBudget,
         admission_policy: AdmissionPolicy,
         preemption_policy: PreemptionPolicy,
+        policy: PrefillPolicy | None = None,
         giver: KvGiver | None = None,
     ) -> None:
+        """policy: picks prompts that are computed here; None: first come, first served."""
         super().__init__(
             instance_id,
             cache=cache,
@@ -110,17 +115,19 @@ class VllmDecodeInstance(DecodeInstance):
             preemption_policy=preemption_policy,
             giver=giver,
         )
-        self._builder: ForwardBuilder[Recomputation] = ForwardBuilder(
+        self._builder: VllmForwardBuilder[Recomputation] = VllmForwardBuilder(
             cache=cache,
-            policy=FirstComeFirstServed(),
-            chunk_tokens=recompute.chunk_tokens,
-            max_prefill_tokens=recompute.max_prefill_tokens,
+            policy=FirstComeFirstServed() if policy is None else policy,
+            budget_tokens=budget.step_tokens,
+            prompt_tokens=budget.prompt_tokens,
         )
-        self._builder.fill_as_vllm()
         cache.evict_as_vllm()
         self.batch.counts_ended = False
-        self._is_decodes_turn = False
         self._num_forwards = 0
+        self._preempts = False
+        """Pages were lacking to the step that is being chosen."""
+        self._blocked_by = ""
+        """Lacking to the first prompt that could not be begun."""
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
@@ -134,22 +141,31 @@ class VllmDecodeInstance(DecodeInstance):
         return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
-        takes_turns = self._is_decodes_turn
-        self._is_decodes_turn = False
-        if self._builder.has_work and not takes_turns and (forward := self._forward(now_ns)) is not None:
-            return forward, []
+        self._preempts, self._blocked_by = False, ""
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
             return step, commands
-        if isinstance(step, DecodeStep):
-            frees_pages = any(isinstance(command, Retracted | Finished) for command in commands)
-            may_recompute = takes_turns or step.joined or frees_pages
-            return (replace(step, max_steps=1) if may_recompute else step), commands
-        return self._recompute_alone(now_ns, commands), commands
+        if not isinstance(step, DecodeStep):
+            return self._compute_alone(now_ns, commands), commands
+        if self._preempts:  # nothing is begun in such a step
+            return replace(step, max_steps=1), commands
+        forward = self._fill(now_ns, step.num_requests)
+        if forward.chunks:
+            prefill = self._prefill_step(forward, step.num_requests)
+            return MixedStep(prefill, replace(step, max_steps=1)), commands
+        return (step if forward.hold_until_ns is None else replace(step, max_steps=1)), commands
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         if isinstance(step, DecodeStep):
             return super().on_step_done(step, result, now_ns)
+        if isinstance(step, PrefillStep):
+            return self._on_computed(step, result)
+        computed = {chunk.request_id for chunk in step.prefill.chunks}
+        decoded = StepResult(1, tuple([ended for ended in result.ended if ended[0] not in computed]))
+        commands = super().on_step_done(step.decode, decoded, now_ns)
+        return [*commands, *self._on_computed(step.prefill, result)]
+
+    def _on_computed(self, step: PrefillStep, result: Result) -> list[Command]:
         outputs = dict(result.ended)
         commands: list[Command] = []
         for chunk in step.chunks:
@@ -175,7 +191,7 @@ class VllmDecodeInstance(DecodeInstance):
             num_queued=levels.num_queued + len(self._builder.waiting) - num_preempted,
             num_running=levels.num_running + len(self._builder.begun),
             num_retracted=num_preempted,
-            blocked_by=levels.blocked_by or ("pages" if num_preempted else ""),
+            blocked_by=levels.blocked_by or ("pages" if num_preempted else self._blocked_by),
         )
 
     def waiting_for(self) -> list[str]:
@@ -229,8 +245,11 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _make_room(self, commands: list[Command]) -> bool:
         lacked = self.batch.num_opening_pages > self.num_available_pages
-        if lacked and self._builder.partial is not None:
-            self._stop_recomputing(self._builder.partial)
+        self._preempts |= lacked
+        while self.batch.num_opening_pages > self.num_available_pages:
+            if (partial := self._builder.last_partial) is None:
+                break
+            self._stop_computing(partial)
         for request in self.batch.make_room(self._preemption_policy, self):
             if self.holding():
                 self._builder.enqueue(recomputation(request), first=True)
@@ -239,32 +258,35 @@ class VllmDecodeInstance(DecodeInstance):
                 commands.append(Failed(request.request_id, self._outgrown(request)))
         return lacked
 
-    def _stop_recomputing(self, partial: Recomputation) -> None:
+    def _stop_computing(self, partial: Recomputation) -> None:
         """It gives way first, and begins again."""
         self._builder.stop(partial)
         del self._builder.begun[partial.request_id]
         self.cache.drop(partial.lease)
         self._builder.enqueue(recomputation(partial.request), first=True)
 
-    def _forward(self, now_ns: int) -> PrefillStep | None:
-        """The next chunks, if there is room; then it is the batch's turn."""
-        num_slots = self._num_places - self.batch.num_requests
-        chunks = self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0)).chunks
-        if not chunks:
-            return None
-        self._num_forwards += 1
-        self._is_decodes_turn = True
-        return PrefillStep(self._num_forwards, tuple(chunks))
+    # Computing.
 
-    def _recompute_alone(self, now_ns: int, commands: list[Command]) -> PrefillStep | Wait:
+    def _fill(self, now_ns: int, num_decode_tokens: int) -> Forward:
+        """The next chunks, as far as there is room."""
+        num_slots = self._num_places - self.batch.num_requests
+        forward = self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0, num_decode_tokens=num_decode_tokens))
+        self._blocked_by = forward.blocked_by
+        return forward
+
+    def _prefill_step(self, forward: Forward, num_decode_tokens: int) -> PrefillStep:
+        self._num_forwards += 1
+        return PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
+
+    def _compute_alone(self, now_ns: int, commands: list[Command]) -> PrefillStep | Wait:
         """Nothing runs. What has no room although nobody else holds pages never has."""
-        forward = self._forward(now_ns)
-        while forward is None and self._builder.waiting and not self.holding():
-            head = next(iter(self._builder.waiting))
-            self._builder.withdraw(head.request_id)
-            commands.append(Failed(head.request_id, self._outgrown(head.request)))
-            forward = self._forward(now_ns)
-        return Wait() if forward is None else forward
+        forward = self._fill(now_ns, 0)
+        while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
+            largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
+            self._builder.withdraw(largest.request_id)
+            commands.append(Failed(largest.request_id, self._outgrown(largest.request)))
+            forward = self._fill(now_ns, 0)
+        return self._prefill_step(forward, 0) if forward.chunks else Wait(forward.hold_until_ns)
 
     def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[Command]:
         request = recomputed.request

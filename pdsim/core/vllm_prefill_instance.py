@@ -10,6 +10,7 @@ from pdsim.core.kv_returns import KvTaker
 from pdsim.core.messages import Abort, Command, PrefillStep, Result, Send, Step, Wait
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.send_planner import SendPlanner
+from pdsim.core.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.protocols import PrefillPolicy
 
 
@@ -25,11 +26,17 @@ class VllmPrefillInstance(PrefillInstance):
         policy: PrefillPolicy,
         planner: SendPlanner,
         taker: KvTaker | None = None,
+        prompt_tokens: int | None = None,
         hold_timeout_ns: int | None,
     ) -> None:
-        """hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever."""
+        """prompt_tokens: of one prompt in a step, if they are limited.
+
+        hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever
+        """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
-        self._builder.fill_as_vllm()
+        self._builder = VllmForwardBuilder(
+            cache=cache, policy=policy, budget_tokens=limits.chunked_prefill_tokens, prompt_tokens=prompt_tokens
+        )
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns)
 

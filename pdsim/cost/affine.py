@@ -33,7 +33,7 @@ class AffineModel:
     def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
         """Times in the order of _WORK."""
         settings, chunks = self._settings, step.chunks
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        num_tokens = step.num_tokens
         idle_rows = -num_tokens % settings.prefill_wave_tokens / num_tokens
         waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in chunks)
         pairs = sum(attended_pairs(chunk) for chunk in chunks) + waves

@@ -60,7 +60,7 @@ class AiConfiguratorModel:
     def prefill_terms(self, step: PrefillStep) -> Terms:
         num_prompts = len(step.chunks)
         context = sum(chunk.num_context_tokens for chunk in step.chunks) // num_prompts
-        new = max(1, sum(chunk.num_tokens for chunk in step.chunks) // num_prompts)
+        new = max(1, step.num_tokens // num_prompts)
         overhead_ns = self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * num_prompts
         return {"tables": 1e6 * self._prefill_ms(num_prompts, context + new, context), "overhead": overhead_ns}
 

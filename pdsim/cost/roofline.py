@@ -48,7 +48,7 @@ class RooflineModel:
         )
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        num_tokens = sum([chunk.num_tokens for chunk in step.chunks])
+        num_tokens = step.num_tokens
         routed = (num_tokens if expert_tokens is None else expert_tokens) * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
         if self._experts is not None:
@@ -56,7 +56,7 @@ class RooflineModel:
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        num_tokens = step.num_tokens
         routed = num_tokens * self._busiest
         work = {
             "matrices": self._matrices_ns(num_tokens, routed),

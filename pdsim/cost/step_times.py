@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pdsim.core.messages import PrefillStep
+from pdsim.core.messages import MixedStep, PrefillStep
 from pdsim.cost.attention_waves import AttentionWaves
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     batch: SizeRange = SizeRange()
 
     def nearest(self, step: PrefillStep) -> PrefillStep:
-        num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
+        num_tokens = step.num_tokens
         num_context = sum(chunk.num_context_tokens for chunk in step.chunks)
         more = self.new_tokens.nearest(num_tokens) / num_tokens
         behind = self.context_tokens.nearest(num_context) / num_context if num_context else 1
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
             )
             for chunk in step.chunks
         )
-        return replace(step, chunks=tuple(chunks))
+        return replace(step, chunks=tuple(chunks), num_decode_tokens=round(step.num_decode_tokens * more))
 
 
 class Drafting(NamedTuple):
@@ -135,6 +135,13 @@ class StepTimes:
         else:
             duration_ns = self.prefill.prefill_ns(known, start_ns, expert_tokens)
         return duration_ns if self.speedup[0] == 1 else max(1, round(duration_ns / self.speedup[0]))
+
+    def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
+        """Duration of a forward over prompts and running requests, whose KV it reads as well. Called as prefill_ns."""
+        decode = step.decode
+        line = self.decode_line(decode.num_requests)
+        kv = line.per_context_token * decode.num_context_tokens + line.per_distinct_token * decode.num_distinct_tokens
+        return self.prefill_ns(step.prefill, start_ns, expert_tokens) + (kv >> FRACTION_BITS)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         """Durations of decode steps of this batch size."""

@@ -78,6 +78,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
+    "*.long_prefill_tokens": None,
     "prefill.hold_timeout": None,
     "decode.allocation": None,
     "decode.admission": one_of(
@@ -138,7 +139,7 @@ def own_ways(scenario: Scenario) -> list[str]:
     found = []
     if scenario.page_size not in BLOCK_SIZES:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
-    if scenario.engine == "vllm" and scenario.aggregated is None:
+    if scenario.engine == "vllm":
         return found
     decoding = scenario.aggregated or scenario.pair.decode
     if isinstance(decoding.preemption, FewestOutputsFirst):
@@ -177,6 +178,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     if isinstance(servers, ComputingSettings):
         chunk = servers.rank_chunk_tokens
         flags.append(("max-num-batched-tokens", chunk) if chunk else ("no-enable-chunked-prefill", True))
+        flags.append(("long-prefill-token-threshold", servers.long_prefill_tokens))
         flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
     if isinstance(servers, DecodingSettings):
         sizes = scenario.cost.graph_sizes

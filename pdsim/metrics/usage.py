@@ -98,7 +98,10 @@ def _instance_usage(
     window: Window,
 ) -> InstanceUsage:
     busy = {"prefill": 0, "decode": 0}
+    computing = {step.start_ns for step in steps if step.kind == "prefill"}
     for step in steps:
+        if step.kind == "decode" and step.start_ns in computing:
+            continue  # a mixed step, which is counted as computing
         busy[step.kind] += window.overlap_ns(step.start_ns, step.start_ns + step.duration_ns)
     sums = dict.fromkeys(("pages", "slots", "used", "running", "waiting"), 0.0)
     until_ns = [*(row.time_ns for row in levels[1:]), window.end_ns]

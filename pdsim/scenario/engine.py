@@ -13,6 +13,7 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
             "admission": "free_pages",
             "preemption": "last_arrived_first",
         },
+        "aggregated": {"preemption": "last_arrived_first"},
     }
 }
 """Defaults of an engine where they are not those of the fields (page_size: vLLM 0.33.0, config/cache.py)."""
@@ -27,7 +28,7 @@ def with_priority_policy(data: Any) -> Any:
         return data
     roles = {role: data[role] for role in ("prefill", "aggregated") if isinstance(data.get(role), dict)}
     filled = {role: {"policy": "priority", **given} for role, given in roles.items()}
-    if "aggregated" in filled:
+    if "aggregated" in filled and data.get("engine") != "vllm":
         filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
     return {**data, **filled}
 

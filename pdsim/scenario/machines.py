@@ -17,13 +17,14 @@ from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
 from pdsim.core.running_batch import Speculation
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.core.vllm_decode_instance import RecomputeLimits, VllmDecodeInstance
+from pdsim.core.vllm_decode_instance import TokenBudget, VllmDecodeInstance
 from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
+from pdsim.policy.decode import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.servers import DecodingSettings, ElasticSettings
+from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, DecodingSettings, ElasticSettings
 from pdsim.scenario.sizing import attention_waves, kv_cache, layout_of, roles
 from pdsim.system.memory import Role
 
@@ -80,6 +81,8 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
     health = scenario.health
     waiting_timeout_ns = None if health is None else health.waiting_timeout
     if (aggregated := scenario.aggregated) is not None:
+        if scenario.engine == "vllm":
+            return _vllm_aggregated_instance(scenario, aggregated, instance_id)
         conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
         return AggregatedInstance(
             instance_id,
@@ -99,6 +102,21 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
             preemption_policy=deepcopy(aggregated.preemption),
         )
     return _prefill_instance(scenario, instance_id) if role == "prefill" else _decode_instance(scenario, instance_id)
+
+
+def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings, instance_id: str) -> DecodeInstance:
+    return VllmDecodeInstance(
+        instance_id,
+        cache=kv_cache(scenario, "aggregated"),
+        limits=DecodeLimits(
+            max_running_requests=aggregated.resolved_max_running,
+            wave_requests=_wave_requests(scenario, "aggregated"),
+        ),
+        budget=_token_budget(aggregated),
+        admission_policy=FreePages(),
+        preemption_policy=deepcopy(aggregated.preemption),
+        policy=deepcopy(aggregated.policy),
+    )
 
 
 def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
@@ -124,6 +142,7 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
         policy=policy,
         planner=planner,
         taker=taker,
+        prompt_tokens=prefill.long_prefill_tokens,
         hold_timeout_ns=prefill.hold_timeout,
     )
 
@@ -152,9 +171,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
             instance_id,
             cache=cache,
             limits=limits,
-            recompute=RecomputeLimits(
-                chunk_tokens=prefill.rank_chunk_tokens or None, max_prefill_tokens=prefill.max_prefill_tokens
-            ),
+            budget=_token_budget(prefill),
             admission_policy=admission,
             preemption_policy=preemption,
             giver=giver,
@@ -168,6 +185,10 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         staged=scenario.network.staging is not None,
         giver=giver,
     )
+
+
+def _token_budget(settings: ComputingSettings) -> TokenBudget:
+    return TokenBudget(step_tokens=settings.rank_chunk_tokens or None, prompt_tokens=settings.long_prefill_tokens)
 
 
 def _wave_requests(scenario: Scenario, role: Role) -> float | None:

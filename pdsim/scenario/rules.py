@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
 
 def _of_its_engine(scenario: "Scenario") -> str:
-    if scenario.aggregated is not None:
-        return ""
     wrong = _wrong_for_vllm(scenario) if scenario.engine == "vllm" else _wrong_for_sglang(scenario)
     return f"engine {scenario.engine}: {wrong}" if wrong else ""
 
 
 def _wrong_for_sglang(scenario: "Scenario") -> str:
     prefill = scenario.prefill
+    for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
+        if computing is not None and computing.long_prefill_tokens is not None:
+            return f"{role}.long_prefill_tokens is vLLM's; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:
         return "prefill.hold_timeout is vLLM's; leave it out, or say engine: vllm"
     if scenario.router.disaggregation is not None:
@@ -31,8 +32,15 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
         return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
-    if (prefill is not None and prefill.host_cache) or (decode is not None and decode.host_cache):
+    if any(one is not None and one.host_cache for one in (prefill, decode, scenario.aggregated)):
         return "host_cache is SGLang's; leave it out"
+    if (aggregated := scenario.aggregated) is not None:
+        if aggregated.speculative_draft_tokens is not None:
+            return "aggregated.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
+        if aggregated.schedule_conservativeness != 1:
+            return "aggregated.schedule_conservativeness is SGLang's; leave it out"
+        if aggregated.priority_preemption_threshold is not None:
+            return "aggregated.priority_preemption_threshold is SGLang's; leave it out"
     if scenario.network.staging is not None:
         return "network.staging is SGLang's; leave it out"
     return ""

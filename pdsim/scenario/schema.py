@@ -113,10 +113,10 @@ class Scenario(Section):
     page_size: int = Field(default=1, ge=1)
     """Tokens of a KV page; 16 with engine vllm."""
     engine: Engine = "sglang"
-    """Engine whose rules prefill and decode follow: sglang or vllm. Aggregated instances are SGLang's with either.
+    """Engine whose rules and sizes instances follow: sglang or vllm.
 
     With vllm, decode has by default radix_cache true, allocation prefill_complete, admission free_pages and preemption
-    last_arrived_first.
+    last_arrived_first, aggregated instances the same preemption.
     """
     prefill: PrefillSettings | None = None
     """Prefill servers; they need decode servers."""

@@ -69,7 +69,10 @@ class ComputingSettings(ServerSettings):
     """Most tokens of one forward (--chunked-prefill-size), of all data-parallel ranks together. None: by the GPU's
     memory; 0 or -1: no chunking."""
     max_prefill_tokens: int = Field(default=16384, ge=1)
-    """Most new tokens of one forward; its first prompt may have more."""
+    """Most new tokens of one forward; its first prompt may have more. No effect with engine vllm."""
+    long_prefill_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold); None: all that are
+    left."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     """Prefill policy: which prompt is next."""
 

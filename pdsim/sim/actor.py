@@ -17,9 +17,11 @@ from pdsim.core.messages import (
     LayersComputed,
     LoadKv,
     Message,
+    MixedStep,
     PrefillStep,
     Result,
     SaveKv,
+    StepResult,
     Verified,
     Wait,
 )
@@ -118,6 +120,15 @@ class BegunForward:
     """Time that the host had lost before."""
 
 
+def prefill_record(instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int) -> StepRecord:
+    num_tokens = num_context_tokens = 0
+    for chunk in step.chunks:
+        num_tokens += chunk.num_tokens
+        num_context_tokens += chunk.num_context_tokens
+    sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
+    return StepRecord(instance_id, "prefill", start_ns, duration_ns, duration_ns, *sizes)
+
+
 class DecodeRun:
     """The decode steps that an instance has in progress: as many as may run before it must be asked again."""
 
@@ -146,6 +157,8 @@ class DecodeRun:
         self._clock = DecodeClock()
         self._start_ns = 0
         self._end: Alarm | None = None
+        self._prompts: PrefillStep | None = None
+        """Chunks that the step in progress computes as well."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
@@ -155,9 +168,10 @@ class DecodeRun:
         num_steps = min(self._executor.begin(step), step.max_steps)
         self._end_after(step, 1 if single or cold_ns else num_steps)
 
-    def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int) -> None:
-        """Begins one step, with start and duration as its caller says."""
+    def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
+        """Begins one step, with start and duration as its caller says. prompts: chunks that it computes as well."""
         self._start_ns = start_ns
+        self._prompts = prompts
         self._clock.begin(STANDING.later(duration_ns), step)
         self._executor.begin(step)
         self._end_after(step, 1)
@@ -196,7 +210,14 @@ class DecodeRun:
         num_steps, self.num_steps = self.num_steps, 0
         result = self._executor.finish(num_steps)
         verified = result if isinstance(result, Verified) else None
-        self._record(step, num_steps, self._timeline.now_ns - self._start_ns, verified)
+        duration_ns = self._timeline.now_ns - self._start_ns
+        if (prompts := self._prompts) is not None:
+            self._prompts = None
+            self._on_step(
+                prompts, prefill_record(self._instance.instance_id, prompts, self._start_ns, duration_ns), None
+            )
+            result = StepResult(1, (*result.ended, *self._executor.prefill(prompts).ended))
+        self._record(step, num_steps, duration_ns, verified)
         self._clock.finish(num_steps)
         self._on_result(result)
 
@@ -344,6 +365,8 @@ class Actor:
                 self._begin_decode(asked)
             elif isinstance(asked, PrefillStep):
                 self._begin_prefill(asked)
+            elif isinstance(asked, MixedStep):
+                self._begin_mixed(asked)
             elif isinstance(asked, Wait):
                 if not self._num_in_flight:
                     self._begin_wait(asked)
@@ -422,6 +445,10 @@ class Actor:
     def _begin_decode(self, step: DecodeStep) -> None:
         self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
+    def _begin_mixed(self, step: MixedStep) -> None:
+        start_ns = self._timeline.now_ns + self._decode.copying_ns
+        self._decode.begin_one(step.decode, start_ns, self._cost.mixed_ns(step, start_ns), step.prefill)
+
     # Prefill.
 
     def _begin_prefill(self, step: PrefillStep) -> None:
@@ -459,13 +486,8 @@ class Actor:
         if self._host.lost_ns > begun.lost_ns and self._host.now_ns < begun.launched_ns:
             self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
             return
-        num_tokens = num_context_tokens = 0
-        for chunk in step.chunks:
-            num_tokens += chunk.num_tokens
-            num_context_tokens += chunk.num_context_tokens
-        duration_ns, name, num_chunks = self._timeline.now_ns - start_ns, self.instance.instance_id, len(step.chunks)
-        row = (name, "prefill", start_ns, duration_ns, duration_ns, 1, num_chunks, num_tokens, num_context_tokens, 0.0)
-        self._on_step(step, StepRecord(*row), None)
+        duration_ns = self._timeline.now_ns - start_ns
+        self._on_step(step, prefill_record(self.instance.instance_id, step, start_ns, duration_ns), None)
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: Result) -> None:

@@ -33,7 +33,7 @@ class Clients:
         """router: the cluster's, recorded if the run is. outputs: of each attempt; retries are added."""
         self.num_ended = 0
         self.local: set[int] = set()
-        """Attempts whose prompts are computed where they are decoded, until they are; none if all are."""
+        """Attempts whose prompts vLLM computes where it decodes them, until they are computed."""
         self.on_sent: Callable[[int], None] | None = None
         """Called as a client sends a request, if anything can go wrong."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
@@ -56,6 +56,7 @@ class Clients:
         self._ended = ended
         self._num_requests = len(cluster.requests)
         self._is_disaggregated = cluster.interconnect is not None
+        self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
         self._waiting: set[int] = set()
         """Requests that clients wait for."""
@@ -132,9 +133,11 @@ class Clients:
             if self._front_end is not None:
                 self._front_end.on_retry(request_of(attempt))
         self._recorder.on_routed(attempt, new.prefill_id, new.decode_id, self._timeline.now_ns)
-        if new.prefill_id == new.decode_id and self._is_disaggregated:
-            self.local.add(attempt)
-            self._answer_of_prefill(request_of(attempt))
+        if new.prefill_id == new.decode_id:
+            if self._is_vllm:
+                self.local.add(attempt)
+            if self._is_disaggregated:
+                self._answer_of_prefill(request_of(attempt))
 
     def _on_prefill_done(self, done: m.PrefillDone) -> None:
         request_id = self._router.client_of(done.request_id)

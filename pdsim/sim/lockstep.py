@@ -9,7 +9,7 @@ from collections import deque
 
 from simpy.events import EventPriority
 
-from pdsim.core.messages import DecodeStep, PrefillStep
+from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Step
 from pdsim.cost.decode_clock import DecodeClock
 from pdsim.sim.actor import Actor
 from pdsim.sim.timeline import Timeline
@@ -45,32 +45,41 @@ class Rank(Actor):
     def _begin_prefill(self, step: PrefillStep) -> None:
         self._lockstep.ask(self, step)
 
+    def _begin_mixed(self, step: MixedStep) -> None:
+        self._lockstep.ask(self, step)
+
     # What a round asks of it.
 
-    def ready_ns(self, step: PrefillStep | DecodeStep) -> int:
+    def ready_ns(self, step: Step) -> int:
         """The earliest time at which its step can begin."""
         if isinstance(step, PrefillStep):
             return self._prefill_start_ns()
         return self._timeline.now_ns + self._decode.copying_ns
 
-    def num_tokens(self, step: PrefillStep | DecodeStep) -> int:
+    def num_tokens(self, step: Step) -> int:
         """Tokens that it sends to experts."""
         if isinstance(step, PrefillStep):
-            return sum([chunk.num_tokens for chunk in step.chunks])
+            return step.num_tokens
+        if isinstance(step, MixedStep):
+            return step.prefill.num_tokens
         return self._cost.num_computed(step.num_requests)
 
-    def end_ns(self, step: PrefillStep | DecodeStep, start_ns: int, expert_tokens: float) -> int:
+    def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
         """Time when its step would end if none of the others were slower. Called once for each step, in order."""
         if isinstance(step, PrefillStep):
             return self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
+        if isinstance(step, MixedStep):
+            return start_ns + self._cost.mixed_ns(step, start_ns, expert_tokens)
         clock = DecodeClock()
         line = self._cost.shared_line(step.num_requests, expert_tokens)
         clock.begin(line.later(self._cost.cold_ns(step.num_requests)), step)
         return start_ns + max(1, clock.first_ns)
 
-    def run(self, step: PrefillStep | DecodeStep, start_ns: int, end_ns: int) -> None:
+    def run(self, step: Step, start_ns: int, end_ns: int) -> None:
         if isinstance(step, PrefillStep):
             self._run_prefill(step, start_ns, end_ns)
+        elif isinstance(step, MixedStep):
+            self._decode.begin_one(step.decode, start_ns, end_ns - start_ns, step.prefill)
         else:
             self._decode.begin_one(step, start_ns, end_ns - start_ns)
 
@@ -84,7 +93,7 @@ class Lockstep:
         self._num_ranks = num_ranks
         self._order = order
         self._ranks: dict[str, Rank] = {}
-        self._asked: dict[str, deque[PrefillStep | DecodeStep]] = {}
+        self._asked: dict[str, deque[Step]] = {}
         """Steps that are to begin, of one rank after the other."""
         self._end_ns = 0
         self._looks = False
@@ -96,7 +105,7 @@ class Lockstep:
     def leave(self, rank: Rank) -> None:
         self._asked.pop(rank.instance.instance_id, None)
 
-    def ask(self, rank: Rank, step: PrefillStep | DecodeStep) -> None:
+    def ask(self, rank: Rank, step: Step) -> None:
         """Begin this step in the next round that has none of the rank before it."""
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
         if not self._looks:

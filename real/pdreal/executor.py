@@ -16,7 +16,7 @@ from pdreal.model.draw import Draw, Logprobs
 from pdreal.requests import Sampling
 from pdreal.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
-from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, Step, StepResult
+from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, StepResult
 from pdsim.core.sequence import TokenIds
 
 
@@ -175,12 +175,12 @@ class Executor:
 
     # Steps.
 
-    def begin(self, step: Step) -> PrefillBatch | DecodeBatch:
+    def begin(self, step: PureStep) -> PrefillBatch | DecodeBatch:
         if isinstance(step, PrefillStep):
             return PrefillBatch(tuple(map(self._prefill_input, step.chunks)))
         return self._begin_decode(step)
 
-    def finish(self, step: Step, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
+    def finish(self, step: PureStep, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
         """tokens: what the ranks made of the step's batch, and how likely they were if anybody asked."""
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):

@@ -110,11 +110,11 @@ class InstanceLog:
             now_ns = self._timeline.now_ns
             self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))
 
-    def experts(self, step: m.Step, counts: ExpertCounts) -> None:
+    def experts(self, step: m.PureStep, counts: ExpertCounts) -> None:
         kind = "prefill" if isinstance(step, m.PrefillStep) else "decode"
         self._logbook.experts(CountedStep(self._instance_id, kind, self._timeline.now_ns, counts))
 
-    def step(self, step: m.Step, start_ns: int, end_ns: int) -> None:
+    def step(self, step: m.PureStep, start_ns: int, end_ns: int) -> None:
         """A step that was computed from start_ns to end_ns by the monotonic clock."""
         if not self._logbook.is_kept:
             return

@@ -83,7 +83,7 @@ class StepLoop:
                 if not self.num_in_flight:
                     self._begin_wait(asked)
                 break
-            assert not isinstance(asked, m.Pause)
+            assert not isinstance(asked, m.Pause | m.MixedStep)
             self._begin(asked)
             if self.num_in_flight == self._instance.max_steps_in_flight:
                 break
@@ -104,7 +104,7 @@ class StepLoop:
         elif wait.until_ns is not None:
             self._timer = self._timeline.at(wait.until_ns, self.go_on)
 
-    def _begin(self, step: m.Step) -> None:
+    def _begin(self, step: m.PureStep) -> None:
         self.num_in_flight += 1
         tell_layers = None if self._on_layers is None else partial(self._tell_layers, self._on_layers, step.step_id)
         task = Compute(self._executor.begin(step), step.step_id)
@@ -114,7 +114,7 @@ class StepLoop:
         """Called by the thread that computes."""
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
-    def _on_computed(self, step: m.Step, computed: Computed) -> None:
+    def _on_computed(self, step: m.PureStep, computed: Computed) -> None:
         outcome = self._executor.finish(step, computed.tokens, computed.logprobs)
         self._log.step(step, computed.start_ns, computed.end_ns)
         if computed.expert_counts is not None:

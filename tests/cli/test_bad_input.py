@@ -259,6 +259,11 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             "engine vllm: decode.allocation: early: decode allocates pages for",
         ),
         (["engine=vllm", "decode.host_cache={}"], "engine vllm: host_cache is SGLang's; leave it out"),
+        (
+            ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, schedule_conservativeness: 0.5}"],
+            "engine vllm: aggregated.schedule_conservativeness is SGLang's; leave it out",
+        ),
+        (["prefill.long_prefill_tokens=100"], "engine sglang: prefill.long_prefill_tokens is vLLM's; leave it out"),
         (["engine=vllm", "network.staging={}"], "engine vllm: network.staging is SGLang's; leave it out"),
         (
             [

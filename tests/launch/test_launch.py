@@ -74,6 +74,7 @@ OTHER = {
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
     "prefill.optimistic_attempts": ["2"],
     "prefill.hold_timeout": [],
+    "prefill.long_prefill_tokens": [],
     **{f"decode.{name}": values for name, values in {**SERVERS, **DECODING}.items()},
     **{f"decode.{name}": [] for name in HOST_CACHE},
     "decode.radix_cache": ["true"],
@@ -233,6 +234,7 @@ AGGREGATED = {
     **DECODING,
     "host_cache": ["{size: 200 GiB}"],
     "radix_cache": ["false"],
+    "long_prefill_tokens": [],
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
     "speculative_draft_tokens": [],
@@ -298,7 +300,11 @@ VLLM = (*((section, None) for section in WITHOUT["vllm"]), ("engine", "vllm"))
 
 
 def test_a_scenario_of_vllm_is_launched_as_it_is():
-    said, notes = text("vllm", scenario(*VLLM, ("prefill.hold_timeout", "90 s"), ("page_size", "16")))
+    said, notes = text(
+        "vllm",
+        scenario(*VLLM, ("prefill.hold_timeout", "90 s"), ("prefill.long_prefill_tokens", "512"), ("page_size", "16")),
+    )
+    assert any("--long-prefill-token-threshold 512" in one for one in said)
     prefill, decode, *_ = said
     assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT=90" in prefill
     assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT" not in decode

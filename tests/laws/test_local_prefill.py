@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, replay, to_line
-from pdsim.core.messages import Arrival, DecodeStep, FirstToken, NewRequest, PrefillStep
+from pdsim.core.messages import Arrival, DecodeStep, FirstToken, NewRequest
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
 from pdsim.policy.disaggregation import LengthAndQueue, PrefixBased
@@ -15,7 +15,7 @@ from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
 from tests.strategies import fault_schedules, vllm_scenarios
-from tests.support import MILLISECOND, decisions, examples, request, run, small
+from tests.support import MILLISECOND, chunks, decisions, examples, request, run, small
 
 VLLM = {"engine": "vllm"}
 
@@ -47,9 +47,9 @@ def test_every_prompt_is_computed_once_by_prefill_or_by_decode(scenario: Scenari
     computed: Counter[tuple[int, bool]] = Counter()
     first_tokens: Counter[int] = Counter()
     for entry in traced.journal:
-        if entry.call == "on_step_done" and isinstance(entry.args[0], PrefillStep):
+        if entry.call == "on_step_done":
             on_decode = entry.instance_id.startswith("decode")
-            computed.update((chunk.request_id, on_decode) for chunk in entry.args[0].chunks if chunk.is_last)
+            computed.update((chunk.request_id, on_decode) for chunk in chunks(entry.args[0]) if chunk.is_last)
         if entry.call in ("on_step_done", "next_step"):
             commands = entry.returned[1] if entry.call == "next_step" else entry.returned
             first_tokens.update(c.request_id for c in commands if isinstance(c, FirstToken))

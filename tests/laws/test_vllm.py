@@ -27,7 +27,9 @@ from tests.strategies import fault_schedules, vllm_scenarios
 from tests.support import (
     MILLISECOND,
     Traced,
+    chunks,
     examples,
+    parts,
     request,
     require_whole_gaps,
     run,
@@ -65,7 +67,7 @@ def messages(traced: Traced, kind: type) -> dict[int, int]:
 
 def forwards(traced: Traced, role: str) -> list[PrefillStep]:
     steps = [e.returned[0] for e in traced.journal if e.call == "next_step" and e.instance_id.startswith(role)]
-    return [step for step in steps if isinstance(step, PrefillStep)]
+    return [part for step in steps for part in parts(step) if isinstance(part, PrefillStep)]
 
 
 @given(vllm_scenarios())
@@ -158,14 +160,15 @@ def test_a_preempted_request_computes_all_that_it_had_and_has_as_many_tokens(sce
     for entry in traced.journal:
         if entry.call == "on_step_done" and entry.instance_id.startswith("decode"):
             step, result, _ = entry.args
-            for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+            for chunk in chunks(step):
                 r = requests[chunk.request_id]
                 if chunk.is_last:
                     had = r.num_prompt_tokens + (tokens.num_tokens[r.request_id] or 1)
                     assert chunk.num_context_tokens + chunk.num_tokens == had
                     tokens.num_tokens[r.request_id] = tokens.num_tokens[r.request_id] or 1
                     again[r.request_id] += 1
-            tokens.see(entry.instance_id, step, result.num_steps, {request_id for request_id, _ in result.ended})
+            for part in parts(step):
+                tokens.see(entry.instance_id, part, result.num_steps, {request_id for request_id, _ in result.ended})
     for r in traced.records.requests:
         assert r.outcome == "finished", r.reason
         assert again[r.request_id] == r.num_retractions
@@ -189,7 +192,7 @@ def test_a_partly_computed_request_gives_way_before_running_ones(scenario: Scena
         step, commands = entry.returned
         if where in partial and any(isinstance(command, Retracted | Failed) for command in commands):
             reached[partial.pop(where)] = 0
-        for chunk in step.chunks if isinstance(step, PrefillStep) else ():
+        for chunk in chunks(step):
             assert chunk.num_context_tokens == reached.get(chunk.request_id, 0) or chunk.num_context_tokens == 0
             reached[chunk.request_id] = 0 if chunk.is_last else chunk.num_context_tokens + chunk.num_tokens
             partial.pop(where, None)
@@ -203,25 +206,6 @@ def test_gaps_between_tokens_add_up_to_the_time_after_the_first(scenario: Scenar
     records = run(scenario).records
     if all(r.outcome == "finished" for r in records.requests):
         require_whole_gaps(records)
-
-
-@given(vllm_scenarios())
-@examples(60)
-def test_no_chunk_follows_another_while_requests_run(scenario: Scenario):
-    running: Counter[str] = Counter()
-    takes_turn: dict[str, bool] = {}
-    for entry in run(scenario).journal:
-        where = entry.instance_id
-        if entry.call == "on_step_done" and isinstance(entry.args[0], DecodeStep):
-            running[where] = entry.args[0].num_requests - len(entry.args[1].ended)
-        elif entry.call == "next_step" and where.startswith("decode"):
-            step, commands = entry.returned
-            num_left = sum(isinstance(command, Retracted | Failed) for command in commands)
-            running[where] -= num_left
-            emptied = num_left > 0
-            if isinstance(step, PrefillStep):
-                assert emptied or not takes_turn.get(where, False)
-            takes_turn[where] = isinstance(step, PrefillStep) and running[where] > 0 and not emptied
 
 
 @given(vllm_scenarios(st.sampled_from([5, 30, None])))

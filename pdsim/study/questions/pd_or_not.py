@@ -22,6 +22,7 @@ def aggregated(base: Base) -> Changes:
         "instances": base.scenario.num_gpus // decode.tp,
         "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
         "max_prefill_tokens": prefill.max_prefill_tokens,
+        "long_prefill_tokens": prefill.long_prefill_tokens,
     }
     return {"prefill": None, "decode": None, "aggregated": settings}
 
