@@ -162,10 +162,11 @@ class RemoteHost:
         while not (done.done() or self._is_quiet or self._watch.done()):
             self._is_quiet = True
             await asyncio.wait([done, self._watch], timeout=_QUIET_S, return_when=asyncio.FIRST_COMPLETED)
+        lost = self._lost  # before it is told to go
         await self._dismiss(self._process, self._watch)
         if done.done() or logs is None:
             return []
-        return [f"{self._lost or f'host {self.name} was silent at the end'}; logbooks of its instances are not here"]
+        return [f"{lost or f'host {self.name} was silent at the end'}; logbooks of its instances are not here"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
         """Agents end with their standard input."""

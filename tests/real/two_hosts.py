@@ -134,13 +134,17 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
     acts = {"cut": lambda _: namespaces.cut(), "join": lambda _: namespaces.join(), "slow": namespaces.slow}
     problems = []
     await launcher.start()
-    for at_s, what, mbits_per_s in events:
+    timers = [
         launcher.timeline.after(round(at_s * 1e9), lambda _, act=acts[what], rate=mbits_per_s: act(rate))
+        for at_s, what, mbits_per_s in events
+    ]
     try:
         async with asyncio.timeout(LIMIT_S):
             await clients.serve(launcher)
     except TimeoutError:
         problems.append(f"{len(requests) - len(clients.outputs)} requests never ended")
+    for timer in timers:
+        timer.cancel()
     namespaces.join()
     problems += await launcher.stop()
     if launcher.failure:
