@@ -190,8 +190,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 self.batch.ended, changed = [], True
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
-            if self.cache.host is not None:
-                commands += self.cache.host.take_copies()
+            self._copy(commands)
             if self.batch.num_requests:
                 waits = (changed and (self.queue.queued or self.queue.retracted)) or (frees_places and self.ready)
                 return self.batch.step(1 if waits else ask_again_steps), commands
@@ -282,6 +281,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         while request := self.queue.resume_next(self, self._num_slots):
             self.ready.append(request)
             if self.limits.saves_retracted:
+                self._copy(commands)
                 commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
 
     def _admit(self, commands: list[Command]) -> None:
@@ -290,11 +290,17 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             table, num_shared = request.lease.table, request.lease.num_shared
             pages = tuple(table[num_shared:] if num_shared else table)
             granted = KvGranted(request.request_id, num_shared * self.page_size, pages)
+            self._copy(commands)
             commands.append(Send(request.prefill_id, granted))
             if request.lease.num_loaded:
                 self._loading.add(request.request_id)
             if self._times_out:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
+
+    def _copy(self, commands: list[Command]) -> None:
+        """Copies come before commands that let others write into their pages."""
+        if self.cache.host is not None:
+            commands += self.cache.host.take_copies()
 
     @property
     def _num_slots(self) -> int:

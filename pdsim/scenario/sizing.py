@@ -241,6 +241,16 @@ def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
     return [(role, i) for role, ids in caches.items() for i in ids]
 
 
+def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
+    """Pages of host memory behind the prefix cache of each instance, of a resolved scenario."""
+    settings: ServerSettings = getattr(scenario, role)
+    if (given := settings.host_cache) is None:
+        return 0
+    assert given.size is not None, "the scenario is not resolved"
+    page_bytes: int = layout_of(scenario, role).kv_token_bytes * scenario.page_size
+    return given.size // page_bytes
+
+
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
     """A fresh one, of a resolved scenario."""
     settings: ServerSettings = getattr(scenario, role)
@@ -249,8 +259,7 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     tree = RadixCache(pool, scenario.page_size, deepcopy(settings.eviction)) if settings.radix_cache else None
     if tree is None or (given := settings.host_cache) is None:
         return KvCache(pool, scenario.page_size, tree, keeps_replaced=keeps_replaced)
-    assert given.size is not None, "the scenario is not resolved"
-    host_pool = PagePool(given.size // (layout_of(scenario, role).kv_token_bytes * scenario.page_size))
+    host_pool = PagePool(num_host_pages(scenario, role))
     storage = scenario.storage
     host = HostCache(host_pool, tree, deepcopy(settings.eviction), given.write, stores=storage is not None)
     prefetcher = None

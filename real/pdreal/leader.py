@@ -10,13 +10,13 @@ from pdreal import notices
 from pdreal.channel import LAUNCHER, Channel
 from pdreal.clock import Timeline
 from pdreal.executor import Executor, NewToken
+from pdreal.host_copies import HostCopies
 from pdreal.kv_transfers import KvTransfers
 from pdreal.logbook import InstanceLog, Logbook
 from pdreal.rank_group import RankGroup, RankThreads
 from pdreal.rank_spec import RankSpec
 from pdreal.requests import Sampling
 from pdreal.step_loop import StepLoop, inner
-from pdreal.tasks import Compute
 from pdsim.core import messages as m
 from pdsim.core.invariants import InvariantError, check_all_idle
 from pdsim.core.messages import receiver_of, sender_of
@@ -57,42 +57,6 @@ class Outbox:
             self._channel.send(*message)
 
 
-class HostCopies:
-    """Copies of retracted requests' KV to host memory and back.
-
-    Sends wait for copies: nobody may hear of pages that were given back before their KV is saved.
-    """
-
-    def __init__(self, group: RankGroup, executor: Executor, carry_out: Callable[[Sequence[m.Command]], None]) -> None:
-        self._group = group
-        self._executor = executor
-        self._carry_out = carry_out
-        self._num_saves = 0
-        self._held_back: list[m.Command] = []
-
-    def hold_back(self, command: m.Send) -> bool:
-        """Keep a send until copies are done; false if it need not wait."""
-        if self._num_saves:
-            self._held_back.append(command)
-        return bool(self._num_saves)
-
-    def save(self, command: m.SaveKv) -> None:
-        self._num_saves += 1
-        self._group.begin_or_fail(Compute(self._executor.save(command)), "saving KV to host memory", self._on_saved)
-
-    def _on_saved(self, _: list[Any]) -> None:
-        self._num_saves -= 1
-        held, self._held_back = self._held_back, []
-        self._carry_out(held)
-
-    def load(self, command: m.LoadKv) -> None:
-        self._group.compute(Compute(self._executor.load(command)))
-
-    def forget(self, request_id: int) -> None:
-        if (work := self._executor.forget(request_id)) is not None:
-            self._group.compute(Compute(work))
-
-
 class Leader:
     def __init__(
         self,
@@ -114,7 +78,6 @@ class Leader:
         self._group = group = RankGroup(channel, threads, spec.followers, fail)
         self._outbox = outbox = Outbox(channel, log, loop)
         self._transfers = transfers = KvTransfers(spec, agents, group, executor, timeline, log, self._carry_out)
-        self._copies = HostCopies(group, executor, self._carry_out)
         has_layer_groups = spec.role == "prefill" and spec.scenario.pair.prefill.layer_groups > 0
         self._steps = StepLoop(
             self._instance,
@@ -128,6 +91,7 @@ class Leader:
             forget=self._forget,
             flush_soon=outbox.flush_soon,
         )
+        self._copies = HostCopies(spec, group, executor, timeline, log, self._carry_out, self._steps.post)
         self._commands: dict[type, Callable[[Any], None]] = {
             m.Send: self._send,
             m.Tell: lambda command: self._tell(command.to, command.message),
@@ -136,10 +100,12 @@ class Leader:
             m.Retracted: lambda retracted: log.note("on_retracted", retracted.request_id),
             m.SaveKv: self._copies.save,
             m.LoadKv: self._copies.load,
+            m.WriteBackup: self._copies.write_back,
+            m.LoadBack: self._copies.load_back,
             m.PrefillDone: self._on_outcome,
             m.Finished: self._on_outcome,
             m.Failed: self._on_outcome,
-            TransferUnit: lambda unit: transfers.tell(sender_of(unit.source), unit),
+            TransferUnit: self._send_unit,
             m.StartTransfer: transfers.send,
             m.Scatter: transfers.scatter,
         }
@@ -210,6 +176,10 @@ class Leader:
             self._transfers.grant(message)
             self._log.note("on_admitted", message.request_id, message.num_cached_tokens)
         self._outbox.send(command.to, message, extra)
+
+    def _send_unit(self, unit: TransferUnit) -> None:
+        if not self._copies.hold_back(unit):
+            self._transfers.tell(sender_of(unit.source), unit)
 
     def _wake_at(self, command: m.WakeAt) -> None:
         self._timeline.at(command.time_ns, lambda _: self._tell(command.who, m.Woken()))

@@ -20,9 +20,9 @@ from pdsim.core.instance import Levels
 from pdsim.core.journal import Entry, Recorded, from_json, from_lines, to_json, to_line
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.recorder import Recorder, transfer_record
-from pdsim.metrics.records import RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import HostCopyRecord, RunRecords, StepRecord, TransferRecord
 
-_RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, Levels)}
+_RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, HostCopyRecord, Levels)}
 
 
 class Logbook:
@@ -156,7 +156,7 @@ def read_records(folder: Path) -> RunRecords:
     return recorder.records
 
 
-_TIMELESS = {"on_step", "on_transfer", "on_retry", "on_output"}
+_TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
 """Their rows carry their times."""
 
 
@@ -185,7 +185,7 @@ def _to_plain(value: Any) -> Any:
     name = type(value).__name__
     if name not in _RECORDS:
         return to_json(value)
-    return {name: list(value) if isinstance(value, Levels) else [getattr(value, field.name) for field in fields(value)]}
+    return {name: list(value) if isinstance(value, tuple) else [getattr(value, field.name) for field in fields(value)]}
 
 
 def _from_plain(value: Any) -> Any:

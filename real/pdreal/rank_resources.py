@@ -1,6 +1,7 @@
 """The resources of a rank: model, cache and the mover of its KV."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from pdreal.streams import compute_stream, copy_stream
 from pdreal.transports.names import LOOPBACK
 from pdreal.transports.protocol import Transport, open_transport
 from pdsim.scenario import wiring
+from pdsim.scenario.sizing import num_host_pages
+from pdsim.scenario.yaml_file import ConfigError
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,26 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         allocate=None if transport is None else transport.allocate,
         layer_groups=spec.scenario.pair.prefill.layer_groups if spec.role == "prefill" else 0,
         max_running_requests=0 if spec.role == "prefill" else settings.max_running_requests or 0,
+        num_host_pages=_num_host_pages(spec),
         kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
         records_experts=spec.options.record_experts and spec.rank == 0,
     )
+
+
+def _num_host_pages(spec: RankSpec) -> int:
+    host = spec.settings.host_cache
+    if host is not None and host.size is not None and host.size > (free_bytes := _free_host_bytes()):
+        raise ConfigError(
+            f"{spec.role}.host_cache.size: {host.size / 1e9:.1f} GB for each rank; "
+            f"{free_bytes / 1e9:.1f} GB of this host's memory are free"
+        )
+    return num_host_pages(spec.scenario, spec.role)
+
+
+def _free_host_bytes() -> int:
+    """Memory that can be had without swapping."""
+    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    return 1024 * int(line.split()[1])
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:

@@ -66,14 +66,14 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
         raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
+    if scenario.storage is not None:
+        raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:
         raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:
             raise ConfigError(f"{role}.dp: {settings.dp}: data-parallel attention runs in simulation only")
-        if settings is not None and settings.host_cache is not None:
-            raise ConfigError(f"{role}.host_cache: host memory behind the prefix cache runs in simulation only")
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")

@@ -20,9 +20,10 @@ from pdreal.scratch_folder import ScratchFolder
 from pdsim.cli.finished import FinishedRun, progress_over, write_run
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.run_folder import LOGS, journal_writer
-from pdsim.metrics.summary import summarize
+from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import host_caches
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -56,6 +57,8 @@ def run_scenario(
         extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
         if options.hosts is not None:
             extra["hosts"] = real.hosts
+        if host_caches(scenario):
+            extra |= host_cache_fields(records.host_copies, scenario.page_size)
         summary = {**scenario.benchmark_fields("pdreal"), **summarize(records, extra=extra)}
         finished = FinishedRun(scenario.name, summary, records, interrupted=real.interrupted)
         if out is not None:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from pdreal.decode_graphs import DecodeGraphs, LaunchedStep
 from pdreal.expert_counts import ExpertCounts, count
+from pdreal.host_kv import HostKv
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
 from pdreal.streams import to_host, wait_for_engines
 from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
+from pdsim.core.messages import LoadBack, WriteBackup
 
 
 class LayerProgress:
@@ -82,6 +84,7 @@ class ModelRunner:
         allocate: Callable[[int], Tensor] | None = None,
         layer_groups: int = 0,
         max_running_requests: int = 0,
+        num_host_pages: int = 0,
         kv_dtype: torch.dtype | None = None,
         records_experts: bool = False,
     ) -> None:
@@ -90,6 +93,7 @@ class ModelRunner:
         allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
+        num_host_pages: of host memory behind the cache; 0: there is none
         kv_dtype: None for the model's
         records_experts: whether forwards leave expert_counts
         """
@@ -107,6 +111,7 @@ class ModelRunner:
             allocate=allocate,
         )
         self._saved = SavedKv(self.kv)
+        self.host = HostKv(self.kv, num_host_pages) if num_host_pages else None
         self._layer_groups = layer_groups
         self.expert_counts: ExpertCounts | None = None
         """Tokens of the last forward that each expert of each layer saw."""
@@ -151,6 +156,9 @@ class ModelRunner:
                 self._saved.restore(*work)
             case ForgetKv():
                 self._saved.forget(work.request_id)
+            case WriteBackup() | LoadBack():
+                assert self.host is not None
+                self.host.copy(work)
         return []
 
     @torch.inference_mode()

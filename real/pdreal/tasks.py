@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pdreal.model.draw import Draw
-from pdsim.core.messages import Scatter
+from pdsim.core.messages import LoadBack, Scatter, WriteBackup
 from pdsim.core.transfer_plan import TransferUnit
 
 
@@ -73,7 +73,7 @@ class ForgetKv(NamedTuple):
     request_id: int
 
 
-Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv
+Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv | WriteBackup | LoadBack
 
 
 class Compute(NamedTuple):

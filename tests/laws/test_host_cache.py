@@ -11,7 +11,7 @@ from pdsim.core.host_cache import LEAST_TOKENS, HostCache
 from pdsim.core.invariants import check_cache
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache, Lease
-from pdsim.core.messages import LoadBack, WriteBackup
+from pdsim.core.messages import KvGranted, LoadBack, Send, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans, TokenIds
@@ -339,6 +339,19 @@ def test_nothing_leaks_with_host_memory_and_faults(scenario: Scenario):
     traced = run(scenario, checked=True)
     assert traced.result.stall == []
     assert all(r.outcome in {"finished", "failed"} for r in traced.records.requests)
+
+
+@given(clusters)
+@examples(60)
+def test_pages_are_copied_before_they_are_granted(scenario: Scenario):
+    """Whoever carries out commands one after another writes back what lay in a page, not what comes into it."""
+    for entry in run(scenario).journal:
+        granted: set[int] = set()
+        for command in entry.returned[1] if entry.call == "next_step" else ():
+            if isinstance(command, WriteBackup):
+                assert granted.isdisjoint(command.pages)
+            elif isinstance(command, Send) and isinstance(command.message, KvGranted):
+                granted.update(command.message.pages)
 
 
 @given(clusters)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from pdreal.executor import Executor
@@ -19,14 +20,17 @@ from tests.support import request, small, small_aggregated
 
 
 class Worker:
-    """One instance of one rank. What it computes it computes as late as it may."""
+    """One instance of one rank. What it computes it computes as late as it may; copies and units keep their order."""
 
     def __init__(self, instance, end_tokens, carry_out):
         self.instance = instance
         self.inbox = []
         self.executor = Executor(instance, instance.cache.page_size, end_tokens)
         self.runner = ModelRunner(
-            tiny_model(), num_pages=instance.cache.pool.num_pages, page_size=instance.cache.page_size
+            tiny_model(),
+            num_pages=instance.cache.pool.num_pages,
+            page_size=instance.cache.page_size,
+            num_host_pages=0 if instance.cache.host is None else instance.cache.host.pool.num_pages,
         )
         self._carry_out = carry_out
         self._in_flight = deque()
@@ -43,11 +47,24 @@ class Worker:
         waits = isinstance(asked, m.Wait)
         if not waits:
             self._in_flight.append((asked, self.executor.begin(asked)))
-        if self._in_flight and (waits or len(self._in_flight) == self.instance.max_steps_in_flight):
-            step, batch = self._in_flight.popleft()
-            outcome = self.executor.finish(step, self.runner.run(batch))
-            self._answer = outcome.result
+        num_steps = sum(isinstance(work, tuple) for work in self._in_flight)
+        if num_steps == self.instance.max_steps_in_flight or waits:
+            self._work()
         return not waits or self._answer is not None or bool(self.inbox)
+
+    def later(self, work) -> None:
+        """Call this behind the steps that are begun."""
+        self._in_flight.append(work)
+
+    def _work(self) -> None:
+        """Do all that is begun up to the end of a step."""
+        while self._in_flight and self._answer is None:
+            work = self._in_flight.popleft()
+            if isinstance(work, tuple):
+                step, batch = work
+                self._answer = self.executor.finish(step, self.runner.run(batch)).result
+            else:
+                work()
 
     def _drain(self):
         inbox, self.inbox = self.inbox, []
@@ -64,6 +81,7 @@ class Local:
     outputs: dict = field(default_factory=dict)
     failed: dict = field(default_factory=dict)
     num_retractions: int = 0
+    copies: list = field(default_factory=list)
     num_cached_tokens: int = 0
     seed: int = 0
 
@@ -92,13 +110,16 @@ class Local:
                 case m.Send():
                     self.workers[command.to].inbox.append(command.message)
                 case TransferUnit():
-                    self._transfer(command)
+                    worker.later(partial(self._transfer, command))
+                case m.WriteBackup() | m.LoadBack():
+                    self.copies.append((worker.instance.instance_id, command))
+                    worker.later(partial(self._copy, worker, command))
                 case m.Retracted():
                     self.num_retractions += 1
                 case m.SaveKv():
-                    worker.runner.run(worker.executor.save(command))
+                    worker.later(partial(worker.runner.run, worker.executor.save(command)))
                 case m.LoadKv():
-                    worker.runner.run(worker.executor.load(command))
+                    worker.later(partial(worker.runner.run, worker.executor.load(command)))
                 case m.Finished():
                     self.outputs[command.request_id] = worker.executor.output(command.request_id)
                     worker.executor.forget(command.request_id)
@@ -108,8 +129,13 @@ class Local:
                 case m.PrefillDone():
                     worker.executor.forget(command.request_id)
 
+    def _copy(self, worker, command):
+        worker.runner.run(command)
+        if isinstance(command, m.LoadBack) and worker.instance.instance_id.startswith("decode"):
+            worker.inbox.append(m.LoadedBack(command.request_id))
+
     def _transfer(self, unit):
-        """At once: what the core lets happen between planning and arriving is tested elsewhere."""
+        """In no time: what the core lets happen between planning and arriving is tested elsewhere."""
         source, target = self.workers[unit.source], self.workers[unit.target]
         page_size = source.runner.kv.page_size
         pages = source.runner.kv.memory.unflatten(1, (-1, page_size))

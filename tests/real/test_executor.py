@@ -10,6 +10,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from pdreal.executor import Executor, NewToken
+from pdreal.host_kv import HostKv
 from pdreal.paged_kv import SavedKv
 from pdreal.requests import Sampling
 from pdreal.tasks import ForgetKv, SaveKv
@@ -103,6 +104,67 @@ def test_kv_that_does_not_come_back_is_seen(monkeypatch):
     monkeypatch.setattr(SavedKv, "restore", lambda *_: None)
     with pytest.raises(AssertionError, match="request"):
         serve(pair(**TIGHT), shared_prefix_prompts(8), 30)
+
+
+WRITES = ["write_through", "write_through_selective", "write_back"]
+
+
+def turns(num_turns, num_sessions, seed=0):
+    """Prompts of sessions that take turns at random, each of which continues the last one's."""
+    rng = Random(seed)
+    sessions = [tokens(500 + i, rng.randrange(20, 60)) for i in range(num_sessions)]
+    prompts = []
+    for i in range(num_turns):
+        at = rng.randrange(num_sessions)
+        sessions[at] = sessions[at] + tokens(700 + i, rng.randrange(1, 20))
+        prompts.append(sessions[at][:140])
+    return prompts
+
+
+@given(st.data())
+@examples(8)
+def test_host_memory_behind_the_prefix_caches(data):
+    """Tokens are those of one process, whatever was written there and loaded back between steps."""
+    host = {"write": data.draw(st.sampled_from(WRITES)), "size": data.draw(st.sampled_from(["0.1 MB", "1 MB"]))}
+    scenario = pair(
+        page_size=data.draw(st.sampled_from([1, 4, 16])),
+        prefill__host_cache=host,
+        prefill__overlap=data.draw(st.booleans()),
+        prefill__chunked_prefill_tokens=data.draw(st.sampled_from([0, 32])),
+        prefill__pool_tokens=data.draw(st.sampled_from([256, 400])),
+        decode__radix_cache=True,
+        decode__host_cache=host,
+        decode__pool_tokens=data.draw(st.sampled_from([256, 400])),
+        decode__max_running_requests=data.draw(st.integers(1, 6)),
+        decode__admission={"use": "reserve_decode_tokens", "reserved_tokens": 0},
+    )
+    local = serve(scenario, turns(12, 3, data.draw(st.integers(0, 99))), 6, seed=data.draw(st.integers(0, 99)))
+    assert all("do not fit" in reason for reason in local.failed.values())
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_tokens_are_the_same_with_host_memory_and_without(write):
+    """Both sides evict, write and load; aggregated instances as well."""
+    prompts = turns(24, 6)
+    tight = {"prefill__pool_tokens": 300, "decode__pool_tokens": 400, "decode__radix_cache": True}
+    host = {"size": "2 MB", "write": write}
+    with_host = pair(prefill__host_cache=host, decode__host_cache=host, **tight)
+    tiered, plain = serve(with_host, prompts, 6), serve(pair(**tight), prompts, 6)
+    assert tiered.outputs == plain.outputs
+    assert {(who, type(copy)) for who, copy in tiered.copies} == {
+        (who, kind) for who in tiered.workers for kind in (m.WriteBackup, m.LoadBack)
+    }
+    small = {"aggregated__pool_tokens": 300, "aggregated__radix_cache": True}
+    alone = serve(aggregated(aggregated__host_cache=host, **small), prompts, 6)
+    assert alone.outputs == plain.outputs
+    assert {type(copy) for _, copy in alone.copies} == {m.WriteBackup, m.LoadBack}
+
+
+def test_pages_that_are_not_loaded_back_are_seen(monkeypatch):
+    monkeypatch.setattr(HostKv, "_load", lambda *_: None)
+    host = {"size": "2 MB"}
+    with pytest.raises(AssertionError, match="request"):
+        serve(pair(prefill__pool_tokens=300, prefill__host_cache=host), turns(24, 6), 6)
 
 
 class Tables:

@@ -14,7 +14,7 @@ from tests.real import clusters
 
 
 def random_changes(draw):
-    """Pools from tight to ample, any policies, one rank or two on each side, radix caches, sessions of clients."""
+    """Pools from tight to ample, any policies, one rank or two on each side, radix caches, host memory behind them."""
     prefill_tp, decode_tp = draw.choice([(1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (1, 2)])
     page_size = draw.choice([1, 4, 16])
     closed = {"use": "closed_loop", "concurrency": draw.randint(1, 12)}
@@ -42,6 +42,10 @@ def random_changes(draw):
         "workload__output_tokens": {"use": "uniform", "low": 1, "high": draw.choice([4, 24])},
         "client": draw.choice([closed, opened]),
     }
+    for role in ("prefill", "decode"):
+        if changes[f"{role}__radix_cache"] and draw.random() < 0.5:
+            write = draw.choice(["write_through", "write_through_selective", "write_back"])
+            changes[f"{role}__host_cache"] = {"size": draw.choice(["0.2 MB", "2 MB"]), "write": write}
     if prefill_tp == decode_tp:
         changes["prefill__layer_groups"] = draw.choice([0, 0, 1, 4])
     elif draw.random() < 0.5:

@@ -11,6 +11,17 @@ from tests.real import clusters
 
 STAGING = {"ring": "1 MB"}
 AGGREGATED = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8, "chunked_prefill_tokens": 64}
+TIGHT = {
+    "workload__num_prefixes": 8,
+    "workload__input_tokens": {"use": "uniform", "low": 3, "high": 30},
+    "prefill__pool_tokens": 240,
+    "prefill__host_cache": {"size": "4 MB"},
+    "decode__pool_tokens": 260,
+    "decode__radix_cache": True,
+    "decode__host_cache": {"size": "4 MB"},
+    "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
+}
+"""Prompts continue what both sides have evicted to host memory."""
 PATHS = {
     "1P1D": {},
     "decode radix": {"decode__radix_cache": True},
@@ -46,6 +57,21 @@ PATHS = {
         "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
     },
     "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
+    "host memory": TIGHT,
+    "host memory, written back, layer by layer": {
+        **TIGHT,
+        "prefill__layer_groups": 2,
+        "prefill__host_cache": {"size": "1 MB", "write": "write_back"},
+        "decode__host_cache": {"size": "1 MB", "write": "write_back"},
+    },
+    "host memory, TP1 to TP2, staged": {**TIGHT, "decode__tp": 2, "network__staging": STAGING},
+    "host memory, latents, TP2 to TP2": {**TIGHT, "model": "tiny-deepseek-v3", "prefill__tp": 2, "decode__tp": 2},
+    "host memory, aggregated": {
+        **{name: value for name, value in TIGHT.items() if name.startswith("workload")},
+        "prefill": None,
+        "decode": None,
+        "aggregated": {**AGGREGATED, "pool_tokens": 240, "host_cache": {"size": "4 MB"}},
+    },
 }
 TRANSPORTS = ["mooncake-tcp", "nixl-cma"]
 """Besides shared memory, over which all paths go."""
@@ -69,6 +95,10 @@ def test_tokens_are_those_of_one_process(path, tmp_path):
     records = check(PATHS[path], tmp_path)
     if path.startswith("retractions"):
         assert any(request.num_retractions for request in records.requests)
+    if path.startswith("host memory"):
+        roles = ["aggregated-0"] if "aggregated" in path else ["prefill-0", "decode-0"]
+        copied = {(copy.instance_id, copy.kind) for copy in records.host_copies}
+        assert copied == {(role, kind) for role in roles for kind in ("load", "write")}
 
 
 FP8_PATHS = {

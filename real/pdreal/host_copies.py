@@ -1,0 +1,105 @@
+"""Copies between an instance's pages and host memory, between its steps: retracted requests, and the host cache.
+
+Ranks make them in the order of the instance's commands and steps. Others than ranks read and write pages at any time:
+so what lets them waits for the copies before it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from pdreal.clock import Timeline
+from pdreal.executor import Executor
+from pdreal.logbook import InstanceLog
+from pdreal.rank_group import Computed, RankGroup
+from pdreal.rank_spec import RankSpec
+from pdreal.tasks import Compute
+from pdsim.core import messages as m
+from pdsim.core.transfer_plan import TransferUnit
+from pdsim.metrics.records import HostCopyRecord
+from pdsim.scenario.sizing import layout_of
+
+
+class HostCopies:
+    def __init__(
+        self,
+        spec: RankSpec,
+        group: RankGroup,
+        executor: Executor,
+        timeline: Timeline,
+        log: InstanceLog,
+        carry_out: Callable[[Sequence[m.Command]], None],
+        tell: Callable[[m.Message], None],
+    ) -> None:
+        """tell: gives messages to the instance."""
+        self._instance_id = spec.instance_id
+        self._group = group
+        self._executor = executor
+        self._timeline = timeline
+        self._log = log
+        self._carry_out = carry_out
+        self._tell = tell
+        layout = layout_of(spec.scenario, spec.role)
+        self._page_bytes = layout.kv_token_bytes * spec.scenario.page_size * layout.tp
+        """All ranks' together."""
+        self._is_decode = spec.role == "decode"
+        self._num_awaited = 0
+        """Copies that others wait for: out of pages that decode may grant, into pages that prefill may send."""
+        self._held_back: list[m.Command] = []
+
+    def hold_back(self, command: m.Send | TransferUnit) -> bool:
+        """Keep a grant of pages or a unit to send until copies are done; false if it need not wait."""
+        if not self._num_awaited or (isinstance(command, m.Send) and not self._is_decode):
+            return False
+        self._held_back.append(command)
+        return True
+
+    def save(self, command: m.SaveKv) -> None:
+        self._await(Compute(self._executor.save(command)), "saving KV to host memory", lambda _: None)
+
+    def load(self, command: m.LoadKv) -> None:
+        self._group.compute(Compute(self._executor.load(command)))
+
+    def forget(self, request_id: int) -> None:
+        if (work := self._executor.forget(request_id)) is not None:
+            self._group.compute(Compute(work))
+
+    def write_back(self, command: m.WriteBackup) -> None:
+        done = partial(self._record, "write", len(command.pages))
+        if self._is_decode:
+            self._await(Compute(command), "writing KV to host memory", done)
+        else:
+            self._group.begin_or_fail(Compute(command), "writing KV to host memory", done)
+
+    def load_back(self, command: m.LoadBack) -> None:
+        done = partial(self._record, "load", len(command.pages))
+        if not self._is_decode:
+            self._await(Compute(command), "loading KV from host memory", done)
+            return
+
+        def on_loaded(computed: list[Any]) -> None:
+            done(computed)
+            self._tell(m.LoadedBack(command.request_id))
+
+        self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
+
+    def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
+        """Hold back what must wait until all ranks are done."""
+        self._num_awaited += 1
+
+        def release(computed: list[Any]) -> None:
+            on_done(computed)
+            self._num_awaited -= 1
+            if not self._num_awaited:
+                held, self._held_back = self._held_back, []
+                self._carry_out(held)
+
+        self._group.begin_or_fail(task, what, release)
+
+    def _record(self, kind: str, num_pages: int, results: list[Any]) -> None:
+        """Note a copy, from the first rank's begin to the last one's end. Followers' results are lists."""
+        ranks = [Computed(*result) for result in results]
+        start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns
+        end_ns = max(rank.end_ns for rank in ranks) - self._timeline.epoch_ns
+        copy = HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_pages * self._page_bytes)
+        self._log.note("on_host_copy", copy)
