@@ -15,6 +15,7 @@ from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
+from pdreal.prefill_graphs import PrefillGraphs, has_prefill_graphs
 from pdreal.streams import to_host, wait_for_engines
 from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
 from pdsim.core.messages import LoadBack, WriteBackup
@@ -85,15 +86,17 @@ class ModelRunner:
         layer_groups: int = 0,
         max_running_requests: int = 0,
         num_host_pages: int = 0,
+        prefills: bool = False,
         kv_dtype: torch.dtype | None = None,
         records_experts: bool = False,
     ) -> None:
-        """A GPU captures its decode steps here, which takes seconds.
+        """A GPU captures its decode steps and short forwards here, which takes seconds.
 
         allocate: memory for the cache, of so many bytes; None for its own
         layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
         max_running_requests: of a decode batch; 0 if the instance only prefills
         num_host_pages: of host memory behind the cache; 0: there is none
+        prefills: whether the instance computes prompts
         kv_dtype: None for the model's
         records_experts: whether forwards leave expert_counts
         """
@@ -123,6 +126,9 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
+        self._prefill_graphs: PrefillGraphs | None = None
+        if model.device.type == "cuda" and prefills and not layer_groups and has_prefill_graphs(model):
+            self._prefill_graphs = PrefillGraphs(model, self.kv, records_experts=records_experts)
 
     def warm_up(self) -> None:
         """Forwards of many lengths, before the first request: all pages are free.
@@ -167,6 +173,11 @@ class ModelRunner:
 
         on_layers is called with the number of layer groups whose KV is in memory, each time that one more is.
         """
+        draws = [chunk.draw for chunk in batch.chunks]
+        if (graphs := self._prefill_graphs) is not None and graphs.hold(batch):
+            chosen = self._choose(graphs.hidden(batch), draws)
+            self._end_recording(graphs.choices)
+            return chosen
         progress = LayerProgress(self.kv.num_layers, self._layer_groups, on_layers, self.model.device)
         tokens = torch.from_numpy(np.concatenate([np.asarray(chunk.tokens) for chunk in batch.chunks]))
         positions = torch.cat([torch.arange(c.num_context_tokens, c.num_kv_tokens) for c in batch.chunks])
@@ -175,7 +186,7 @@ class ModelRunner:
         attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
         self._begin_recording()
         hidden = self.model.hidden(tokens.to(device), positions.to(device), attend, last.to(device))
-        chosen = self._choose(hidden, [chunk.draw for chunk in batch.chunks])
+        chosen = self._choose(hidden, draws)
         progress.report()
         self._end_recording(self.model.choices)
         return chosen

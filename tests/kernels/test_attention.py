@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pdkernels import DecodeTiling, DecodeWorkspace, append, latent_decode, packed_prefill, paged_decode
+from pdkernels.paged_prefill import paged_prefill, prefill_tiles
 from pdkernels.reference import (
     append_reference,
     latent_decode_reference,
@@ -116,6 +117,28 @@ def test_packed_prefill(lengths, group):
     out = packed_prefill(query, key, value, *bounds, longest=max(num_new))
     expected = packed_prefill_reference(query, key, value, num_new, num_all)
     torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("lengths", [[(0, 1)], [(200, 130)], [(7, 1), (0, 40), (140, 65)]])
+def test_paged_prefill(lengths, page_size):
+    """Padding comes out as zeros."""
+    num_new, num_context = [new for _, new in lengths], [context for context, _ in lengths]
+    num_pages = [-(-sum(both) // page_size) for both in lengths]
+    pages = random_pages(sum(num_pages), sum(num_pages))
+    keys, values = torch.randn(2, (sum(num_pages) + 1) * page_size, 2, 32, dtype=torch.bfloat16, device=DEVICE)
+    size = sum(num_new) + 70
+    query = torch.randn(size, 6, 32, dtype=torch.bfloat16, device=DEVICE)[:, :4]
+    cut = prefill_tiles(num_new, num_context, num_pages, size)
+    tiles = torch.tensor([*cut, (1, 1, 1, 1)], dtype=torch.int32, device=DEVICE)  # the last is not counted
+    num_tiles = torch.tensor([len(cut)], dtype=torch.int32, device=DEVICE)
+    out = paged_prefill(query, keys, values, tiles, num_tiles, pages, page_size=page_size)
+    slots = [(p.long()[:, None] * page_size + torch.arange(page_size, device=DEVICE)) for p in pages.split(num_pages)]
+    seen = torch.cat([s.flatten()[: sum(both)] for s, both in zip(slots, lengths, strict=True)])
+    num_all = [sum(both) for both in lengths]
+    expected = packed_prefill_reference(query[: sum(num_new)], keys[seen], values[seen], num_new, num_all)
+    torch.testing.assert_close(out[: sum(num_new)].float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    assert not out[sum(num_new) :].any()
 
 
 def test_packed_prefill_refuses_what_does_not_fit():

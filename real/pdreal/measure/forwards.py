@@ -207,6 +207,7 @@ def _bench(
         "num_pages": max(_num_pages(case, page_size) for case in cases),
         "page_size": page_size,
         "max_running_requests": max((case.batch_size for case in cases if isinstance(case, DecodeCase)), default=0),
+        "prefills": not all(isinstance(case, DecodeCase) for case in cases),
     }
     return ForwardBench(ModelRunner(model, **sizes) if followers is None else followers.runner(sizes), seconds)
 
