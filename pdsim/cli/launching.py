@@ -37,7 +37,7 @@ def launch(
         A scenario file (YAML).
 
     """
-    from pdsim.launch.engines import ENGINES
+    from pdsim.launch import ENGINES
     from pdsim.metrics.run_folder import require_out
     from pdsim.scenario.loading import load_scenario
 

@@ -34,9 +34,9 @@ def serve(
     """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
     import os
 
+    from pdsim.cli.planning import prices_of
     from pdsim.scenario.yaml_file import ConfigError
     from pdsim.study.engine import open_engine
-    from pdsim.study.planning.arguments import prices_of
     from pdsim.study.planning.slo import Slo
     from pdsim.study.planning.trials import Trials
     from pdsim.study.questions.base import AskOptions, base_of

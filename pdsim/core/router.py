@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
-from pdsim.core.prompt_memory import PromptMemory
+from pdsim.core.radix_cache import RadixCache
+from pdsim.policy.eviction import LeastRecentlyUsed
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence
@@ -25,6 +26,8 @@ from pdsim.policy.views import TokenSequence
 _RETRY = 1_000_000_000
 """Ids of clients stay below."""
 _FINE = 1 << 30
+_PAGE_SIZE = 64
+"""Tokens: the grain in which prompts are remembered."""
 
 
 def attempt_id(request_id: int, num_retries: int) -> int:
@@ -403,3 +406,28 @@ class Router:
                 reason = f"{instance_id} was lost"
                 commands += [*self._give_up(request, reason), *self._try_later(request, reason, now_ns)]
         return commands
+
+
+class PromptMemory:
+    """The prompts that the router sent to one instance: an estimate of what that instance has cached.
+
+    Forgets the least recently sent first. A prompt that is larger than the memory is not remembered.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_pages = num_tokens // _PAGE_SIZE
+        self._prefixes = RadixCache(None, _PAGE_SIZE, LeastRecentlyUsed())
+        self._prefixes.uses_whole_nodes = False
+
+    def num_tokens(self, prompt: TokenSequence) -> int:
+        """Prompt tokens that were sent before."""
+        return self._prefixes.peek(prompt)
+
+    def add(self, prompt: TokenSequence) -> None:
+        num_pages = len(prompt) // _PAGE_SIZE
+        if num_pages <= self._num_pages:
+            prefixes = self._prefixes
+            end, _ = prefixes.insert(prompt, num_pages * _PAGE_SIZE, range(num_pages), prefixes.root)
+            prefixes.touch(end)
+            if (num_excess := prefixes.num_evictable_pages - self._num_pages) > 0:
+                prefixes.evict(num_excess)

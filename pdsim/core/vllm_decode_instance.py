@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import Forward, Room
+from pdsim.core.forward_builder import Forward, Room, VllmForwardBuilder
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.kv_returns import KvGiver
@@ -37,7 +37,6 @@ from pdsim.core.messages import (
 )
 from pdsim.core.releases import Releasing
 from pdsim.core.running_batch import FOREVER
-from pdsim.core.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence

@@ -5,12 +5,12 @@ expired     nobody began to read it in time                       next_step -> A
 """
 
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.forward_builder import VllmForwardBuilder
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvTaker
 from pdsim.core.messages import Abort, Command, PrefillStep, Result, Send, Step, Wait
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.send_planner import SendPlanner
-from pdsim.core.vllm_forward_builder import VllmForwardBuilder
 from pdsim.policy.protocols import PrefillPolicy
 
 

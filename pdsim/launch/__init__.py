@@ -1,1 +1,16 @@
 """Commands and manifests that start the cluster of a scenario with an engine."""
+
+from collections.abc import Callable
+
+from pdsim.launch import dynamo, kubernetes, sglang, vllm
+from pdsim.launch.commands import Launch
+from pdsim.scenario.schema import Scenario
+
+ENGINES: dict[str, Callable[[Scenario, str, str], Launch]] = {
+    "sglang": sglang.launch,
+    "vllm": vllm.launch,
+    "dynamo": dynamo.launch_sglang,
+    "dynamo-vllm": dynamo.launch_vllm,
+    "kubernetes": kubernetes.launch,
+}
+"""Each takes a scenario, the words that name its file, and the model for the engine."""

@@ -1,9 +1,12 @@
-"""Built-in routing policies, by the names and defaults of SGLang's gateway."""
+"""Built-in policies of the router: the instance of a request, who computes its prompt, and whom it refuses.
+
+Routing policies have the names and defaults of SGLang's gateway.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
+from pdsim.policy.views import InstanceLoad, PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
 
 _MASK = (1 << 64) - 1
 
@@ -104,3 +107,61 @@ class CacheAware:
                 return best
         idlest = [load.instance_id for load in view.instances if load.num_requests == fewest]
         return idlest[self._draws.below(len(idlest), self.seed)] if len(idlest) > 1 else idlest[0]
+
+
+@dataclass
+class QueueLimit:
+    """So many may wait for their first token: SGLang's rule for a full queue (--max-queued-requests).
+
+    The one that arrives is refused, unless one of a lower priority waits: then the last of the lowest goes.
+    """
+
+    max_queued_requests: int
+    """Requests that may wait."""
+
+    def __post_init__(self) -> None:
+        if self.max_queued_requests < 1:
+            raise ValueError(f"max_queued_requests is at least 1, found {self.max_queued_requests}")
+
+    def shed(self, request: WaitingRequest, view: SheddingView) -> int | None:
+        waiting = view.waiting
+        if len(waiting) < self.max_queued_requests:
+            return None
+        lowest = min(reversed(waiting), key=lambda other: other.priority)
+        return lowest.request_id if lowest.priority < request.priority else request.request_id
+
+
+@dataclass
+class PrefixBased:
+    """Prompts with this many tokens that decode has not cached go to prefill (llm-d's prefix-based-pd-decider)."""
+
+    non_cached_tokens: int
+    """0: all stay on decode."""
+
+    def __post_init__(self) -> None:
+        if self.non_cached_tokens < 0:
+            raise ValueError(f"non_cached_tokens is at least 0, found {self.non_cached_tokens}")
+
+    def is_remote(self, prompt: TokenSequence, view: PairView) -> bool:
+        if not self.non_cached_tokens:
+            return False
+        return len(prompt) - view.num_decode_cached_tokens >= self.non_cached_tokens
+
+
+@dataclass
+class LengthAndQueue:
+    """Prompts with more uncached tokens go to prefill, unless too many wait there (Dynamo's PyDisaggregatedRouter)."""
+
+    max_local_prefill_length: int = 1000
+    """Uncached tokens that decode computes itself."""
+    max_prefill_queue_size: int = 2
+    """Prompts that may wait at prefill."""
+
+    def __post_init__(self) -> None:
+        if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:
+            raise ValueError(f"needs max_local_prefill_length >= 0 and max_prefill_queue_size >= 1, found {self}")
+
+    def is_remote(self, prompt: TokenSequence, view: PairView) -> bool:
+        num_uncached = len(prompt) - view.num_decode_cached_tokens
+        num_queued = sum(max(0, load.num_requests - 1) for load in view.prefill)
+        return num_uncached > self.max_local_prefill_length and num_queued < self.max_prefill_queue_size

@@ -10,10 +10,9 @@ from pdsim.core.receiver import Receiver
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
-from pdsim.cost.copies import HostCopies
+from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
-from pdsim.cost.storage import StorageCosts
 from pdsim.scenario import wiring
 from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink

@@ -93,15 +93,15 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "least_loaded": "pdsim.policy.routing:LeastLoaded",
     },
     protocols.DisaggregationPolicy: {
-        "prefix_based": "pdsim.policy.disaggregation:PrefixBased",
-        "length_and_queue": "pdsim.policy.disaggregation:LengthAndQueue",
+        "prefix_based": "pdsim.policy.routing:PrefixBased",
+        "length_and_queue": "pdsim.policy.routing:LengthAndQueue",
     },
     protocols.ScalingPolicy: {
         "load_thresholds": "pdsim.policy.scaling:LoadThresholds",
         "forecast": "pdsim.policy.scaling:Forecast",
     },
     protocols.SheddingPolicy: {
-        "queue_limit": "pdsim.policy.shedding:QueueLimit",
+        "queue_limit": "pdsim.policy.routing:QueueLimit",
     },
     CostSettings: {
         "kernels": "pdsim.cost.settings:Kernels",

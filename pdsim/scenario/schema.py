@@ -28,8 +28,8 @@ from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import Kind, load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype
-from pdsim.workload.acceptance import Acceptance
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
+from pdsim.workload.lengths import Acceptance
 from pdsim.workload.request_spec import Workload
 
 

@@ -12,7 +12,7 @@ from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component
 from pdsim.scenario.fields import Duration, Section
 from pdsim.scenario.storage import HostCacheSettings
-from pdsim.workload.acceptance import Acceptance
+from pdsim.workload.lengths import Acceptance
 
 
 class ServerSettings(Section):

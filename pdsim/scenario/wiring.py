@@ -7,8 +7,7 @@ from math import inf
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
-from pdsim.cost.copies import HostCopies, StagingCost
-from pdsim.cost.storage import StorageCosts
+from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.scenario.network import NetworkSettings, StagingSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches, layout_of, roles

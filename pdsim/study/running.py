@@ -5,20 +5,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
-from pdsim.study.design import Changes, designed_points, num_points
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.design import Changes, assigned, designed_points, num_points
 from pdsim.study.engine import Engine, open_engine
 from pdsim.study.plan import Planner, Point, Task
 from pdsim.study.result import PointResult, SweepResult, read_point
-from pdsim.study.search import load_optuna, search
 from pdsim.study.store import DAMAGED, Store
-from pdsim.study.sweep_file import NUM_RANGES, load_sweep
+from pdsim.study.sweep_file import NUM_RANGES, SearchSettings, SloSettings, load_sweep
+from pdsim.study.values import Range
 
 _COMPUTED_AGAIN = (None, "crashed", DAMAGED)
 """A worker may have died for other reasons than its point."""
+_BATCH = 8
+"""Trials that are chosen at once. Not the number of workers, on which results must not depend."""
 
+Evaluate = Callable[[Sequence[Changes]], Sequence[PointResult]]
 Progress = Callable[[int, int], None]
 """Called with how many runs have been computed, and how many there are to compute, as far as is known."""
 
@@ -111,3 +116,50 @@ class Work:
             self.num_computed += 1
             if self._progress is not None:
                 self._progress(self.num_computed, total)
+
+
+def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:
+    """Evaluate as many points as there are trials, chosen by Optuna's TPE; equal ones cost nothing.
+
+    It is seeded and its batches have one size, so a search that is done again asks for the same points: what was
+    computed is in the folder, and an interrupted search goes on where it was.
+    """
+    optuna = load_optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=settings.seed))
+    for start in range(0, settings.trials, _BATCH):
+        trials = [study.ask() for _ in range(min(_BATCH, settings.trials - start))]
+        points = evaluate([_changes(trial, settings) for trial in trials])
+        for trial, point in zip(trials, points, strict=True):
+            if point.error:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, _objective(point, settings, slo, wanted))
+
+
+def load_optuna() -> Any:
+    """Raises ConfigError if it is not installed."""
+    try:
+        import optuna  # noqa: PLC0415  an extra
+    except ImportError:
+        raise ConfigError("search needs Optuna, which is not installed: pip install 'pdsim[sweep]'") from None
+    return optuna
+
+
+def _changes(trial: Any, settings: SearchSettings) -> Changes:
+    chosen: dict[str, Any] = {}
+    for key, values in settings.fields_.items():
+        if isinstance(values, Range):
+            chosen[key] = values.at(trial.suggest_float(key, 0.0, 1.0))
+        else:
+            chosen[key] = values[trial.suggest_categorical(key, list(range(len(values))))]
+    return assigned(chosen)
+
+
+def _objective(point: PointResult, settings: SearchSettings, slo: str, wanted: SloSettings) -> float:
+    """Value to maximise. Points whose rate does not count lie below all others, the nearer to the SLO the higher."""
+    if settings.maximise == "goodput":
+        return point.goodput_per_gpu(slo).mean
+    if not point.meets(slo, wanted):
+        return point.attainment(slo).mean - 1.0 - point.is_saturated
+    return point.metric("request_throughput").mean / point.num_gpus

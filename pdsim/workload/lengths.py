@@ -1,6 +1,6 @@
-"""Distributions of token counts, and what the settings of a workload must be."""
+"""Distributions of token counts: of prompts and outputs, and of a speculative decode step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 from random import Random
@@ -79,3 +79,31 @@ class Normal:
             return max(1, ceil(value))
 
         return sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Tokens that a speculative decode step gives a sequence: 1 to draft_tokens, accept_length on average."""
+
+    draft_tokens: int
+    accept_length: float
+
+    def stream(self, rng: Random) -> Iterator[int]:
+        """Tokens of each step of a sequence, without end: drafts are accepted in turn, each with one probability."""
+        probability = chain_probability(self.draft_tokens, self.accept_length)
+        while True:
+            num_tokens = 1
+            while num_tokens < self.draft_tokens and rng.random() < probability:
+                num_tokens += 1
+            yield num_tokens
+
+
+def chain_probability(draft_tokens: int, accept_length: float) -> float:
+    """The p for which 1 + p + p^2 + ... + p^(draft_tokens - 1) is accept_length."""
+    low, high = 0.0, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        if sum(middle**k for k in range(draft_tokens)) < accept_length:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from pdsim.cli import main
-from pdsim.launch.engines import ENGINES
+from pdsim.launch import ENGINES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings

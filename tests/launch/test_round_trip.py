@@ -5,7 +5,7 @@ import shlex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdsim.launch.engines import ENGINES
+from pdsim.launch import ENGINES
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.sizing import resolve
 from tests.cli.test_sglang import flags

@@ -10,7 +10,7 @@ from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Arrival, DecodeStep, FirstToken, NewRequest
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
-from pdsim.policy.disaggregation import LengthAndQueue, PrefixBased
+from pdsim.policy.routing import LengthAndQueue, PrefixBased
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve

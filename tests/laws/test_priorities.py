@@ -7,7 +7,7 @@ from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Arrival, KvGranted, NewRequest, PrefillStep
 from pdsim.policy.decode import LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
-from pdsim.policy.shedding import QueueLimit
+from pdsim.policy.routing import QueueLimit
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve

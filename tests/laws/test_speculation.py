@@ -14,7 +14,7 @@ from pdsim.core.messages import Verified
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from pdsim.workload.acceptance import Acceptance, chain_probability
+from pdsim.workload.lengths import Acceptance, chain_probability
 from tests.strategies import speculative_scenarios
 from tests.support import decisions, examples, request, require_whole_gaps, run, small, small_aggregated
 

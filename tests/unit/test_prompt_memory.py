@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
-from pdsim.core.prompt_memory import PromptMemory
 from pdsim.core.radix_cache import RadixCache
+from pdsim.core.router import PromptMemory
 from pdsim.core.sequence import Spans
 from pdsim.policy.eviction import LeastRecentlyUsed
 
