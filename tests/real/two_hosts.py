@@ -71,6 +71,7 @@ def random_scenario(draw: Random) -> dict[str, Any]:
         "prefill__instances": num_prefill,
         "decode__instances": num_decode,
         "prefill__layer_groups": draw.choice([0, 0, 1]),
+        "prefill__radix_cache": draw.random() < 0.8,
         "decode__radix_cache": draw.random() < 0.5,
         "health": HEALTH | {"heartbeat_failures": draw.choice([3, 15])},
         "router": "round_robin",
@@ -82,6 +83,8 @@ def random_scenario(draw: Random) -> dict[str, Any]:
         changes["prefill__layer_groups"] = 0  # these need equal sizes
         if draw.random() < 0.5:
             changes["network__staging"] = {"ring": "4 MiB"}
+    if draw.random() < 0.7:
+        changes |= random_tiers(draw, [role for role in ("prefill", "decode") if changes[f"{role}__radix_cache"]])
     rate = f"{draw.uniform(5, 25):.1f}/s"
     changes["client"] = draw.choice(
         [
@@ -99,6 +102,19 @@ def random_scenario(draw: Random) -> dict[str, Any]:
     if faults:
         changes["faults"] = faults
     return changes
+
+
+def random_tiers(draw: Random, roles: list[str]) -> dict[str, Any]:
+    """Small pools with host memory behind their prefix caches, and prompts that continue what was evicted there."""
+    tight = {
+        "workload__num_prefixes": 8,
+        "prefill__pool_tokens": 320,
+        "decode__pool_tokens": 320,
+        "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
+    }
+    write = ["write_through", "write_through_selective", "write_back"]
+    hosts = {role: {"size": draw.choice(["0.2 MB", "4 MB"]), "write": draw.choice(write)} for role in roles}
+    return tight | {f"{role}__host_cache": host for role, host in hosts.items()}
 
 
 def random_link(draw: Random) -> list[tuple[float, str, float]]:
@@ -149,9 +165,9 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
     problems += await launcher.stop()
     if launcher.failure:
         problems.append(launcher.failure)
-    told = read_records(logs).requests
-    finished = [record.request_id for record in told if record.outcome == "finished"]
-    failed = [record for record in told if record.outcome == "failed"]
+    records = read_records(logs)
+    finished = [record.request_id for record in records.requests if record.outcome == "finished"]
+    failed = [record for record in records.requests if record.outcome == "failed"]
     if len(finished) + len(failed) != len(requests):
         problems.append("a request has no outcome")
     problems += [f"request {record.request_id} failed without a reason" for record in failed if not record.reason]
@@ -168,6 +184,9 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
     except Exception as different:  # noqa: BLE001  whatever is not as it was
         problems.append(f"replay: {different}")
     reasons = Counter(record.reason.split(":")[0] for record in failed)
+    copied_pages: Counter[str] = Counter()
+    for copy in records.host_copies:
+        copied_pages[copy.kind] += copy.num_pages
     return {
         "seed": seed,
         "loop": "closed" if isinstance(scenario.client, ClosedLoop) else "open",
@@ -179,6 +198,9 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
         "faults": len(resolved.faults),
         "restarts": sum(launcher._instances.fleet.lives.values()),
         "transfers_lost": len(lost),
+        "pages_to_host": copied_pages["write"],
+        "pages_from_host": copied_pages["load"],
+        "retractions": sum(record.num_retractions for record in records.requests),
         "calls_replayed": num_calls,
         "clock_error_ms": round(clock["clock_error_ms"], 3),
         "reasons": "; ".join(f"{count} {reason}" for reason, count in reasons.most_common()),
