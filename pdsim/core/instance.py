@@ -45,7 +45,7 @@ class Instance(Protocol):
 
     @property
     def max_steps_in_flight(self) -> int:
-        """1, or 2 for an instance that chooses a step before it has seen the result of the last."""
+        """1, or more for an instance that chooses a step before it has seen the result of the last."""
         ...
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
@@ -78,7 +78,7 @@ def instance_loop(
     as it is done, if as many are in flight as the instance allows or it wants to wait. It answers None when there is
     room for another step, or when a wait is over: a message came, or it was time.
 
-    An instance with two steps in flight has the second begun before it sees the result of the first, so that its
+    An instance with several steps in flight has the next begun before it sees the result of the first, so that its
     executor never idles. The driver goes on only when all that is due at that instant has been delivered.
 
     With `pauses` the loop also stops after it has handed on what a result led to, for a driver whose host takes time.

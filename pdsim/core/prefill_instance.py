@@ -73,11 +73,22 @@ class PrefillLimits:
     """Time from a request's arrival until decode must have granted pages (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT)."""
     optimistic_attempts: int = 0
     """Times that a prompt may be begun before decode has granted it pages (--optimistic-prefill-attempts)."""
+    num_stages: int = 1
+    """Pipeline stages. With several, as many forwards are under way, and overlap has no effect."""
 
     @property
     def max_first_tokens(self) -> int:
         """Slots that hold a first token until it is sent: SGLang's metadata buffers."""
         return 2 * self.max_running_requests
+
+    @property
+    def max_prompts_begun(self) -> int:
+        """Prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
+        return max(1, self.max_running_requests // self.num_stages)
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self.num_stages if self.num_stages > 1 else 2 if self.overlap else 1
 
 
 class PrefillInstance:
@@ -96,7 +107,7 @@ class PrefillInstance:
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size
-        self.max_steps_in_flight = 2 if limits.overlap else 1
+        self.max_steps_in_flight = limits.max_steps_in_flight
         self.granted: list[PrefillRequest] = []
         self.sending: dict[int, PrefillRequest] = {}
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
@@ -113,6 +124,7 @@ class PrefillInstance:
         self._sent: list[int] = []
         self._planner = planner
         self._taker = taker
+        self._max_prompts_begun = limits.max_prompts_begun
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -199,7 +211,7 @@ class PrefillInstance:
         if not self._builder.has_work:
             return Forward([], blocked_by=self._blocked_by)
         num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
-        return self._builder.fill(now_ns, Room(num_slots, reserved_tokens=0))
+        return self._builder.fill(now_ns, Room(min(num_slots, self._max_prompts_begun), reserved_tokens=0))
 
     def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
         assert isinstance(step, PrefillStep)

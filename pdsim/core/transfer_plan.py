@@ -7,6 +7,8 @@ as many ranks    each sends all its KV heads to its counterpart             whol
 fewer on decode  several prefill ranks write to each decode rank            a slice of each token's heads, or staging
 more on decode   each prefill rank writes to several, one after another     a slice of each token's heads, or staging
 latent KV        every rank holds all of it: one writer per decode rank     whole pages
+
+Ranks of each pipeline stage of prefill send its layers. A pair of the largest stage stands for those of all.
 """
 
 from collections.abc import Sequence
@@ -30,6 +32,8 @@ class RankPairLayout:
     """Decode ranks that one prefill rank writes to."""
     num_pairs: int = 1
     """Pairs of ranks in all."""
+    num_absent_layers: int = 0
+    """Layers of pairs of smaller pipeline stages that these have less than the largest, together."""
     slices: bool = False
     """Heads are laid out differently on the two sides: each token of each plane is a piece of its own."""
     coalesces: bool = True
@@ -49,12 +53,21 @@ class RankPairLayout:
             return TransferSize(num_bytes + self.state_bytes, num_descriptors + self.num_state_planes)
         return TransferSize(num_bytes, num_descriptors)
 
+    @property
+    def num_layers(self) -> int:
+        """Layers with KV that a pair moves."""
+        return self.num_planes // self.planes_per_layer
+
+    def total(self, amount: int) -> int:
+        """The sum over all pairs of an amount that is this pair's."""
+        whole = amount * self.num_pairs
+        return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
+
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
         """The share of a group of layers; those with state lie somewhere between those with KV."""
         if self.num_state_planes:
             return size.share(range(group, group + 1), num_groups)
-        num_layers = self.num_planes // self.planes_per_layer
-        return size.share(layers_of_group(num_layers, group, num_groups), num_layers)
+        return size.share(layers_of_group(self.num_layers, group, num_groups), self.num_layers)
 
 
 def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
@@ -206,9 +206,22 @@ class Affine:
     decode_per_distinct_token_ns: float = 0
     """Time of each KV token once, however many requests share it."""
 
+    def of_stage(self, share: float) -> "Affine":
+        """The lines of a pipeline stage that has this share of the layers."""
+        times = [f.name for f in fields(self) if f.name.startswith("prefill") and f.name.endswith("_ns")]
+        times.remove("prefill_slowdown_memory_ns")
+        return replace(self, **{name: _scaled(getattr(self, name), share) for name in times})
+
     def model(self, layout: Layout) -> CostModel:
         del layout
         return AffineModel(self)
+
+
+def _scaled(times_ns: Any, share: float) -> Any:
+    """A time, or a table of them."""
+    if isinstance(times_ns, Mapping):
+        return {size: share * time_ns for size, time_ns in times_ns.items()}
+    return None if times_ns is None else share * times_ns
 
 
 @dataclass(frozen=True, kw_only=True)

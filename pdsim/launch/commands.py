@@ -53,11 +53,11 @@ def places(scenario: Scenario) -> dict[str, list[Place]]:
         servers: ServerSettings = getattr(scenario, role)
         spec = load_gpu(servers.gpu)
         for _ in range(servers.instances):
-            if gpu is not None and (gpu != servers.gpu or spec.num_hosts(free + servers.tp) > 1):
+            if gpu is not None and (gpu != servers.gpu or spec.num_hosts(free + servers.num_server_gpus) > 1):
                 host, free = host + 1, 0
-            gpu, num_hosts = servers.gpu, spec.num_hosts(servers.tp)
+            gpu, num_hosts = servers.gpu, spec.num_hosts(servers.num_server_gpus)
             found.setdefault(role, []).append((range(host, host + num_hosts), free, index))
-            host, free, index = host + num_hosts - 1, free + servers.tp, index + 1
+            host, free, index = host + num_hosts - 1, free + servers.num_server_gpus, index + 1
     names = [HOST] if host == 0 else [f"$HOST{i}" for i in range(host + 1)]
     return {
         role: [Place(tuple(names[at] for at in hosts), gpu_id, i) for hosts, gpu_id, i in all_at]
@@ -68,7 +68,7 @@ def places(scenario: Scenario) -> dict[str, list[Place]]:
 def spanned(scenario: Scenario, role: str) -> int:
     """Hosts of one server of a role."""
     servers: ServerSettings = getattr(scenario, role)
-    return load_gpu(servers.gpu).num_hosts(servers.tp)
+    return load_gpu(servers.gpu).num_hosts(servers.num_server_gpus)
 
 
 def one_host(tp: int, scenario: Scenario) -> str | None:

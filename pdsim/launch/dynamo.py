@@ -105,7 +105,7 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
 
 
 def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
-    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.tp))
+    gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus))
     return {"DYN_SYSTEM_PORT": FIRST_SYSTEM_PORT + place.number, "CUDA_VISIBLE_DEVICES": gpus}
 
 

@@ -96,7 +96,7 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "command": shlex.split(command.commands["server"]),
         "env": [{"name": name, "value": str(value)} for name, value in sglang.environment(scenario, role).items()],
         "ports": [{"containerPort": FIRST_PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": servers.tp // num_hosts}},
+        "resources": {"limits": {"nvidia.com/gpu": servers.num_server_gpus // num_hosts}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": FIRST_PORT}, "periodSeconds": 10},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108  NCCL's
     }

@@ -115,8 +115,14 @@ def told(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str
 def _servers(scenario: Scenario) -> list[str]:
     given = {role: getattr(scenario, role) for role in ROLES if getattr(scenario, role) is not None}
     return [
-        f"{role}: instances {servers.instances}, tp {servers.tp}, gpu {servers.gpu}" for role, servers in given.items()
+        f"{role}: instances {servers.instances}, tp {servers.tp}{_stages(servers)}, gpu {servers.gpu}"
+        for role, servers in given.items()
     ]
+
+
+def _stages(servers: Any) -> str:
+    num_stages = getattr(servers, "pp", 1)
+    return f", pp {num_stages}" if num_stages > 1 else ""
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:

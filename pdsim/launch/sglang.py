@@ -86,6 +86,7 @@ RULES: dict[str, Rule] = {
     "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
     "aggregated.priority_preemption_threshold": None,
     "aggregated.schedule_conservativeness": None,
+    "prefill.pp": None,
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
     "prefill.transfer.cached_prefix_first": None,
@@ -219,6 +220,7 @@ def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [
         ("tp-size", servers.tp),
+        ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
         ("dp-size", servers.dp if servers.dp > 1 else None),
         ("enable-dp-attention", servers.dp > 1),
         ("ep-size", None if servers.redundant_experts is None else servers.tp),

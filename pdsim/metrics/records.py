@@ -76,7 +76,7 @@ class StepRecord:
     duration_ns: int
     """Duration of all steps of the row."""
     first_ns: int
-    """Duration of the first of the steps."""
+    """Duration of the first of the steps; of a forward, of its first pipeline stage."""
     num_steps: int
     """Number of steps; 1 for prefill."""
     num_requests: int

@@ -86,7 +86,8 @@ def _step_event(step: StepRecord, pid: int) -> Event:
         f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
     )
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-    return _slice(batch, step.kind, pid, _GPU, step.start_ns, step.duration_ns, **sizes)
+    duration_ns = step.first_ns if step.kind == "prefill" else step.duration_ns
+    return _slice(batch, step.kind, pid, _GPU, step.start_ns, duration_ns, **sizes)
 
 
 def _request_events(request: RequestRecord) -> Iterator[Event]:

@@ -12,8 +12,11 @@ from pdsim.core.sender import Sender
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.pipeline import PipelineTimes, pipeline_times
+from pdsim.cost.settings import Affine, Kernels, Roofline
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario import wiring
+from pdsim.scenario.component import component_name
 from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
@@ -56,6 +59,8 @@ class Cluster:
     interconnect: wiring.Interconnect | None
     """None: nothing is sent, for the cluster is aggregated."""
     num_layers: int
+    pipeline: PipelineTimes | None
+    """Stages of each prefill instance; None: it has one."""
     message_latency_ns: int
     handover_ns: int
     requests: Sequence[RequestSpec]
@@ -97,12 +102,19 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         storage=wiring.storage_costs(scenario),
         front_end=scenario.front_end or FrontEndSettings(),
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
-        num_layers=load_model(scenario.model).num_layers,
+        num_layers=(num_layers := load_model(scenario.model).num_layers),
+        pipeline=_pipeline(scenario, num_layers),
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         requests=requests,
         client=scenario.client,
     )
+
+
+def _pipeline(scenario: Scenario, num_layers: int) -> PipelineTimes | None:
+    if scenario.prefill is None or scenario.prefill.pp == 1:
+        return None
+    return pipeline_times(layout_of(scenario, "prefill"), num_layers)
 
 
 def _check_priorities(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
@@ -137,7 +149,7 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
 def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
     cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
-    prefill = _model(cost.prefill, host.slowdown, layout)
+    prefill = _model(_of_stage(scenario, cost.prefill, layout), host.slowdown, layout)
     measured = None if cost.measured is None else cost.measured.bounds()
     if not isinstance(settings, DecodingSettings):
         return StepTimes(prefill=prefill, decode=prefill, measured=measured)
@@ -159,6 +171,18 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         waves=attention_waves(scenario, role),
         cold_start=cost.cold_start,
         host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
+    )
+
+
+def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
+    """What the largest pipeline stage takes: a roofline is told its layers, straight lines are shared out by them."""
+    if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
+        return settings
+    if isinstance(settings, Affine):
+        return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
+    raise ConfigError(
+        f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
+        "kernels, roofline, affine or affine_table"
     )
 
 

@@ -130,6 +130,7 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
         overlap=prefill.overlap,
         bootstrap_timeout_ns=None if health is None or is_vllm else health.bootstrap_timeout,
         optimistic_attempts=prefill.optimistic_attempts or 0,
+        num_stages=prefill.pp,
     )
     policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None

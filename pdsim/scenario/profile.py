@@ -186,6 +186,8 @@ class Setup(Section):
     """Sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
     """Sizes of prefill and of decode."""
+    pp: int = 1
+    """Pipeline stages of prefill."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)
@@ -204,6 +206,7 @@ class Setup(Section):
             "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
             "tp": _sizes_of_roles("TP", self.tp),
             "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
+            "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "device": self.device,
         }
 

@@ -28,6 +28,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
 
 def _wrong_for_vllm(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
+    if prefill is not None and prefill.pp > 1:
+        return f"prefill.pp: {prefill.pp}: vLLM's NixlConnector pulls from no pipeline stages (0.33.0); leave it out"
     if decode is not None and decode.allocation != "prefill_complete":
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
@@ -67,6 +69,28 @@ def _of_returned_kv(scenario: "Scenario") -> str:
     elif scenario.faults or scenario.health is not None or scenario.elastic is not None:
         wrong = "not with faults, health or elastic; leave one of the two out"
     return f"decode.returns_kv: {wrong}" if wrong else ""
+
+
+def _of_pipelines(scenario: "Scenario") -> str:
+    prefill, decode = scenario.prefill, scenario.decode
+    if prefill is None or decode is None or prefill.pp == 1:
+        return ""
+    wrong = ""
+    if prefill.dp > 1:
+        wrong = "stages with data-parallel attention are not modelled; leave dp out"
+    elif prefill.layer_groups:
+        wrong = "each stage sends its layers when it has computed them; leave layer_groups out"
+    elif prefill.optimistic_attempts or decode.allocation == "prefill_complete":
+        wrong = "SGLang computes nothing before its grant in stages; leave optimistic_attempts and allocation out"
+    elif prefill.host_cache is not None:
+        wrong = "host caches behind stages are not modelled; leave host_cache out"
+    elif scenario.network.staging is not None:
+        wrong = "staged KV of stages is not modelled; leave network.staging out"
+    elif decode.returns_kv:
+        wrong = "KV that goes back to stages is not modelled; leave decode.returns_kv out"
+    elif scenario.elastic is not None:
+        wrong = "servers with stages change no roles, as SGLang refuses; leave elastic out"
+    return f"prefill.pp {prefill.pp}: {wrong}" if wrong else ""
 
 
 def _of_storage(scenario: "Scenario") -> str:
@@ -111,6 +135,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
     _of_shedding,
     _of_returned_kv,
+    _of_pipelines,
     _of_storage,
     _of_elastic_clusters,
     _of_roles,

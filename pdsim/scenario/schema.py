@@ -210,6 +210,7 @@ class Scenario(Section):
             device=" and ".join(dict.fromkeys((prefill.gpu, decode.gpu))),
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
+            pp=1 if self.prefill is None else self.prefill.pp,
         )
 
     @property

@@ -57,9 +57,14 @@ class ServerSettings(Section):
         return self.max_running_requests
 
     @property
+    def num_server_gpus(self) -> int:
+        """GPUs of one server."""
+        return self.tp
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of all servers together."""
-        return self.instances * self.tp
+        return self.instances * self.num_server_gpus
 
 
 class ComputingSettings(ServerSettings):
@@ -120,8 +125,11 @@ class DecodingSettings(ServerSettings):
 class PrefillSettings(ComputingSettings):
     """The prefill instances, all alike."""
 
+    pp: int = Field(default=1, ge=1)
+    """Pipeline stages (--pp-size): each has its share of the layers, on tp GPUs of its own. In simulation only."""
     overlap: bool = True
-    """Choose a forward while the one before it runs; false: --disable-overlap-schedule."""
+    """Choose a forward while the one before it runs; false: --disable-overlap-schedule. No effect with pp > 1, where as
+    many forwards are under way as there are stages."""
     layer_groups: int = Field(default=0, ge=0)
     """Groups of layers whose KV is sent while the forward computes the others; needs equal TP or latent KV. 0: KV is
     sent after the forward."""
@@ -137,6 +145,10 @@ class PrefillSettings(ComputingSettings):
 
     None: as long as it takes, for decode renews its lease (0.33.0).
     """
+
+    @property
+    def num_server_gpus(self) -> int:
+        return self.tp * self.pp
 
 
 class DecodeSettings(DecodingSettings):

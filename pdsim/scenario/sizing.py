@@ -65,11 +65,15 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
+        num_stages = settings.pp if isinstance(settings, PrefillSettings) else 1
+        if num_stages > model.num_layers:
+            raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
         return memory.Layout(
-            model=model,
+            model=model.largest_stage(num_stages),
             gpu=gpu,
             tp=settings.tp // settings.dp,
             dp=settings.dp,
+            pp=num_stages,
             expert_skew=skew,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
@@ -157,7 +161,7 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {scenario.page_size} tokens")
     fraction = _told_fraction(scenario, settings) or memory.default_mem_fraction(
-        layout.gpu, settings.tp, role, chunk or None, None
+        layout.gpu, settings.num_server_gpus, role, chunk or None, None
     )
     return {**_resolved_memory(scenario, settings, layout, fraction, role), "chunked_prefill_tokens": chunk}
 

@@ -90,22 +90,25 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> Ra
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
-    attention = prefill.model.attention
+    attention, num_layers = prefill.model.attention, decode.model.attention.num_layers
     if isinstance(attention, LatentAttention):
         writers, planes_per_layer, slices = 1, 1, False
         page_bytes = prefill.kv_token_bytes * page_size
     else:
         writers = max(1, prefill.tp // decode.tp)
         planes_per_layer, slices = 2, prefill.tp != decode.tp
-        page_bytes = min(prefill.kv_token_bytes, decode.kv_token_bytes) * page_size
+        decode_bytes = decode.kv_token_bytes * attention.num_layers // num_layers
+        page_bytes = min(prefill.kv_token_bytes, decode_bytes) * page_size
+    num_stage_pairs = decode.tp * writers
     return RankPairLayout(
         page_size=page_size,
         page_bytes=page_bytes,
         num_planes=planes_per_layer * attention.num_layers,
         planes_per_layer=planes_per_layer,
-        num_writers=writers,
+        num_writers=writers * prefill.pp,
         num_targets=max(1, decode.tp // prefill.tp),
-        num_pairs=decode.tp * writers,
+        num_pairs=num_stage_pairs * prefill.pp,
+        num_absent_layers=num_stage_pairs * (prefill.pp * attention.num_layers - num_layers),
         slices=slices,
         coalesces=coalesces,
         state_bytes=min(prefill.state_bytes, decode.state_bytes),
@@ -214,22 +217,23 @@ def topology(
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
     num_senders = wire.num_pairs // wire.num_targets
+    share = wire.total(wire.num_layers) / (wire.num_pairs * wire.num_layers)  # of the largest stage, of a mean one
     first_gpu = 0
     for role, (ids, layout) in sides.items():
-        own, weight = ("out", num_senders / layout.tp) if role == "prefill" else ("in", wire.num_writers)
+        own, weight = ("out", num_senders / layout.num_gpus) if role == "prefill" else ("in", wire.num_writers * share)
         for instance_id in ids:
             for way in ("out", "in") if both_ways else (own,):
                 link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
                 capacity[link] = link_bandwidth(network, engine, layout)
-                path: Path = ((link, weight * min(layout.tp, gpus_per_link)),)
+                path: Path = ((link, weight * min(layout.num_gpus, gpus_per_link)),)
                 if way == "out" and engine.max_bandwidth is not None:
                     capacity[f"{instance_id} engine"] = engine.max_bandwidth
                     path += ((f"{instance_id} engine", 1),)
                 ways[way][instance_id] = path
-            first_gpu += layout.tp
+            first_gpu += layout.num_gpus
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth
-        ways["out"] = {i: (*path, ("shared", num_senders)) for i, path in ways["out"].items()}
+        ways["out"] = {i: (*path, ("shared", num_senders * share)) for i, path in ways["out"].items()}
     return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 

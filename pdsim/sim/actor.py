@@ -118,15 +118,20 @@ class BegunForward:
     """Time when the host has launched it, by the host's clock."""
     lost_ns: int
     """Time that the host had lost before."""
+    first_ns: int | None
+    """Time on the first pipeline stage; None: there is one."""
 
 
-def prefill_record(instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int) -> StepRecord:
+def prefill_record(
+    instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int, first_ns: int | None = None
+) -> StepRecord:
     num_tokens = num_context_tokens = 0
     for chunk in step.chunks:
         num_tokens += chunk.num_tokens
         num_context_tokens += chunk.num_context_tokens
     sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
-    return StepRecord(instance_id, "prefill", start_ns, duration_ns, duration_ns, *sizes)
+    first_ns = duration_ns if first_ns is None else first_ns
+    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes)
 
 
 class DecodeRun:
@@ -464,7 +469,7 @@ class Actor:
             return start_ns + duration_ns
         return self._cache_copies.forward_end_ns(start_ns, duration_ns)
 
-    def _run_prefill(self, step: PrefillStep, start_ns: int, end_ns: int) -> None:
+    def _run_prefill(self, step: PrefillStep, start_ns: int, end_ns: int, first_ns: int | None = None) -> None:
         now_ns = self._timeline.now_ns
         self._gpu_free_ns = end_ns
         if self._host.settings.launch:
@@ -472,7 +477,7 @@ class Actor:
         for group in range(1, self._layer_groups + 1):  # layers take equally long
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
             self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
-        begun = BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns)
+        begun = BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
         self._timeline.after(end_ns - now_ns, self._end_prefill, begun, self._order)
 
     def _on_computed(self, computed: LayersComputed) -> None:
@@ -487,7 +492,8 @@ class Actor:
             self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
             return
         duration_ns = self._timeline.now_ns - start_ns
-        self._on_step(step, prefill_record(self.instance.instance_id, step, start_ns, duration_ns), None)
+        record = prefill_record(self.instance.instance_id, step, start_ns, duration_ns, begun.first_ns)
+        self._on_step(step, record, None)
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: Result) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from simpy.events import EventPriority
@@ -13,6 +14,7 @@ from pdsim.core.instance import Instance
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.core.vllm_decode_instance import VllmDecodeInstance
 from pdsim.cost.copies import HostLink, HostMemory
@@ -31,6 +33,7 @@ from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecuto
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
+from pdsim.sim.pipeline import PipelinedActor
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
 from pdsim.sim.storage import Storage, StorageClient
@@ -137,7 +140,7 @@ class Simulation:
         has_copies = copies is not None and isinstance(instance, DecodeInstance)
         cluster.costs[instance_id].restart()
         lockstep = self._locksteps.get(server_of(instance_id))
-        actor = (Actor if lockstep is None else Rank)(
+        actor = self._kind_of_actor(instance, lockstep)(
             self._timeline,
             self._order[instance_id],
             self._recorded(instance),
@@ -157,6 +160,14 @@ class Simulation:
             assert isinstance(actor, Rank)
             actor.join(lockstep)
         return actor
+
+    def _kind_of_actor(self, instance: Any, lockstep: Lockstep | None) -> Callable[..., Actor]:
+        if lockstep is not None:
+            return Rank
+        pipeline = self._cluster.pipeline
+        if pipeline is None or not isinstance(instance, PrefillInstance):
+            return Actor
+        return partial(PipelinedActor, pipeline=pipeline)
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Locksteps of servers with data-parallel attention, by name."""

@@ -37,10 +37,13 @@ class Layout:
     """
 
     model: ModelSpec
+    """With pipeline stages, the part that the largest of them has."""
     gpu: GpuSpec
     tp: int
     dp: int = 1
     """Instances of one server."""
+    pp: int = 1
+    """Pipeline stages of the instance, each on tp GPUs."""
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
     kv_dtype: KvDtype
@@ -61,8 +64,13 @@ class Layout:
                 raise LayoutError(f"tp {self.tp} and the {attention.num_kv_heads} KV heads of {name} do not divide")
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs of the instance."""
+        return self.tp * self.pp
+
+    @property
     def kv_token_bytes(self) -> int:
-        """KV of one token on one rank, all layers."""
+        """KV of one token on one rank, all layers that it has."""
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype])
 
     @property
@@ -122,17 +130,17 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
 
 
 def default_mem_fraction(
-    gpu: GpuSpec, tp: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
+    gpu: GpuSpec, num_gpus: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
 ) -> float:
-    """mem_fraction_static when it is not given. draft_tokens: of each request in a decode step."""
-    tier = memory_tier(gpu, tp)
+    """mem_fraction_static when it is not given. num_gpus: of a server; draft_tokens: of a request in a step."""
+    tier = memory_tier(gpu, num_gpus)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)
     if role == "decode":
         activation = max((max_running or tier.max_graph_batch) * draft_tokens, 2048)
     else:
         activation = max(chunk_tokens or 16384, 2048)
     memory_mib = gpu.memory_bytes / MIB
-    reserved = 512 + 1.5 * activation + tp / 8 * 1024 + graphs
+    reserved = 512 + 1.5 * activation + num_gpus / 8 * 1024 + graphs
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10240)
     return round((memory_mib - reserved) / memory_mib, 3)

@@ -1,6 +1,7 @@
 """Costs of a language model: parameters, KV bytes and attention work, independent of where it runs."""
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import ClassVar, Literal
 
 from pdsim.system.entry import EntryError
@@ -169,6 +170,12 @@ class LlamaArchitecture:
     """None: the softmax of all experts."""
 
 
+def stage_layers(num_layers: int, num_stages: int) -> list[int]:
+    """Layers of each pipeline stage: as equal as they can be, the last having one more (SGLang's get_pp_indices)."""
+    few, rest = divmod(num_layers, num_stages)
+    return [few] * (num_stages - rest) + [few + 1] * rest
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model. Field meanings follow its config.json; `sources` says where each number comes from."""
@@ -201,6 +208,35 @@ class ModelSpec:
         experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
         added = experts.num_params(self.hidden_size) - self.num_expert_params
         return replace(self, experts=experts, num_params=self.num_params + added)
+
+    def largest_stage(self, num_stages: int) -> "ModelSpec":
+        """The part that the largest of so many pipeline stages has. Embeddings are dealt out as layers are."""
+        if num_stages == 1:
+            return self
+        share = max(stage_layers(self.num_layers, num_stages)) / self.num_layers
+
+        def part(num_layers: int) -> int:
+            return ceil(num_layers * share - 1e-9)
+
+        attention = replace(self.attention, num_layers=part(self.attention.num_layers))
+        if isinstance(attention, GroupedQueryAttention):
+            attention = replace(attention, num_window_layers=part(attention.num_window_layers))
+        found = replace(
+            self,
+            num_params=(self.num_params - self.num_expert_params) * share,
+            num_active_params=(self.num_active_params - self.expert_flops_per_token / 2) * share,
+            num_layers=part(self.num_layers),
+            vocab_size=ceil(self.vocab_size * share),
+            attention=attention,
+        )
+        if self.experts is None:
+            return found
+        found = replace(found, experts=replace(self.experts, num_layers=part(self.experts.num_layers)))
+        return replace(
+            found,
+            num_params=found.num_params + found.num_expert_params,
+            num_active_params=found.num_active_params + found.expert_flops_per_token / 2,
+        )
 
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:

@@ -66,6 +66,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
         raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
+    if scenario.prefill is not None and scenario.prefill.pp > 1:
+        raise ConfigError(f"prefill.pp: {scenario.prefill.pp}: pipeline stages run in simulation only; leave it out")
     if scenario.storage is not None:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:

@@ -12,8 +12,8 @@ def splits(base: Base) -> list[Arm]:
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_gpus
     made = []
-    for instances in range(1, num_gpus // prefill.tp + 1):
-        others, rest = divmod(num_gpus - instances * prefill.tp, decode.tp)
+    for instances in range(1, num_gpus // prefill.num_server_gpus + 1):
+        others, rest = divmod(num_gpus - instances * prefill.num_server_gpus, decode.tp)
         if others >= 1 and not rest:
             changes = {"prefill.instances": instances, "decode.instances": others}
             routers = base.routers(max(instances, others))
