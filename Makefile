@@ -14,10 +14,10 @@ endif
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # all targets share one environment
-.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-peers clients notebooks clean
+.PHONY: help demo setup test test-gpu check lint types imports schema-current docs site golden schema fast plain test-compiled bench bench-harness bench-peers clients notebooks clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' Makefile
 
 DEMO_SLO := ttft < 5.5 s and tpot < 25 ms for 90 %
 
@@ -113,6 +113,9 @@ notebooks: .venv/dev ## run the notebooks and write them with their figures
 bench: .venv/demo ## time the simulator
 	@$(BIN)/python -m compileall -q pdsim
 	@$(BIN)/python bench/speed.py
+
+bench-harness: .venv/dev ## time what real mode adds to a decode step, of a tiny model on this CPU
+	@$(BIN)/python bench/harness.py
 
 clients: .venv/dev ## run public HTTP clients against pdreal serve, each in its own environment
 	@real/clients/run.sh
