@@ -82,7 +82,8 @@ class Instances:
         self.levels: dict[str, Levels] = {}
         """Levels of each instance as last asked, at most about a second ago; not of those that are down."""
         self._given_up: set[str] = set()
-        """Instances that were silent for too long: behind a cut link it takes a while until their end is heard of."""
+        """Instances that were killed, or silent for too long, and whose end is not heard of yet: behind a cut link it
+        takes a while."""
         self._silent: set[str] = set()
         """Processes that have not answered the last ping."""
         self._settled: dict[str, asyncio.Future[str]] = {}
@@ -112,6 +113,10 @@ class Instances:
         return sorted({*roles.values()} - {roles[i] for i in self._up})
 
     def kill(self, instance_id: str, rank: int | None, restart_after_s: float | None) -> None:
+        if self._stopping:
+            return
+        if self.fleet.is_alive(instance_id):
+            self._given_up.add(instance_id)
         self._restart_s[instance_id] = restart_after_s
         self.fleet.kill(instance_id, rank)
 
@@ -147,7 +152,8 @@ class Instances:
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
         """Tell the monitor. An instance that it gives up while it is up hangs."""
         commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
-        if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
+        hangs = heartbeat.instance_id in self._up and heartbeat.instance_id not in self._given_up
+        if heartbeat.life is None and commands and hangs:
             self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
             _LOG.error("%s: %s", heartbeat.instance_id, reason)
             self._given_up.add(heartbeat.instance_id)

@@ -1,10 +1,14 @@
 """Processes die at random moments under load: every request ends, nothing leaks, and who comes back serves again."""
 
+import asyncio
 from functools import partial
 from random import Random
 
 import pytest
+from pdreal.launcher import Launcher
 from pdreal.logbook import read_journal, read_records
+from pdreal.options import Options
+from pdreal.real_scenario import real_scenario
 
 from pdsim.core.journal import replay
 from pdsim.scenario.machines import restarted, state_machines
@@ -65,6 +69,22 @@ def test_a_process_is_killed(role, tmp_path):
 def test_processes_are_killed_at_many_moments(seed, tmp_path):
     role = "prefill" if seed % 2 else "decode"
     survive(100 + seed, role, tmp_path)
+
+
+def test_an_instance_that_is_killed_at_the_end_leaves_nothing():
+    """Others are asked what they hold; what it held died with it, before its end is heard of or behind that."""
+    resolved, _ = real_scenario(clusters.scenario(health=HEALTH), Options())
+
+    async def play():
+        launcher = Launcher(resolved, Options())
+        await launcher.start()
+        launcher.kill("decode-0")
+        stopping = asyncio.create_task(launcher.stop())
+        await asyncio.sleep(0)
+        launcher.kill("prefill-0")
+        return await stopping, launcher.failure
+
+    assert asyncio.run(play()) == ([], None)
 
 
 def test_without_health_a_lost_instance_ends_the_run(tmp_path):
