@@ -18,6 +18,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, to_yaml
+from pdsim.system.catalog import load_gpu
 
 GPU_LABEL = "pdsim/gpu"
 IMAGE = "lmsysorg/sglang:latest"
@@ -84,9 +85,11 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
     num_hosts = spanned(scenario, role)
     if num_hosts > 1:
         flags += sglang.across_hosts("$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)")
+        spans_domain = load_gpu(servers.gpu).num_hosts(servers.tp) > 1
+        channel = "; its pods need a channel of the NVLink domain, such as a ComputeDomain gives"
         made.notes.append(
-            f"{role}: a LeaderWorkerSet (lws 0.6 or later) of {num_hosts} hosts for each server; its pods need "
-            "a channel of the NVLink domain, such as a ComputeDomain gives"
+            f"{role}: a LeaderWorkerSet (lws 0.6 or later) of {num_hosts} hosts for each server"
+            + (channel if spans_domain else "")
         )
     command.add("server", sglang.SERVER, flags)
     made.notes += command.notes

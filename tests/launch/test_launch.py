@@ -70,6 +70,7 @@ OTHER = {
     "engine": [],
     **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
+    "prefill.pp": [],
     "prefill.layer_groups": ["4"],
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
     "prefill.optimistic_attempts": ["2"],
@@ -431,6 +432,30 @@ def test_a_server_that_spans_hosts_is_a_leader_worker_set():
         "$(LWS_WORKER_INDEX)",
     ]  # fmt: skip
     assert "readinessProbe" not in pods[1]
+
+
+STAGES = (("network.staging", None), ("prefill.pp", "2"))
+
+
+@pytest.mark.parametrize(("tp", "num_processes"), [(2, 1), (8, 2)])
+def test_a_server_of_stages_has_the_gpus_of_all(tp, num_processes):
+    made_of = scenario(*STAGES, ("prefill.tp", str(tp)), ("prefill.instances", "2"), ("decode.tp", str(tp)))
+    commands = ENGINES["sglang"](made_of, "pair.yaml", made_of.model).commands
+    prefill = [command for name, command in commands.items() if name.startswith("prefill")]
+    assert len(prefill) == 2 * num_processes
+    assert all(f"--tp-size {tp} --pp-size 2 " in command for command in prefill)
+    assert "--pp-size" not in commands["decode-0"]
+    if num_processes == 1:
+        assert "--base-gpu-id 4 " in prefill[1]
+    else:
+        assert "--nnodes 2 --node-rank 1" in prefill[1]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_vllm_refuses_stages(engine):
+    without = (section for section in WITHOUT[engine] if section != "network.staging")
+    with pytest.raises(ConfigError, match=r"prefill\.pp: 2: NixlConnector"):
+        text(engine, scenario(*((section, None) for section in without), *STAGES))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo", "dynamo-vllm"])
