@@ -1,6 +1,6 @@
 """Times fitted to measurements: straight lines, or entries between them, in what a forward has to do."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from math import exp
 from typing import TYPE_CHECKING
@@ -33,18 +33,25 @@ class AffineModel:
     def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
         """Times in the order of _WORK."""
         settings, chunks = self._settings, step.chunks
-        num_tokens = step.num_tokens
+        num_tokens, graph = step.num_tokens, self._graph_tokens(step.num_tokens)
+        per_pair_ns = settings.prefill_graph_per_pair_ns if graph else settings.prefill_per_pair_ns
         idle_rows = -num_tokens % settings.prefill_wave_tokens / num_tokens
         waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in chunks)
         pairs = sum(attended_pairs(chunk) for chunk in chunks) + waves
         continued = [chunk for chunk in chunks if chunk.num_context_tokens]
         return (
-            self._tokens_ns(num_tokens),
-            settings.prefill_per_pair_ns * pairs,
+            self._tokens_ns(graph or num_tokens),
+            per_pair_ns * pairs,
             settings.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued)),
             settings.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued),
             settings.prefill_per_prompt_ns * len(chunks),
         )
+
+    def _graph_tokens(self, num_tokens: int) -> int:
+        """Tokens of the graph that holds so many; 0 without one."""
+        sizes = self._settings.prefill_graph_sizes
+        index = bisect_left(sizes, num_tokens)
+        return sizes[index] if index < len(sizes) else 0
 
     def _least_ns(self, step: PrefillStep) -> float:
         settings = self._settings

@@ -175,6 +175,10 @@ class Affine:
     """Time of each token computed."""
     prefill_per_pair_ns: float = 0
     """Time of each pair of a new token and one before it."""
+    prefill_graph_sizes: tuple[int, ...] = ()
+    """Tokens of captured CUDA graphs, ascending: a forward is padded to the smallest that holds it, if one does."""
+    prefill_graph_per_pair_ns: float = 0
+    """prefill_per_pair of forwards in these graphs, whose attention is another kernel."""
     prefill_per_continued_pair_ns: float = 0
     """Time added for each pair in a continued prompt, whose attention is another kernel."""
     prefill_per_context_token_ns: float = 0
@@ -205,6 +209,11 @@ class Affine:
     """Time of each KV token, for each request that reads it."""
     decode_per_distinct_token_ns: float = 0
     """Time of each KV token once, however many requests share it."""
+
+    def __post_init__(self) -> None:
+        sizes = self.prefill_graph_sizes
+        if list(sizes) != sorted({size for size in sizes if size > 0}):
+            raise ValueError(f"Affine needs prefill_graph_sizes above 0 that rise, found {list(sizes)}")
 
     def of_stage(self, share: float) -> "Affine":
         """The lines of a pipeline stage that has this share of the layers."""
@@ -238,6 +247,7 @@ class AffineTable(Affine):
     """Times of steps by requests: {1: 5.2 ms, 64: 5.6 ms}."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, entries in (("prefill", self.prefill_ns), ("decode", self.decode_ns)):
             times = [(entries or {})[size] for size in sorted(entries or {})]
             if times != sorted(times):

@@ -15,7 +15,7 @@ from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.transformer import Transformer
 from pdreal.paged_kv import PagedKv, SavedKv
-from pdreal.prefill_graphs import PrefillGraphs, has_prefill_graphs
+from pdreal.prefill_graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.streams import to_host, wait_for_engines
 from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
 from pdsim.core.messages import LoadBack, WriteBackup
@@ -129,6 +129,11 @@ class ModelRunner:
         self._prefill_graphs: PrefillGraphs | None = None
         if model.device.type == "cuda" and prefills and not layer_groups and has_prefill_graphs(model):
             self._prefill_graphs = PrefillGraphs(model, self.kv, records_experts=records_experts)
+
+    @property
+    def prefill_graph_sizes(self) -> Sequence[int]:
+        """Tokens of each captured forward."""
+        return SIZES if self._prefill_graphs else ()
 
     def warm_up(self) -> None:
         """Forwards of many lengths, before the first request: all pages are free.

@@ -13,8 +13,10 @@ from pdsim.calibration.fit import regression
 from pdsim.calibration.fit.machine import front_end_ns
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.regression import fit
-from pdsim.calibration.fit.rows import Measurements, Rows, read_rows, write_rows
-from pdsim.cost.affine import GpuClock
+from pdsim.calibration.fit.rows import PREFILL_GRAPHS, Measurements, Rows, read_rows, write_rows
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.affine import AffineModel, GpuClock
+from pdsim.cost.settings import Affine
 from pdsim.scenario.yaml_file import ConfigError
 from tests.made_rows import (
     BATCHES,
@@ -320,6 +322,43 @@ def test_a_graph_is_a_program_of_its_own_and_empty_rows_cost_a_share_of_their_kv
     assert float(cost["decode"]["decode"][8].removesuffix(" ms")) == pytest.approx(5.2, rel=0.002)
 
 
+def test_forwards_in_graphs_take_what_their_padding_does_and_their_attention_goes_in_waves(tmp_path):
+    truth = Affine(
+        prefill_base_ns=1e6,
+        prefill_per_token_ns=19_000,
+        prefill_per_pair_ns=1,
+        prefill_graph_per_pair_ns=1.5,
+        prefill_graph_sizes=tuple(range(128, 2049, 128)),
+        prefill_wave_tokens=512,
+        prefill_least_ns=5e6,
+    )
+    model = AffineModel(truth)
+
+    def row(new, context):
+        chunk = PrefillChunk(0, context, new, is_last=True)
+        sizes = {
+            "new_tokens": new,
+            "context_tokens": context,
+            PREFILL_GRAPHS: " ".join(map(str, range(128, 2049, 128))),
+        }
+        return {"kind": "prefill", **sizes, "time_us": model.prefill_ns(PrefillStep(0, (chunk,)), 0) / 1e3}
+
+    rows = [row(new, c) for new in (60, 190, 330, 700, 1180, 1730, 2048, 2350, 4096, 8192) for c in (0, 2048, 8192)]
+    made = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us)))
+    told = profile_of(made, "x", "y")["cost"]["prefill"]
+    assert (told["prefill_wave_tokens"], told["prefill_graph_sizes"]) == (512, list(truth.prefill_graph_sizes))
+    assert made.fits["prefill"].values["graph_per_pair"] == pytest.approx(1.5, rel=0.02)
+    assert made.fits["prefill"].values["per_pair"] == pytest.approx(1, rel=0.02)
+    assert made.fits["prefill"].typical_error < 0.02
+
+
+def test_rows_of_several_engines_graphs_are_refused(tmp_path):
+    one, other, *_ = prefill_rows(affine_prefill_us)
+    rows = [one | {PREFILL_GRAPHS: "64"}, other | {PREFILL_GRAPHS: "64 128"}]
+    with pytest.raises(ConfigError, match="prefill_graphs of rows differ: 64 and 64 128"):
+        measured(tmp_path, rows)
+
+
 @pytest.mark.parametrize("us_per_token", [-0.01, -0.001])
 def test_where_context_takes_no_time_empty_rows_have_no_share_of_it(us_per_token, tmp_path):
     decode = [
@@ -356,6 +395,10 @@ def test_rows_that_begin_with_a_byte_order_mark_are_read(tmp_path):
         ({"date": ""}, "does not say where its rows come from: no date"),
         ({"device": ""}, "does not say where its rows come from: no device"),
         ({"kind": "transfer"}, "line 2: transfer needs transport"),
+        (
+            {"kind": "prefill", "new_tokens": 5, PREFILL_GRAPHS: "64 32"},
+            "line 2: prefill_graphs: expected rising numbers of tokens, found '64 32'",
+        ),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, change, message):

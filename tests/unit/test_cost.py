@@ -83,6 +83,21 @@ def test_affine_takes_more_for_prompts_behind_a_context_and_at_least_their_launc
     assert launch.prefill_ns(step, 0) == 5 + 7 * 2 + 11
 
 
+def test_a_forward_in_a_graph_takes_what_its_padding_does_and_pairs_what_its_kernel_takes():
+    lines = Affine(
+        prefill_per_token_ns=3, prefill_per_pair_ns=1, prefill_graph_per_pair_ns=2, prefill_graph_sizes=(4, 8)
+    )
+    model = AffineModel(lines)
+    assert model.prefill_ns(prefill((10, 2), (0, 2)), 0) == 3 * 4 + 2 * (2 * 11 + 2)
+    assert model.prefill_ns(prefill((10, 5)), 0) == 3 * 8 + 2 * 5 * 12.5
+    assert model.prefill_ns(prefill((10, 10)), 0) == 3 * 10 + 10 * 15
+
+
+def test_graphs_that_do_not_rise_are_refused():
+    with pytest.raises(ValueError, match=r"needs prefill_graph_sizes above 0 that rise, found \[4, 2\]"):
+        Affine(prefill_graph_sizes=(4, 2))
+
+
 def test_a_rest_follows_each_decode_step_and_no_forward():
     lines = AffineModel(Affine(prefill_base_ns=3, decode_base_ns=5, decode_per_request_ns=2))
     resting = StepTimes(prefill=lines, decode=lines, host_overhead=DecodeHostOverhead(step_ns=100, request_ns=10))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +14,15 @@ from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
 from pdsim.calibration.fit.outside import Around, without_around
 from pdsim.calibration.fit.regression import Fitted, Form, fit
-from pdsim.calibration.fit.rows import OBSERVED, STAGING, UNKNOWN, Measurements, Rows
+from pdsim.calibration.fit.rows import (
+    OBSERVED,
+    PREFILL_GRAPHS,
+    STAGING,
+    UNKNOWN,
+    Measurements,
+    Rows,
+    graph_sizes,
+)
 from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_transport, names
@@ -104,7 +113,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
     slowdown = {"slowdown": host_slowdown} if host_slowdown != 1 else {}
     cost = {
-        "prefill": {**_prefill(made.fits["prefill"]), **_slowdown(made.clock)},
+        "prefill": {**_prefill(made), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
         "host": {
             **_times(machine.loop_ns(made.host_ns)),
@@ -142,8 +151,11 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
     if rows.kind == "prefill" and clock is not None:
         rows = clock.rested(rows)
     affine, table = _PHASES[rows.kind]
+    if rows.kind == "prefill" and (wave_tokens := regression.best_wave(rows)) > 1:
+        affine = partial(regression.prefill_form, wave_tokens=wave_tokens)
+        table = partial(regression.prefill_table, wave_tokens=wave_tokens)
     lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
-    if lines.error <= table_above and not _graph_sizes(rows):
+    if lines.error <= table_above and not rows.columns.get("graph", np.zeros(1)).any():
         return lines
     try:
         return min(lines, fit(replace(table(rows), by_ratio=by_ratio), rows), key=lambda fitted: fitted.typical_error)
@@ -170,10 +182,14 @@ def _gpu_of(device: str) -> str | None:
 # As a scenario writes it.
 
 
-def _prefill(fitted: Fitted) -> dict[str, Any]:
+def _prefill(made: Calibration) -> dict[str, Any]:
+    fitted = made.fits["prefill"]
     entries = {"prefill": _entries(fitted)} if fitted.form.name == "table" else {}
     lines = {name: value for name, value in fitted.values.items() if not _is_entry(name)}
-    return {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+    told = {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+    if not (graphs := made.measurements.forwards[PREFILL_GRAPHS]):
+        return told
+    return {**told, "prefill_graph_sizes": graph_sizes(graphs[0]), "prefill_wave_tokens": fitted.form.wave_tokens}
 
 
 def _slowdown(clock: GpuSlowdown | None) -> dict[str, Any]:

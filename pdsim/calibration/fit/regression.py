@@ -19,6 +19,8 @@ from pdsim.calibration.fit.rows import Columns, Floats, Rows
 Term = Callable[[Columns], Floats]
 
 MOST_KNOTS = 16
+WAVES = (1, *(2**k for k in range(6, 12)))
+"""New tokens of a wave of attention in graphs that are tried."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Form:
     """Terms of the host's time while the GPU computes: the slower of the two counts."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
+    wave_tokens: int = 1
     by_ratio: bool = False
     """Half as long and twice as long are equal errors. Relative to measured times, as otherwise, half as long is the
     smaller one: where times of one shape differ by a factor, as a client sees them, the fit is near the shortest."""
@@ -71,9 +74,13 @@ class Form:
         return design[:, :num_terms] @ values[:num_terms], design[:, num_terms:] @ values[num_terms:]
 
 
-def prefill_form(rows: Rows) -> Form:
-    """Terms of an affine prefill."""
-    terms: dict[str, Term] = {"base": _one, "per_token": _column("new_tokens"), "per_pair": _pairs}
+def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
+    """Terms of an affine prefill. Forwards in graphs are padded, and their attention is a kernel of its own."""
+    terms: dict[str, Term] = {"base": _one, "per_token": _computed, "per_pair": _pairs}
+    if rows.columns["graph"].any():
+        pairs = partial(_pairs, wave_tokens=wave_tokens)
+        terms["per_pair"] = lambda columns: (columns["graph"] == 0) * pairs(columns)
+        terms["graph_per_pair"] = lambda columns: (columns["graph"] > 0) * pairs(columns)
     least: dict[str, Term] = {"least": _one}
     if np.ptp(rows.columns["prompts"]):
         terms["per_prompt"] = least["least_per_prompt"] = _column("prompts")
@@ -81,7 +88,7 @@ def prefill_form(rows: Rows) -> Form:
         terms["per_context_token"] = _column("context_tokens")
         terms["per_continued_pair"] = lambda columns: _continued(columns) * _pairs(columns)
         least["least_per_continued_prompt"] = lambda columns: _continued(columns) * columns["prompts"]
-    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), least)
+    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), least, wave_tokens=wave_tokens)
 
 
 def decode_form(rows: Rows) -> Form:
@@ -89,12 +96,22 @@ def decode_form(rows: Rows) -> Form:
     return Form("affine", terms, ("batch", "context_tokens"))
 
 
-def prefill_table(rows: Rows) -> Form:
+def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
     """Terms of an AffineTable: a step for each knot, instead of base and time per token."""
-    lines, knots = prefill_form(rows), _knots(rows.columns["new_tokens"])
+    lines, knots = prefill_form(rows, wave_tokens), _knots(_computed(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
-    terms = {"first": _one, **_steps(_column("new_tokens"), knots), **beyond}
+    terms = {"first": _one, **_steps(_computed, knots), **beyond}
     return replace(lines, name="table", terms=terms, knots=knots)
+
+
+def best_wave(rows: Rows) -> int:
+    """Tokens of a wave with which a table fits these rows best; 1 for forwards without graphs."""
+
+    def error(wave_tokens: int) -> float:
+        form = prefill_table(rows, wave_tokens)
+        return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
+
+    return min(WAVES, key=error) if rows.columns["graph"].any() else 1
 
 
 def decode_table(rows: Rows) -> Form:
@@ -120,10 +137,15 @@ def _column(name: str) -> Term:
     return lambda columns: columns[name]
 
 
-def _pairs(columns: Columns) -> Floats:
-    """Pairs as attended_pairs counts them, of prompts that are equally long: rows do not say how long each was."""
+def _computed(columns: Columns) -> Floats:
+    """Tokens that a forward computes, its graph's padding included."""
+    return np.maximum(columns["new_tokens"], columns["graph"])
+
+
+def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
+    """Pairs as AffineModel counts them, of prompts that are equally long: rows do not say how long each was."""
     new, context = columns["new_tokens"], columns["context_tokens"]
-    return np.asarray(new * (context + new / 2) / columns["prompts"])
+    return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])
 
 
 def _continued(columns: Columns) -> Floats:

@@ -78,6 +78,8 @@ PROVENANCE = (
 )
 OUR_KERNELS = "fused"
 """The variant of `pdkernels.bench` that a harness runs; the others stand beside it for comparison."""
+PREFILL_GRAPHS = "prefill_graphs"
+"""Tokens of each CUDA graph in which the engine of a row runs forwards, ascending, between spaces."""
 A_COPY = "copy"
 """The transport of rows that only say what a link can do."""
 
@@ -108,7 +110,7 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Notes on what is left out of them."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """Distinct devices, models and dtypes of rows of forwards: others may be of the host beside them."""
+    """Distinct devices, models, dtypes and graphs of rows of forwards: others may be of the host beside them."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)
@@ -160,8 +162,10 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
         found[key] += _shapes(in_rounds)
     if not found:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(KINDS)}")
+    if len(graphs := _distinct(forwards, [PREFILL_GRAPHS])) > 1:
+        raise ConfigError(f"{', '.join(map(str, paths))}: {PREFILL_GRAPHS} of rows differ: {' and '.join(graphs)}")
     rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
-    told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",)}
+    told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",), PREFILL_GRAPHS: (PREFILL_GRAPHS,)}
     setups = {name: _distinct(forwards, columns) for name, columns in told.items()}
     return Measurements(tuple(rows), tuple(provenance), forwards=setups)
 
@@ -246,12 +250,32 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     values = {name: _number(line, name, where) for name in (*columns.needed, "time_us")}
     for name, empty in columns.optional.items():
         values[name] = _number(line, name, where) if line.get(name) else empty
+    if kind == "prefill":
+        values["graph"] = _graph(line, where, values["new_tokens"])
     if "kind" in line and kind in STAGING:  # timed from the call on the host, which pdkernels.bench leaves out
         values["submit_us"] = 0.0
     values["time_ns"] = 1e3 * values.pop("time_us")
     if values["time_ns"] <= 0:
         raise ConfigError(f"{where}: time_us: expected a time above 0, found {line['time_us']!r}")
     return values
+
+
+def graph_sizes(told: str) -> list[int]:
+    """Raises ValueError."""
+    sizes = [int(size) for size in told.split()]
+    if sizes != sorted({size for size in sizes if size > 0}):
+        raise ValueError
+    return sizes
+
+
+def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
+    """Tokens of the graph that holds a forward; 0 without one."""
+    told = line.get(PREFILL_GRAPHS) or ""
+    try:
+        sizes = graph_sizes(told)
+    except ValueError:
+        raise ConfigError(f"{where}: {PREFILL_GRAPHS}: expected rising numbers of tokens, found {told!r}") from None
+    return next((float(size) for size in sizes if size >= num_tokens), 0.0)
 
 
 def _ranks(line: Mapping[str, str], where: str) -> int:

@@ -3,7 +3,7 @@
 | coefficient | bound by |
 |---|---|
 | prefill, per token | compute, in matrix products |
-| prefill, per pair, and more of it per continued pair | compute, in attention |
+| prefill, per pair, in graphs or not, and more of it per continued pair | compute, in attention |
 | prefill, per context token, which is gathered; decode, per KV token | memory bandwidth, in attention |
 | decode, base | reading the weights, as far as their bytes explain it; the rest is launches |
 | decode, per request in a batch too large for memory to bind it | compute: prefill's time per token |
@@ -35,6 +35,7 @@ ENDS = ("low", "best", "high")
 _PREFILL: Mapping[str, Operator] = {
     "prefill_per_token_ns": "matrix",
     "prefill_per_pair_ns": "attention",
+    "prefill_graph_per_pair_ns": "attention",
     "prefill_per_continued_pair_ns": "attention",
     "prefill_per_context_token_ns": "kv",
 }

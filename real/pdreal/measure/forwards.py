@@ -111,7 +111,8 @@ class ForwardBench:
         """
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
         forwards = (self._prefilling(case, num_more) for num_more in _AROUND)
-        return row_of("prefill", self._times_us(forwards, pause_seconds), **_sizes(case))
+        graphs = " ".join(map(str, self._runner.prefill_graph_sizes)) or None
+        return row_of("prefill", self._times_us(forwards, pause_seconds), prefill_graphs=graphs, **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
         """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""

@@ -65,6 +65,8 @@ class Row:
     batch: int | None = None
     graph: int | None = None
     """The CUDA graph that holds the batch."""
+    prefill_graphs: str | None = None
+    """Tokens of each CUDA graph in which the instance runs forwards, between spaces."""
     context_tokens: int | None = None
     """Tokens of all prompts, or of all requests of a decode step, together."""
     busy_us: float | None = None
@@ -88,7 +90,7 @@ def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None
 def describe(row: Row) -> str:
     """A row on one line: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
-    for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us"):
+    for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us", "prefill_graphs"):
         shape.pop(told, None)
     sizes = ", ".join(f"{name} {value}" for name, value in shape.items())
     return f"{row.kind:8} {sizes:64} {row.time_us:12,.1f} us"
