@@ -5,7 +5,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from pdsim.show.reference import Entry, entries
+from pdsim.show.reference import ReferenceEntry, entries
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -30,7 +30,7 @@ def reference() -> str:
     return "".join(title + table for table, title in shown.items())
 
 
-def _table(entry: Entry) -> str:
+def _table(entry: ReferenceEntry) -> str:
     rows = [
         entry.columns,
         ["---"] * len(entry.columns),

@@ -44,7 +44,7 @@ def decode_part_kernel(
     SPLITS: tl.constexpr,
     JOINS: tl.constexpr,
 ):
-    """One KV head of one part: unnormalised output, maximum and sum of the softmax, in float32."""
+    """Attends with one KV head over one part: unnormalised output, maximum and sum of the softmax, in float32."""
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
     split = tl.program_id(1)
@@ -166,7 +166,7 @@ class DecodeWorkspace:
         self.parts = torch.empty(rows, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(rows, 2, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(batch * kv_heads, dtype=torch.int32, device=device)
-        """How many parts of each have come. The last one leaves zero behind."""
+        """Counts of each one's parts that have come. The last one leaves zero behind."""
 
 
 def default_splits(batch: int, kv_heads: int, device: torch.device) -> int:

@@ -28,13 +28,13 @@ TYPES: dict[torch.dtype, Any] = {
 
 @triton.jit
 def wait_for_earlier():
-    """Where a kernel that begins early starts to read: what was launched before it has ended behind this."""
+    """Waits until all that was launched before has ended: a kernel that begins early may read behind this."""
     if cuda_capability_geq(9, 0):
         gdc_wait()
 
 
 def can_begin_early(device: torch.device) -> bool:
-    """Whether a kernel may be set up while the one before it ends (programmatic dependent launch)."""
+    """True if a kernel may be set up while the one before it ends (programmatic dependent launch)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

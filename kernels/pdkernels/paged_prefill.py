@@ -22,7 +22,7 @@ TILE_TOKENS = 64
 _TOKENS, _TOKENS_FP32 = 64, 32
 """Seen at a step. Of 13 tilings these were the fastest on an H200 with 128 to 2,048 tokens and contexts to 8,192."""
 _PROGRAMS = 3
-"""Of each processor; of which two run at once."""
+"""Programs of each processor; of these two run at once."""
 
 
 class Tile(NamedTuple):
@@ -121,7 +121,7 @@ def paged_prefill_kernel(
 
 
 def can_page(head_dim: int) -> bool:
-    """Whether the kernel takes heads of that size."""
+    """True if the kernel takes heads of that size."""
     return head_dim in HEAD_DIMS
 
 

@@ -147,7 +147,7 @@ def carry_out(
 
 
 def _run(step: Step, out: Path) -> None:
-    """What it prints is kept where that is the result."""
+    """Run a step; its output is kept where that is the result."""
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS
     try:

@@ -41,7 +41,7 @@ def observe(
     """
     from dataclasses import asdict
 
-    from pdsim.calibration.observe.plan import Budget, loads, planned
+    from pdsim.calibration.observe.plan import ObservationBudget, loads, planned
     from pdsim.calibration.observe.server import ServerClient
     from pdsim.calibration.observe.session import Session
     from pdsim.cli.finished import progress_over
@@ -56,7 +56,7 @@ def observe(
         if value < least:
             raise ConfigError(f"--{name}: expected at least {least}, found {value}")
     server = ServerClient(url, model=model, api_key=api_key)
-    budget = Budget(minutes, requests, concurrency, longest_prompt)
+    budget = ObservationBudget(minutes, requests, concurrency, longest_prompt)
     probes = list(planned(budget))
     if dry_run:
         if json_:

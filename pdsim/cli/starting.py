@@ -128,10 +128,12 @@ def fields(
     json_: Json = False,
 ) -> None:
     """Say what the fields of scenarios, summaries and tables of a run mean. Without a name: list what there is."""
-    from pdsim.show.reference import Entry, entries, entry, print_entry
+    from pdsim.show.reference import ReferenceEntry, entries, entry, print_entry
 
     if name is None:
-        found = Entry("", "pdsim fields NAME", ("name", "meaning"), [(one.name, one.about) for one in entries()])
+        found = ReferenceEntry(
+            "", "pdsim fields NAME", ("name", "meaning"), [(one.name, one.about) for one in entries()]
+        )
     else:
         found = entry(name)
     if json_:

@@ -28,15 +28,15 @@ NOTHING = InstanceSeen("", 0, 0, 0.0, True)
 @dataclass(frozen=True, kw_only=True)
 class ScalingTimes:
     interval_ns: int
-    """From one decision to the next."""
+    """Time from one decision to the next."""
     start_up_ns: int
-    """From the decision until a new server serves."""
+    """Time from the decision until a new server serves."""
     switch_ns: int
-    """From the moment that a server is empty until it serves in its new role."""
+    """Time from the moment that a server is empty until it serves in its new role."""
     drain_timeout_ns: int | None = None
     """A server that is not empty by then goes on in its old role; None: it has all the time it needs."""
     poll_ns: int = 1_000_000_000
-    """Between two looks at servers that drain."""
+    """Time between two looks at servers that drain."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class ElasticServer:
     next_role: str = ""
     """The role that a draining server takes next; empty: it stops."""
     due_ns: int = 0
-    """When one that starts is to serve, or by when one that drains must be empty."""
+    """A starting server serves from then on; a draining one must be empty by then."""
 
     @property
     def instance_id(self) -> str:
@@ -183,7 +183,7 @@ class Autoscaler:
                 self._begin(server, role, self._times.start_up_ns)
 
     def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[ElasticServer]:
-        """Those with the fewest requests; one of the role stays."""
+        """Servers with the fewest requests; at least one of the role stays."""
         serving = [server for server in self.servers if server.state == SERVING and server.role == role]
         serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))
         return serving[: max(0, min(count, len(serving) - 1))]

@@ -267,7 +267,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeen:
-    """One instance, as an autoscaler sees it."""
+    """An instance as an autoscaler sees it."""
 
     instance_id: str
     num_requests: int
@@ -281,7 +281,7 @@ class InstanceSeen:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """To the autoscaler: the instances, and what has happened since the run began."""
+    """The instances, and counts since the run began; sent to the autoscaler."""
 
     instances: tuple[InstanceSeen, ...]
     num_arrived: int
@@ -547,7 +547,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class MixedStep:
-    """One forward over chunks of prompts and a token of every running request."""
+    """A forward over chunks of prompts and a token of every running request."""
 
     prefill: PrefillStep
     decode: DecodeStep

@@ -47,9 +47,9 @@ class TokenBudget:
     """Limits of the tokens of one step."""
 
     step_tokens: int | None
-    """Of all its requests; running ones come first. None: any number."""
+    """Tokens of all requests; running ones come first. None: any number."""
     prompt_tokens: int | None = None
-    """Of one prompt. None: as many as are left."""
+    """Tokens of one prompt. None: as many as are left."""
 
 
 @dataclass(slots=True)

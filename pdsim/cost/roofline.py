@@ -112,7 +112,7 @@ class RooflineModel:
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
-        """One token on its way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
+        """Time of a token's way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None or layout.dp == 1:
             return 0.0

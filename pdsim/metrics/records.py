@@ -47,13 +47,13 @@ class RequestRecord:
     transfer_bytes: int = 0
     """Bytes of all ranks together."""
     num_retractions: int = 0
-    """How often it lost its pages while decoding."""
+    """Times that it lost its pages while decoding."""
     num_retries: int = 0
     """Attempts after the first, because instances or transfers failed."""
     outcome: str = "unfinished"
     """unfinished, finished or failed"""
     reason: str = ""
-    """Why it failed."""
+    """Reason of a failure."""
     request_class: str = ""
     """Class that the trace names, for limits of its own; empty: none."""
 

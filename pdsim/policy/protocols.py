@@ -104,7 +104,7 @@ class DisaggregationPolicy(Protocol):
 
 
 class Servers(NamedTuple):
-    """How many servers are to have each role."""
+    """Numbers of servers that are to have each role."""
 
     prefill: int
     decode: int
@@ -114,5 +114,5 @@ class ScalingPolicy(Protocol):
     """Decides how many servers prefill and decode, at each interval of an autoscaler."""
 
     def servers(self, view: views.ScalingView) -> Servers:
-        """At least one of each role, and at most view.max_servers together."""
+        """Returns at least one server of each role, and at most view.max_servers together."""
         ...

@@ -17,11 +17,11 @@ class LoadThresholds:
     prefill_queue_scale_up: float = 5.0
     """A server more above this many requests that wait, for each prefill server."""
     prefill_queue_scale_down: float = 0.2
-    """One less below."""
+    """A server less below."""
     decode_kv_scale_up: float = 0.9
     """A server more above this share of decode's pages in use."""
     decode_kv_scale_down: float = 0.5
-    """One less below."""
+    """A server less below."""
     keep_servers: bool = False
     """Servers change their roles, and none starts or stops."""
 
@@ -42,7 +42,7 @@ class LoadThresholds:
 
 @dataclass
 class Forecast:
-    """As many servers as the load takes that the last two intervals foretell, after Dynamo's SLA planner.
+    """Scales to the load that the last two intervals foretell, as Dynamo's SLA planner does.
 
     A role's load goes on as it changed from one interval to the next.
     """
@@ -66,7 +66,7 @@ class Forecast:
         return self._shared(view, tokens_per_s / self.prefill_tokens_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
-        """What they need, or their parts of all servers if these are too few or stay."""
+        """Servers that both roles need, or their parts of all servers if these are too few or stay."""
         wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
         total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers
         if not self.keep_servers and sum(wanted) <= total:

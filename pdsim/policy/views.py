@@ -247,12 +247,12 @@ class RoleSeen(Protocol):
 
     @property
     def num_servers(self) -> int:
-        """That have the role, or are to have it: they start, or switch to it."""
+        """Servers that have the role, start with it, or switch to it."""
         ...
 
     @property
     def num_requests(self) -> int:
-        """At those that serve or drain: routed there and not done."""
+        """Requests at servers that serve or drain: routed there and not done."""
         ...
 
     @property
@@ -264,7 +264,7 @@ class RoleSeen(Protocol):
 
 
 class ScalingView(Protocol):
-    """What an autoscaler sees: the servers of both roles, and what has happened since it last decided."""
+    """An autoscaler's view: the servers of both roles, and counts since it last decided."""
 
     @property
     def now_ns(self) -> int: ...

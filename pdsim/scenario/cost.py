@@ -85,7 +85,7 @@ class CostChoice(Section):
     server loads when it needs them. SGLang 0.5.12 on H200, decode TP2: 231 and 284 ms at 2 requests
     (experiments/sglang-h200); with TP1 none."""
     measured: MeasuredSettings | None = None
-    """What the times were measured on; None: every size counts as known."""
+    """Setup and sizes that the times were measured on; None: every size counts as known."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> "CostChoice":

@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 
 def meanings(kind: type[Any]) -> dict[str, str]:
-    """What the strings below the fields of a class and of its bases say, by field."""
+    """The strings below the fields of a class and of its bases, by field."""
     found = {}
     for base in reversed(kind.__mro__):
         for field, below in pairwise(_body(base)):

@@ -140,14 +140,14 @@ class Scenario(Section):
     workload: Annotated[Workload, Component()]
     """Requests: a workload."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
-    """When requests are sent: a client."""
+    """Client: sends the requests, in an open or a closed loop."""
     priorities: dict[str, int] = Field(default={})
     """Priorities of classes of requests, the larger first: {chat: 1, batch: 0}. A class that is not here has 0. Where
     there are any, the default of `policy` is priority."""
     storage: StorageSettings | None = None
     """Drives behind the host caches; None: what these evict is lost."""
     elastic: ElasticSettings | None = None
-    """How servers change their roles, start and stop; None: they keep their roles."""
+    """Rules by which servers change their roles, start and stop; None: they keep their roles."""
     faults: tuple[Annotated[Fault, Component(by_field=True)], ...] = ()
     """Things that go wrong, and when."""
     health: HealthSettings | None = None

@@ -28,8 +28,7 @@ class ServerSettings(Section):
     """Data-parallel attention (--enable-dp-attention --dp): so many instances share the server's GPUs and its experts;
     divides tp."""
     expert_skew: float = Field(default=0, ge=0)
-    """With dp > 1, how far the tokens of the busiest GPU's experts are above the mean, before redundant experts help.
-    """
+    """Excess of the busiest GPU's expert tokens over the mean, with dp > 1, before redundant experts help."""
     redundant_experts: int | None = Field(default=None, ge=0)
     """Copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)

@@ -69,7 +69,7 @@ class StarterOptions:
     concurrency: int | None = None
     """Requests in flight."""
     requests: int | None = None
-    """How many requests."""
+    """Number of requests."""
     input_tokens: int | None = None
     """Prompt length of made-up requests."""
     output_tokens: int | None = None

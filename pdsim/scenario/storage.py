@@ -13,7 +13,7 @@ class HostCacheSettings(Section):
     size: Size | None = Field(default=None, ge=0)
     """Memory for the KV of each GPU (--hicache-size); None: twice its pool (--hicache-ratio 2)."""
     write: WritePolicy = "write_through"
-    """When KV is copied there: write_through, write_through_selective or write_back (--hicache-write-policy)."""
+    """Moment of copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy)."""
 
 
 class StorageSettings(Section):
@@ -23,7 +23,7 @@ class StorageSettings(Section):
     """
 
     shared: bool = False
-    """One store for all instances; false: each server has its own."""
+    """True: all instances have the same store; false: each server has its own."""
     drives: int = Field(default=1, ge=1)
     """Drives of each server; of a shared store, or nodes that lend it memory."""
     size: Size = 3_840_000_000_000
@@ -39,6 +39,6 @@ class StorageSettings(Section):
     latency: Duration = 100_000
     """Time before the first byte of each batch of up to 128 pages, and of looking up as many."""
     prefetch: PrefetchPolicy = "timeout"
-    """How long a prompt waits for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
+    """End of the wait for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
     prefetch_threshold: int = Field(default=256, ge=1)
     """Fewer tokens are computed rather than read."""

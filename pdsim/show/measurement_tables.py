@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pdsim.calibration.fit.profile import Calibration
 from pdsim.calibration.observe.folder import summary_of
-from pdsim.calibration.observe.plan import Budget, Load, Probe
+from pdsim.calibration.observe.plan import Load, ObservationBudget, Probe
 from pdsim.calibration.scale.scaling import GpuScaling
 from pdsim.calibration.validate.case import ArmErrors, MetricError
 from pdsim.calibration.validate.comparison import Counts, Validation
@@ -198,7 +198,7 @@ def _rankings(validation: Validation) -> Table:
     return table
 
 
-def print_plan(url: str, budget: Budget, probes: Sequence[Probe], loads: Iterable[Load]) -> None:
+def print_plan(url: str, budget: ObservationBudget, probes: Sequence[Probe], loads: Iterable[Load]) -> None:
     """Prints the probes of each kind, and the loads."""
     table = new_table(f"to {url}", "what", "times", "requests", "at once", "prompt tokens", "output tokens, at most")
     ordered = sorted(probes, key=lambda probe: probe.kind)

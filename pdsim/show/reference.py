@@ -49,7 +49,7 @@ COMPONENTS: dict[Any, str] = {
 }
 
 
-class Entry(NamedTuple):
+class ReferenceEntry(NamedTuple):
     """A section, a kind of components, or a file of a run: a table whose last column says what a row means."""
 
     name: str
@@ -58,42 +58,42 @@ class Entry(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def scenario_entries() -> Iterator[Entry]:
+def scenario_entries() -> Iterator[ReferenceEntry]:
     yield from _section("scenario", Scenario)
     for seam, title in COMPONENTS.items():
         rows = [row for name in BUILT_IN[seam] for row in _component(seam, name)]
-        yield Entry(title, ", ".join(BUILT_IN[seam]), ("use", "setting", "default", "meaning"), rows)
+        yield ReferenceEntry(title, ", ".join(BUILT_IN[seam]), ("use", "setting", "default", "meaning"), rows)
 
 
-def run_entries() -> Iterator[Entry]:
+def run_entries() -> Iterator[ReferenceEntry]:
     for name, meaning_of in (("summary", SUMMARY_FIELDS), ("summary.pdsim", OWN_FIELDS), ("parts", PARTS)):
-        yield Entry(name, "", ("field", "meaning"), list(meaning_of.items()))
+        yield ReferenceEntry(name, "", ("field", "meaning"), list(meaning_of.items()))
     stages = [(stage, first, last, meaning) for stage, (first, last, meaning) in STAGES.items()]
-    yield Entry("stages", "", ("stage", "from", "to", "meaning"), stages)
+    yield ReferenceEntry("stages", "", ("stage", "from", "to", "meaning"), stages)
     for name, record in (("requests", RequestRecord), ("steps", StepRecord), ("transfers", TransferRecord)):
-        yield Entry(name, in_words(record.__doc__), ("column", "meaning"), _columns(record))
+        yield ReferenceEntry(name, in_words(record.__doc__), ("column", "meaning"), _columns(record))
     levels = [row for row in _columns(LevelRecord) if row[0] != "levels"]
-    yield Entry("levels", in_words(LevelRecord.__doc__), ("column", "meaning"), [*levels, *_columns(Levels)])
+    yield ReferenceEntry("levels", in_words(LevelRecord.__doc__), ("column", "meaning"), [*levels, *_columns(Levels)])
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[ReferenceEntry]:
     yield from scenario_entries()
     yield from run_entries()
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ReferenceEntry:
     """An entry of that name, or one component. Raises ConfigError."""
     known = {found.name: found for found in entries()}
     if name in known:
         return known[name]
     for seam, title in COMPONENTS.items():
         if name in BUILT_IN[seam]:
-            return Entry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
+            return ReferenceEntry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
     every = [*known, *(use for built_in in BUILT_IN.values() for use in built_in)]
     raise ConfigError(f"nothing is called {name!r}{did_you_mean(name, every)}; there are {', '.join(known)}")
 
 
-def _section(name: str, section: type[Section]) -> Iterator[Entry]:
+def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
     """A section, then those inside it."""
     said = meanings(section)
     inner, rows = {}, []
@@ -102,7 +102,7 @@ def _section(name: str, section: type[Section]) -> Iterator[Entry]:
         for hint in (field.annotation, *get_args(field.annotation)):
             if isinstance(hint, type) and issubclass(hint, Section):
                 inner[key] = hint
-    yield Entry(name, in_words(section.__doc__), ("field", "default", "meaning"), rows)
+    yield ReferenceEntry(name, in_words(section.__doc__), ("field", "default", "meaning"), rows)
     for key, kind in inner.items():
         yield from _section(key if section is Scenario else f"{name}.{key}", kind)
 
@@ -148,7 +148,7 @@ def shown(value: Any) -> str:
     return value or '""' if isinstance(value, str) else json.dumps(value)
 
 
-def print_entry(found: Entry) -> None:
+def print_entry(found: ReferenceEntry) -> None:
     table = Table(*found.columns, box=box.SIMPLE_HEAD)
     for row in found.rows:
         table.add_row(*map(escape, row))

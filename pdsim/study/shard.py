@@ -53,6 +53,6 @@ def to_shard(row: Mapping[str, Any]) -> bytes:
 
 
 def read_shard(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Without threads and data sets, which take longer than to read one row."""
+    """Read a shard without threads and data sets, which take longer than one row."""
     with parquet.ParquetFile(path) as file:
         return file.read(columns, use_threads=False)

@@ -94,7 +94,7 @@ class Sample(Section):
 
 
 class SloSettings(Section):
-    """What a request must meet, and what share of all requests must meet it."""
+    """Limits of a request, and the share of all requests that must meet them."""
 
     ttft: Duration | None = None
     """Longest time to the first token."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pdsim.system.entry import EntryError
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4"]
-"""Of weights. int4: GPTQ and AWQ, computed in bf16; embeddings and the output projection stay in bf16."""
+"""Types of weights. int4: GPTQ and AWQ, computed in bf16; embeddings and the output projection stay in bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""

@@ -30,7 +30,7 @@ class Bootstrap:
         self.memories: dict[str, list[dict[str, Any]]] = {}
         """Memory that each rank has published, by instance, of those that are there."""
         self._endpoints: dict[str, str] = {}
-        """Where each process was last reached."""
+        """Each process's latest endpoint."""
         self._awaited: _Expected = {}
         self._num_peers_told = 0
         self._epoch_ns: int | None = None

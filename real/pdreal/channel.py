@@ -55,7 +55,7 @@ class Network(NamedTuple):
     """Place of a process in a run on several hosts."""
 
     address: str
-    """Where it listens."""
+    """Endpoint on which it listens."""
     public_key: str
     secret_key: str
     """A key pair of the run, which the launcher deals: whoever holds it is one of us."""
@@ -91,7 +91,7 @@ class Channel:
         self._incoming = self._context.socket(zmq.PULL)
         self._incoming.setsockopt(zmq.RCVHWM, 0)
         self.endpoint = local_endpoint(folder, process, life)
-        """Where others reach it."""
+        """Endpoint at which others reach it."""
         if network is not None:
             self._guard = ThreadAuthenticator(self._context)
             self._guard.start()

@@ -58,9 +58,9 @@ class DecodeGraphs:
         self.hidden = torch.empty(0)
         """Hidden states of the last step's tokens, which logits are made of."""
         self._hidden: dict[int, Tensor] = {}
-        """Where each graph leaves it."""
+        """Hidden states, where each graph leaves them."""
         self._choices: dict[int, list[Tensor]] = {}
-        """Where each graph leaves them."""
+        """Choices of experts, where each graph leaves them."""
         self._model = model
         self._kv = kv
         self._sizes = batch_sizes(max_running_requests)

@@ -51,9 +51,9 @@ class _Sequence:
     ends: frozenset[int]
     """Tokens that end it."""
     is_plain: bool
-    """Whether its sampling is."""
+    """True if its sampling is."""
     num_pages: int = 0
-    """That ranks know of. An instance only lengthens the table of a sequence while it runs."""
+    """Pages that ranks know of. An instance only lengthens the table of a sequence while it runs."""
     is_saved: bool = False
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed for it."""

@@ -61,7 +61,7 @@ class Fleet:
         self.remote[notice.host].on_notice(notice, payload)
 
     def clock_offset(self, instance_id: str) -> ClockOffset:
-        """How far the clock of the instance's host is ahead."""
+        """Lead of the clock of the instance's host."""
         host = self.remote.get(self._host_names[instance_id])
         return ClockOffset() if host is None else host.clock
 

@@ -22,7 +22,7 @@ class CacheGeometry:
     page_size: int
     num_layers: int
     num_kv_heads: int
-    """That this rank holds."""
+    """KV heads that this rank holds."""
     head_dim: int
     itemsize: int
     """Bytes of an element."""
@@ -34,17 +34,17 @@ class CacheGeometry:
 
     @property
     def head_bytes(self) -> int:
-        """One head of one token in one plane."""
+        """Size of one head of one token in one plane."""
         return self.head_dim * self.itemsize
 
     @property
     def token_bytes(self) -> int:
-        """One token in one plane."""
+        """Size of one token in one plane."""
         return self.num_kv_heads * self.head_bytes
 
     @property
     def page_bytes(self) -> int:
-        """One page in one plane."""
+        """Size of one page in one plane."""
         return self.page_size * self.token_bytes
 
 

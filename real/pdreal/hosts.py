@@ -16,7 +16,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 class HostEntry(Section):
     address: IPv4Address
-    """Where other hosts reach it."""
+    """Address at which other hosts reach it."""
     instances: tuple[str, ...] = ()
     """Names, or patterns of them such as decode-*."""
     start: str | None = None

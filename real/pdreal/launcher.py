@@ -142,7 +142,7 @@ class Launcher:
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """How far clocks of other hosts are ahead of this one's, which times of the run take into account."""
+        """Leads of other hosts' clocks over this one's, which times of the run take into account."""
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 
     @property

@@ -142,7 +142,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def read_counted_steps(folder: Path) -> list[CountedStep]:
-    """By time."""
+    """Steps by time."""
     files = chain.from_iterable(_files(folder, "experts"))
     steps = [CountedStep.from_line(line) for path in files for line in _whole_lines(path)]
     return sorted(steps, key=lambda step: step.end_ns)

@@ -263,7 +263,7 @@ def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], 
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
-    """That one pair of ranks stages: larger cells are sent as slices, or not at all."""
+    """Largest cell that one pair of ranks stages: larger ones are sent as slices, or not at all."""
     staging = scenario.network.staging
     if staging is None or not exchange.wire.slices:
         return 0

@@ -9,7 +9,7 @@ class Hello(NamedTuple):
     process: str
     memory: dict[str, Any]
     endpoint: str
-    """Where others reach it."""
+    """Endpoint at which others reach it."""
 
 
 class Peers(NamedTuple):
@@ -21,7 +21,7 @@ class Peers(NamedTuple):
     memories: dict[str, list[dict[str, Any]]]
     """A PeerMemory for each rank, by instance."""
     endpoints: dict[str, str]
-    """Where the leader of each instance is reached."""
+    """Endpoints of the leaders, by instance."""
     epoch_ns: int | None
     """Begin of time, by the monotonic clock of the rank's host; None as long as not all are connected."""
 

@@ -40,7 +40,7 @@ class _Inputs(NamedTuple):
     tiles: Tensor
     """[most tiles, 4], of attention."""
     pages: Tensor
-    """Of all sequences, one list behind another."""
+    """Pages of all sequences, one list behind another."""
 
     @classmethod
     def of(cls, array: Tensor, sizes: list[int]) -> "_Inputs":
@@ -71,7 +71,7 @@ class PrefillGraphs:
         self._on_host = [part.numpy() for part in _Inputs.of(self._host, sizes)]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, Tensor] = {}
-        """Where each graph leaves hidden states."""
+        """Hidden states, where each graph leaves them."""
         self._choices: dict[int, list[Tensor]] = {}
         if is_cuda:
             self._capture()
@@ -85,7 +85,7 @@ class PrefillGraphs:
         )
 
     def hidden(self, batch: PrefillBatch) -> Tensor:
-        """Of each sequence's last token. What the forward before left is overwritten."""
+        """Hidden states of each sequence's last token. They overwrite those of the forward before."""
         num_tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
         size = next(size for size in SIZES if size >= num_tokens)
         self._upload(batch, size)
@@ -179,7 +179,7 @@ class _PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """Whether forwards of the model fit in graphs."""
+    """True if forwards of the model fit in graphs."""
     from pdkernels.paged_prefill import can_page  # noqa: PLC0415
 
     return model.config.latent is None and can_page(model.config.head_dim)

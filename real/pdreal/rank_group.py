@@ -31,7 +31,7 @@ class Computed(NamedTuple):
     end_ns: int
     expert_counts: ExpertCounts | None = None
     logprobs: Sequence[Logprobs | None] = ()
-    """Of each token; none: nobody asked."""
+    """Log probabilities of each token; none: nobody asked."""
 
 
 class RankThreads:

@@ -30,7 +30,7 @@ HostNotice = HostUp | Time | Ended | KeptLog | HostDone
 
 
 class ClockOffset(NamedTuple):
-    """How far a host's monotonic clock is ahead of the launcher's."""
+    """Lead of a host's monotonic clock over the launcher's."""
 
     offset_ns: int = 0
     error_ns: int = 0

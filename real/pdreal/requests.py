@@ -8,7 +8,7 @@ from pdsim.core.sequence import TokenIds
 
 
 class Sampling(NamedTuple):
-    """How tokens are chosen, greedily unless there is a temperature, and when that ends.
+    """Rules by which tokens are chosen, greedily unless there is a temperature, and by which that ends.
 
     It ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a token to stop at.
     """
@@ -28,7 +28,7 @@ class Sampling(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are greedy, and nothing else is asked of them."""
+        """True if tokens are greedy, and nothing else is asked of them."""
         return self.temperature <= 0 and self.num_logprobs is None
 
 
@@ -48,7 +48,7 @@ class Request:
         self.tokens: list[int] = []
         """All so far."""
         self.logprobs: list[Any] = []
-        """Of each token, if they are asked for."""
+        """Log probabilities of each token, if they are asked for."""
         self._ended: str | None = None
         """Reason why it failed; empty if it finished."""
         self._news = asyncio.Event()

@@ -1,4 +1,4 @@
-"""One rank's half of a step: runs batches through the model over the rank's KV cache."""
+"""Rank's half of a step: runs batches through the model over the rank's KV cache."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ class ModelRunner:
         self.expert_counts: ExpertCounts | None = None
         """Tokens of the last forward that each expert of each layer saw."""
         self.logprobs: list[Logprobs | None] = []
-        """Of the last batch's tokens, if anybody asked."""
+        """Log probabilities of the last batch's tokens, if anybody asked."""
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
         """Page table of each row of the decode batch."""

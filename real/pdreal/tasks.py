@@ -42,9 +42,9 @@ class DecodeBatch(NamedTuple):
     tokens: tuple[int, ...]
     num_kv_tokens: tuple[int, ...]
     changes: tuple[PageTableChange, ...] = ()
-    """Since the batch before, which ranks remember: each table has room for the token then."""
+    """Changes since the batch before, which ranks remember: each table has room for the token then."""
     draws: tuple[Draw | None, ...] = ()
-    """Of each; none: all greedily."""
+    """Draws of each sequence; none: all greedily."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdsim.calibration.observe import session
 from pdsim.calibration.observe.observation import mean_stages_ms, totals
-from pdsim.calibration.observe.plan import Budget, loads, one_round, planned
+from pdsim.calibration.observe.plan import ObservationBudget, loads, one_round, planned
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -155,7 +155,7 @@ def test_it_keeps_to_its_budget(tmp_path):
     assert [arm["name"] for arm in arms] == ["c1", "c3"]
 
 
-@given(st.builds(Budget, st.just(1.0), st.integers(20, 300), st.integers(1, 40), st.integers(64, 20_000)))
+@given(st.builds(ObservationBudget, st.just(1.0), st.integers(20, 300), st.integers(1, 40), st.integers(64, 20_000)))
 def test_no_plan_exceeds_its_budget(budget):
     probes = list(planned(budget))
     sent = sum(probe.num_requests for probe in probes) + sum(len(load.lengths) for load in loads(budget))

@@ -31,7 +31,7 @@ class Probe(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Budget:
+class ObservationBudget:
     num_minutes: float = 10.0
     num_requests: int = 600
     concurrency: int = 16
@@ -39,7 +39,7 @@ class Budget:
     longest_prompt: int = 4096
 
 
-def one_round(budget: Budget) -> list[Probe]:
+def one_round(budget: ObservationBudget) -> list[Probe]:
     """Every kind of probe, the most needed first."""
     lengths = _lengths(budget.longest_prompt)
     batches = _powers(1, budget.concurrency, 2)
@@ -69,7 +69,7 @@ def one_round(budget: Budget) -> list[Probe]:
     return probes
 
 
-def planned(budget: Budget) -> Iterator[Probe]:
+def planned(budget: ObservationBudget) -> Iterator[Probe]:
     """Rounds of probes until the requests are spent that the load leaves. Probes that do not fit are left out."""
     left = budget.num_requests - SETUP_REQUESTS - sum(len(load.lengths) for load in loads(budget))
     for number in count():
@@ -93,13 +93,13 @@ class Load:
     """Prompt and output tokens of each request."""
 
 
-def loads(budget: Budget) -> tuple[Load, ...]:
+def loads(budget: ObservationBudget) -> tuple[Load, ...]:
     """A load at half of the concurrency and one at all of it, as far as requests go."""
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
 
 
-def _drawn(size: int, budget: Budget) -> Iterator[tuple[int, int]]:
+def _drawn(size: int, budget: ObservationBudget) -> Iterator[tuple[int, int]]:
     rng = Random(size)
     for _ in range(min(LOAD_REQUESTS_PER_SLOT * size, int(budget.num_requests * LOAD_SHARE / 2))):
         ratio = budget.longest_prompt / 2 / SHORTEST_TOKENS

@@ -11,7 +11,7 @@ from typing import Any
 from pdsim.calibration.fit.rows import UNKNOWN
 from pdsim.calibration.observe.folder import LOAD, SERVER, row_writer, summary_of, write_json
 from pdsim.calibration.observe.observation import observe, play, round_trips
-from pdsim.calibration.observe.plan import LOAD_SHARE, LONGEST_OUTPUT, Budget, Probe, loads
+from pdsim.calibration.observe.plan import LOAD_SHARE, LONGEST_OUTPUT, ObservationBudget, Probe, loads
 from pdsim.calibration.observe.server import ServerClient, ServerError
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
@@ -26,7 +26,14 @@ class Session:
     """Sends probes in order, and keeps rows, notes and loads."""
 
     def __init__(
-        self, server: ServerClient, budget: Budget, folder: Path, *, command: str, gpu: str | None, tp: int | None
+        self,
+        server: ServerClient,
+        budget: ObservationBudget,
+        folder: Path,
+        *,
+        command: str,
+        gpu: str | None,
+        tp: int | None,
     ) -> None:
         self._server = server
         self._budget = budget

@@ -43,7 +43,7 @@ class RealRunSettings:
     """Threads of each rank; None lets pdreal divide the cores."""
     timeout_s: float = 120.0
     hosts: Path | None = None
-    """Which hosts have which instances."""
+    """Hosts and their instances."""
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Plan:
 
     @staticmethod
     def _attained(outcome: Outcome) -> list[str]:
-        """How many requests are within all limits, together and by class."""
+        """Shares of requests within all limits, together and by class."""
         if outcome.attained is None:
             return []
         of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())

@@ -276,7 +276,7 @@ class Finder:
         return self._trials.lone_request(furthest.label, self._trials.base.one_at_a_time(furthest.changes))
 
     def _measurement(self, chosen: CandidateCluster) -> str:
-        """What to measure: groups of times of which one end alone misses the SLO, or else all of them."""
+        """Names the groups of times to measure: those of which one end alone misses the SLO, or else all."""
         base = self._trials.base
         ends = {group: [_changed(chosen, end) for end in both] for group, both in base.alone.items()}
         deciding = [group for group, both in ends.items() if not all(one.meets for one in self._trials.outcomes(both))]

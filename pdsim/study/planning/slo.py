@@ -214,7 +214,7 @@ class Slo:
         return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
 
     def kept(self, row: Mapping[str, Any]) -> Any:
-        """Whether each finished request of a shard is within all limits that cover it."""
+        """A mask of a shard's finished requests: true where all limits that cover one are kept."""
         times_ns = _times_ns(row)
         kept = np.full(len(times_ns["e2e"]), fill_value=True)
         for term in self.terms:

@@ -17,7 +17,7 @@ from pdsim.system.catalog import load_gpu
 
 _LARGEST_TP = 8
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
-"""By their number."""
+"""Roles of a cluster, by their number."""
 _OF_SERVERS = ("gpu", "tp", "instances")
 """Fields of a role by which clusters differ, whatever else is tried."""
 

@@ -71,7 +71,7 @@ class Trials:
         return self.base.changed({**changes, "seed": self.seeds[0]})
 
     def limit(self, changes: Changes, term: Term | None) -> Limit:
-        """What limits a cluster in a term of the SLO; None: in its throughput."""
+        """The limiting resource of a cluster in a term of the SLO; None: in its throughput."""
         scenario = self.scenario(changes)
 
         def measure(result: RunResult) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from pdsim.study.questions.words import number, share
 
 _SWITCH, _SCALE = "servers change roles", "servers start and stop, too"
 _EQUAL = 0.01
-"""Of the requests that meet the SLO."""
+"""Share of the requests that meet the SLO: a smaller difference is none."""
 
 
 def arms(base: Base) -> list[Arm]:

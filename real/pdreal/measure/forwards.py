@@ -90,7 +90,7 @@ class ForwardBench:
         self._runner = runner
         self._seconds = seconds
         self._num_tokens = 0
-        """That were given to prompts and steps so far."""
+        """Tokens that were given to prompts and steps so far."""
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()

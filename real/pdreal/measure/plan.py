@@ -30,7 +30,7 @@ class Plan:
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 """Batches of CUDA graphs and some between, and contexts that parts of a graph do not divide evenly, as in a run."""
 _LENGTHS = (90, 180, 330, 430, 590, 700, 860, 1180, 1430, 1730, 2350, 3030, 3700, 5300, 6700)
-"""Between the powers of two, and of no use to tiles of products, as in a run."""
+"""Lengths between the powers of two, and of no use to tiles of products, as in a run."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

@@ -28,7 +28,7 @@ class Target:
         told = self._hear()
         self.address: str = told["address"]
         self.begin: int = told["begin"]
-        """Where its memory begins."""
+        """Address at which its memory begins."""
 
     def is_full(self) -> bool:
         """True if every byte was written."""

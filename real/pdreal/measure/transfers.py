@@ -87,7 +87,7 @@ _LEAST_BLOCK_BYTES = 1024
 
 
 def engines(device_type: str, hosts: Hosts | None) -> Sequence[str]:
-    """Those that are measured, of one host or between two."""
+    """Engines that are measured, of one host or between two."""
     return ENGINES[device_type] if hosts is None else BETWEEN_HOSTS
 
 

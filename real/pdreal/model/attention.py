@@ -65,7 +65,7 @@ class PackedAttention:
         return torch.cat([causal_attention(query[new], key[whole], value[whole], scale) for new, whole in sequences])
 
     def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """One launch."""
+        """A single launch."""
         from pdkernels.prefill import is_fastest, packed_prefill  # noqa: PLC0415
 
         if missing := key.shape[2] - value.shape[2]:
@@ -122,7 +122,7 @@ class PagedPrefill:
 
 
 class GatheredDecode:
-    """One token of each sequence, over pages that are gathered: for CPUs."""
+    """Attention of one token of each sequence, over pages that are gathered: for CPUs."""
 
     def __init__(self, kv: PagedKv, num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
         """num_kv_tokens: before each token"""
@@ -146,7 +146,7 @@ class GatheredDecode:
 
 
 class KernelDecode:
-    """One token of each sequence, by Triton kernels over the pages where they lie: for GPUs, and their graphs."""
+    """Attention of one token of each sequence, by Triton kernels over the pages: for GPUs, and their graphs."""
 
     def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
         """Tensors on the device, int32: positions [batch] of the tokens, page_tables [batch, pages]."""

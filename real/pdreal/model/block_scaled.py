@@ -12,7 +12,7 @@ from torch.nn import functional
 
 BLOCK = 128
 _LARGEST = 448.0
-"""What e4m3 holds."""
+"""The largest number that e4m3 holds."""
 
 
 class BlockScaled(NamedTuple):
@@ -22,7 +22,7 @@ class BlockScaled(NamedTuple):
     """[..., outputs / 128, inputs / 128] in fp32, rounded up"""
 
     def part(self, rows: slice, columns: slice) -> "BlockScaled":
-        """Of whole blocks. Raises ValueError for others."""
+        """A part of whole blocks. Raises ValueError for others."""
         blocks = []
         for cut, size in ((rows, self.values.shape[0]), (columns, self.values.shape[1])):
             start, stop, _ = cut.indices(size)
@@ -61,7 +61,7 @@ def narrow_kv(kv: Tensor, scale: float) -> Tensor:
 
 
 def cat(parts: list[Matrix]) -> Matrix:
-    """One under another."""
+    """Stacks matrices, one under another."""
     return _joined(parts, torch.cat)
 
 

@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
 }
-"""Those that can be run, by config.json's name, and whether they normalise query and key heads."""
+"""Architectures that can be run, by config.json's name; true: query and key heads are normalised."""
 
 _ONLY = {
     "attention_bias": False,
@@ -66,20 +66,20 @@ class ModelConfig:
     tied_embeddings: bool
     llama: LlamaArchitecture
     experts: Experts | None = None
-    """In place of the MLP of the last experts.num_layers layers."""
+    """Experts in place of the MLP of the last experts.num_layers layers."""
     latent: LatentAttention | None = None
-    """In place of grouped queries: one KV head, which all query heads share, and no values beside it."""
+    """Latents in place of grouped queries: one KV head, which all query heads share, and no values beside it."""
     end_tokens: tuple[int, ...] = ()
     """A sequence ends with any of these, unless a request ignores them."""
 
     @property
     def planes_per_layer(self) -> int:
-        """Of the cache: keys and values, or latents."""
+        """Planes of the cache: keys and values, or latents."""
         return 2 if self.latent is None else 1
 
     @property
     def output_inputs(self) -> int:
-        """What all query heads say together."""
+        """Width of all query heads' outputs together."""
         return self.num_query_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
@@ -109,12 +109,12 @@ class ModelConfig:
         return shapes
 
     def has_routing(self, layer: int) -> bool:
-        """Whether a layer has experts, shared ones among them, that DeepSeek-V3's router picks."""
+        """True if a layer has experts, shared ones among them, that DeepSeek-V3's router picks."""
         return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
     def inner_sizes(self) -> list[int]:
-        """Of MLPs and of experts, where there are any."""
+        """Inner sizes of MLPs and of experts, where there are any."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
         if self.experts is not None:
             sizes.append(self.experts.intermediate_size)

@@ -1,10 +1,10 @@
-"""How tokens are chosen, in words that need no torch."""
+"""Choices of tokens, in words that need no torch."""
 
 from typing import Any, NamedTuple
 
 
 class Draw(NamedTuple):
-    """How one token is chosen."""
+    """Rule by which one token is chosen."""
 
     temperature: float
     """0: greedily."""
@@ -14,9 +14,9 @@ class Draw(NamedTuple):
     min_p: float
     seed: int
     position: int
-    """Of the token in its sequence."""
+    """Position of the token in its sequence."""
     num_logprobs: int | None
-    """Of the likeliest tokens, beside that of the chosen one; None: not even that."""
+    """Log probabilities of so many likeliest tokens, beside that of the chosen one; None: not even that."""
 
 
 Logprobs = list[Any]

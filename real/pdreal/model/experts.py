@@ -39,7 +39,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Of each token's experts their shares and their numbers: both [tokens, active]."""
+    """Shares and numbers of each token's experts: both [tokens, active]."""
     if weights.routing is not None and weights.bias is not None:
         return _route_in_groups(x, weights, weights.routing, weights.bias)
     scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)

@@ -30,7 +30,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """One token: the residual in place, its normalised value to out."""
+    """Adds one token to the residual in place, and writes its normalised value to out."""
     wait_for_earlier()
     column = tl.arange(0, PADDED)
     live = column < SIZE

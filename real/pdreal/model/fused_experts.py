@@ -24,10 +24,10 @@ from pdreal.model.weights import ExpertWeights
 from pdsim.system.model import GroupedRouting
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
-"""Of a block: what a tensor core takes at least, and what registers hold."""
+"""Rows of a block: what a tensor core takes at least, and what registers hold."""
 _BLOCKS = 8
-"""Of one list in prefill, at the same time: some experts have many times the rows of others. Neighbouring programs take
-them, so that an expert's weights are read from memory once."""
+"""Blocks of one list in prefill at the same time: some experts have many times the rows of others. Neighbouring
+programs take them, so that an expert's weights are read from memory once."""
 _STEP = 64
 """Inputs that a product takes at a time. Tiles, warps and stages are the fastest of 60 on an H200, with 128 experts of
 768 behind a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
@@ -47,7 +47,7 @@ def choose_kernel(
     ACTIVE: tl.constexpr,
     PLACES: tl.constexpr,
 ):
-    """One token: its best experts, and their shares among themselves."""
+    """Finds one token's best experts, and their shares among themselves."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -83,7 +83,7 @@ def choose_in_groups_kernel(
     PLACES: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    """One token, as experts.route does it for a model with groups; scores are in fp32."""
+    """Routes one token as experts.route does for a model with groups; scores are in fp32."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     group, within = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_GROUP)
@@ -252,7 +252,7 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
 def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
-    """Of gate and up and of down, and how many columns a program of each makes."""
+    """Launchers of gate and up and of down, and the columns that a program of each makes."""
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
     of_inner, of_hidden = _tile(inner, columns), _tile(hidden, columns)
@@ -293,7 +293,7 @@ def _tile(size: int, most: int) -> int:
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """As experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
+    """Does as experts.run_experts. Can be captured in a CUDA graph. Hidden and inner size are multiples of 16."""
     (num_tokens, hidden), num_experts, inner = x.shape, len(weights.router), of_values(weights.down).shape[2]
     num_rows = num_tokens * weights.num_active
     shares = x.new_empty(num_rows, dtype=torch.float32)

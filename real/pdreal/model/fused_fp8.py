@@ -111,7 +111,7 @@ def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int, parts: int
 
 @cache
 def _arrivals(device: torch.device) -> Tensor:
-    """How many parts of each tile have come. The last one of them leaves zero behind."""
+    """Counts of each tile's parts that have come. The last part leaves zero behind."""
     return torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device)
 
 

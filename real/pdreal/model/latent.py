@@ -19,7 +19,7 @@ class LatentHeads:
     values: Tensor
     """[heads, value, rank]"""
     scale: float
-    """Of scores."""
+    """Factor of scores."""
 
     @property
     def rank(self) -> int:
@@ -38,7 +38,7 @@ class LatentHeads:
         return torch.cat((low, rotated), dim=-1)
 
     def read_out(self, attended: Tensor) -> Tensor:
-        """What heads say, [tokens, heads, value], of the latents that they saw, [tokens, heads, rank]."""
+        """Outputs of heads, [tokens, heads, value], from the latents that they saw, [tokens, heads, rank]."""
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
 

@@ -93,11 +93,11 @@ def _yarn_length(factor: float, mscale: float) -> float:
 
 
 def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
-    """As _stretch, but what is between is so by its place among the frequencies."""
+    """Like _stretch, but what is between is so by its place among the frequencies."""
     last = 2 * len(frequencies) - 1
 
     def place(num_turns: float) -> float:
-        """Where a frequency turns so often in the context that the model was trained with."""
+        """Index of the frequency that turns so often in the context that the model was trained with."""
         turned = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
         return len(frequencies) * math.log(turned) / math.log(theta)
 

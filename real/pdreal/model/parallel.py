@@ -16,7 +16,7 @@ _JOIN_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of `size`. All ranks of a group execute the same forwards in the same order."""
+    """A rank, one of `size`. All ranks of a group execute the same forwards in the same order."""
 
     rank: int = 0
     size: int = 1
@@ -62,7 +62,7 @@ class TensorParallel:
         return x
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """Of each rank's [rows, part of the vocabulary] all of it."""
+        """Gathers [rows, vocabulary] from each rank's part."""
         if self.size == 1:
             return logits
         everyone = logits.new_empty(self.size * len(logits), logits.shape[1])

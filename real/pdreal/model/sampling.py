@@ -71,5 +71,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """To the right, as if without a sign."""
+    """Shifts to the right, as if without a sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -33,7 +33,7 @@ from pdreal.model.weights import (
 )
 
 _LATENT_EPS = 1e-6
-"""Of the norms of latents, whatever config.json has for the others."""
+"""Epsilon of the norms of latents, whatever config.json has for the others."""
 
 
 class Attend(Protocol):
@@ -58,7 +58,7 @@ class Transformer:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.choices: list[Tensor] | None = None
-        """Of the layers of forwards, [tokens, active] each: appended if it is a list."""
+        """Chosen experts of the layers of forwards, [tokens, active] each: appended if it is a list."""
         self._weights = weights
         self._eps = config.llama.rms_norm_eps
         rotated = config.head_dim if config.latent is None else config.latent.rope_dim
@@ -87,7 +87,7 @@ class Transformer:
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """What logits are made of, [rows, hidden]."""
+        """Hidden states that logits are made of, [rows, hidden]."""
         residual = embedding(tokens, self._weights.embedding)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self._weights.layers):

@@ -155,7 +155,7 @@ class LatentWeights:
     into: Tensor
     """[queries, or their latent | latent | rotated key, hidden]"""
     query_norm: Tensor | None
-    """Of the queries' latent, if they have one."""
+    """Norm of the queries' latent, if they have one."""
     query: Tensor | None
     """[heads * (plain | rotated), query rank]"""
     latent_norm: Tensor

@@ -28,7 +28,7 @@ class CheckpointTokenizer:
         except Exception as wrong:  # noqa: BLE001  the library has no type of its own
             raise LaunchError(f"{folder / FILE} cannot be read: {wrong}") from None
         self.vocab_size = vocab_size
-        """Of the model, which may have more than the tokenizer."""
+        """Vocabulary of the model, which may be larger than the tokenizer's."""
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text).ids)
@@ -37,7 +37,7 @@ class CheckpointTokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def detokenizer(self) -> Detokenizer:
-        """Of one answer."""
+        """A detokenizer of one answer."""
         return Detokenizer(self.decode)
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:

@@ -95,7 +95,7 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """One text or several; empty ones count as none."""
+        """Texts, given as one or several; empty ones count as none."""
         value = self._values.get(name)
         texts = [value] if isinstance(value, str) else self._typed(name, list, "a string or a list of strings", [])
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -169,7 +169,7 @@ WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 
 class Wanted(NamedTuple):
-    """What a request wants of its answers."""
+    """Wishes of a request for its answers."""
 
     sampling: Sampling
     stop: tuple[str, ...]

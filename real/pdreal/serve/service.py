@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER_S = 1
 _SEEDS_APART = 0x9E3779B97F4A7C15
-"""Of the choices of one request."""
+"""Distance between the seeds of the choices of one request."""
 
 
 class Entrance:
@@ -111,7 +111,7 @@ class Generation(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is new of an answer: text that no stop text can take back any more, and tokens."""
+    """News of an answer: text that no stop text can take back any more, and tokens."""
 
     text: str
     first_token: int
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 
 
 class Answer:
-    """One choice under way: enter to submit it, iterate over its parts, and leave; early is to abort it."""
+    """A choice under way: enter to submit it, iterate over its parts, and leave; early is to abort it."""
 
     def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:
         self.service = service
@@ -197,7 +197,7 @@ class Answer:
 
     @property
     def logprobs(self) -> Sequence[Logprobs]:
-        """Of each token, if they are asked for."""
+        """Log probabilities of each token, if they are asked for."""
         return self._request.logprobs
 
     @property

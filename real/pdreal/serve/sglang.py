@@ -38,7 +38,7 @@ class Generate:
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """Of several choices a list."""
+        """The whole answer; a list of several choices."""
         told = [self._one(answer) for answer in answers]
         return told if len(told) > 1 else told[0]
 

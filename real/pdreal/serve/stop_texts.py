@@ -24,6 +24,6 @@ class StopTexts:
         return text[:begin], None
 
     def rest(self) -> str:
-        """What was held back, when nothing comes behind it."""
+        """Text that was held back, when nothing comes behind it."""
         held, self._held = self._held, ""
         return held

@@ -38,7 +38,7 @@ class Tokenizer:
         return "".join(map(piece, tokens))
 
     def detokenizer(self) -> "Detokenizer":
-        """Of one answer."""
+        """A detokenizer of one answer."""
         return Detokenizer(self.decode)
 
     def encode(self, text: str) -> list[int]:
@@ -69,7 +69,7 @@ class Detokenizer:
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._tokens: list[int] = []
-        """From the last tokens that were told: others change nothing behind them."""
+        """Tokens from the last reported ones on: earlier ones change nothing behind them."""
         self._num_told = 0
 
     def add(self, tokens: Sequence[int]) -> str:
