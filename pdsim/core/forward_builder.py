@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from pdsim.core.chunk_sizer import ChunkSizer
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import PrefillChunk
@@ -81,9 +82,18 @@ class ForwardBuilder(Generic[PromptT]):
     """Holds the prompts of one instance that wait and those that are being computed. A prefill policy sees it."""
 
     def __init__(
-        self, *, cache: KvCache, policy: PrefillPolicy, chunk_tokens: int | None, max_prefill_tokens: int
+        self,
+        *,
+        cache: KvCache,
+        policy: PrefillPolicy,
+        chunk_tokens: int | None,
+        max_prefill_tokens: int,
+        sizer: ChunkSizer | None = None,
     ) -> None:
-        """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it."""
+        """chunk_tokens: of one forward, None for any number; max_prefill_tokens: its first prompt may exceed it.
+
+        sizer: of forwards that go on with a prompt.
+        """
         self.now_ns = 0
         self.page_size = cache.page_size
         self.begun: dict[int, PromptT] = {}
@@ -95,6 +105,7 @@ class ForwardBuilder(Generic[PromptT]):
         self._policy = policy
         self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
+        self._sizer = sizer
         self.spare_tokens = 1
         """They stay free when a prompt is begun."""
 
@@ -136,6 +147,8 @@ class ForwardBuilder(Generic[PromptT]):
         reserved_tokens = 0 if room is None else room.reserved_tokens
         num_slots = 0 if room is None else room.num_slots
         chunk_tokens = self._chunk_tokens - (0 if room is None else room.num_decode_tokens)
+        if self._sizer is not None and self.partial is not None:
+            chunk_tokens = self._sizer.num_tokens(self.partial.num_scheduled_tokens)
         budget = Budget(chunk_tokens, self._max_prefill_tokens, num_slots, reserved_tokens)
         chunks: list[PrefillChunk] = []
         self._go_on(budget, chunks)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
+from pdsim.core.chunk_sizer import ChunkSizer
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
@@ -101,8 +102,9 @@ class PrefillInstance:
         policy: PrefillPolicy,
         planner: SendPlanner,
         taker: KvTaker | None = None,
+        sizer: ChunkSizer | None = None,
     ) -> None:
-        """taker: takes KV that decode sends back."""
+        """taker: takes KV that decode sends back; sizer: of chunks behind a prompt's first."""
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits
@@ -115,6 +117,7 @@ class PrefillInstance:
             policy=policy,
             chunk_tokens=limits.chunked_prefill_tokens,
             max_prefill_tokens=limits.max_prefill_tokens,
+            sizer=sizer,
         )
         self._bootstrap = BootstrapQueue(instance_id, timeout_ns=limits.bootstrap_timeout_ns)
         self._set_aside: dict[int, PrefillRequest] = {}

@@ -87,6 +87,7 @@ RULES: dict[str, Rule] = {
     "aggregated.priority_preemption_threshold": None,
     "aggregated.schedule_conservativeness": None,
     "prefill.pp": None,
+    "prefill.dynamic_chunks": None,
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
     "prefill.transfer.cached_prefix_first": None,
@@ -290,6 +291,7 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
         return [
             ("disaggregation-mode", "prefill"),
             *flags,
+            ("enable-dynamic-chunking", servers.dynamic_chunks),
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]
     assert isinstance(servers, DecodeSettings)

@@ -1,7 +1,7 @@
 """Builds the pure objects that a scenario describes: instances, router, cost models, requests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 
 from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.health import HealthMonitor
@@ -9,15 +9,12 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.receiver import Receiver
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
-from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.copies import HostCopies, StorageCosts
-from pdsim.cost.model import CostModel, CostSettings
 from pdsim.cost.pipeline import PipelineTimes, pipeline_times
-from pdsim.cost.settings import Affine, Kernels, Roofline
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario import wiring
-from pdsim.scenario.component import component_name
 from pdsim.scenario.cost import HostSettings
+from pdsim.scenario.cost_models import prefill_model, timed
 from pdsim.scenario.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.machines import build_agents, build_autoscaler, build_instances, build_monitor, build_router
 from pdsim.scenario.network import FrontEndSettings
@@ -27,7 +24,7 @@ from pdsim.scenario.servers import DecodingSettings
 from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_model
-from pdsim.system.memory import Layout, Role, memory_tier
+from pdsim.system.memory import Role, memory_tier
 from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 from pdsim.workload.trace_file import TraceError
@@ -149,7 +146,7 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
 def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     """Times of one instance, in a resolved scenario; an aggregated one computes prompts and decodes."""
     cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
-    prefill = _model(_of_stage(scenario, cost.prefill, layout), host.slowdown, layout)
+    prefill = prefill_model(scenario, role)
     measured = None if cost.measured is None else cost.measured.bounds()
     if not isinstance(settings, DecodingSettings):
         return StepTimes(prefill=prefill, decode=prefill, measured=measured)
@@ -164,7 +161,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
     return StepTimes(
         prefill=prefill,
-        decode=_model(cost.decode, host.slowdown, layout),
+        decode=timed(cost.decode, host.slowdown, layout),
         measured=measured,
         drafting=drafting,
         graphs=graphs,
@@ -172,26 +169,3 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         cold_start=cost.cold_start,
         host_overhead=DecodeHostOverhead(host.slowdown * host.decode_step, host.slowdown * host.decode_request),
     )
-
-
-def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
-    """What the largest pipeline stage takes: a roofline is told its layers, straight lines are shared out by them."""
-    if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
-        return settings
-    if isinstance(settings, Affine):
-        return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
-    raise ConfigError(
-        f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
-        "kernels, roofline, affine or affine_table"
-    )
-
-
-def _model(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
-    """Host work is slowed: a class of settings names its fields in HOST_FIELDS."""
-    host_fields = getattr(settings, "HOST_FIELDS", ())
-    if slowdown != 1 and is_dataclass(settings):
-        settings = replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})
-    try:
-        return settings.model(layout)
-    except NoOperatorTablesError as wrong:
-        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None

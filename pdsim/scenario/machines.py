@@ -22,6 +22,7 @@ from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.policy.decode import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
+from pdsim.scenario.cost_models import chunk_sizer
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, DecodingSettings, ElasticSettings
@@ -135,7 +136,15 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
     if not is_vllm:
-        return PrefillInstance(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
+        return PrefillInstance(
+            instance_id,
+            cache=cache,
+            limits=limits,
+            policy=policy,
+            planner=planner,
+            taker=taker,
+            sizer=chunk_sizer(scenario),
+        )
     return VllmPrefillInstance(
         instance_id,
         cache=cache,

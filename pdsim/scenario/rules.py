@@ -73,7 +73,11 @@ def _of_returned_kv(scenario: "Scenario") -> str:
 
 def _of_pipelines(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
-    if prefill is None or decode is None or prefill.pp == 1:
+    if prefill is None or decode is None:
+        return ""
+    if prefill.dynamic_chunks and (prefill.pp == 1 or prefill.chunked_prefill_tokens in (0, -1)):
+        return "prefill.dynamic_chunks: SGLang has it with pp > 1 and chunked_prefill_tokens only; leave it out"
+    if prefill.pp == 1:
         return ""
     wrong = ""
     if prefill.dp > 1:

@@ -126,6 +126,9 @@ class PrefillSettings(ComputingSettings):
 
     pp: int = Field(default=1, ge=1)
     """Pipeline stages (--pp-size): each has its share of the layers, on tp GPUs of its own. In simulation only."""
+    dynamic_chunks: bool = False
+    """With pp > 1, chunks behind a prompt's first are smaller, so that each takes about as long
+    (--enable-dynamic-chunking)."""
     overlap: bool = True
     """Choose a forward while the one before it runs; false: --disable-overlap-schedule. No effect with pp > 1, where as
     many forwards are under way as there are stages."""

@@ -71,6 +71,7 @@ OTHER = {
     **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
     "prefill.pp": [],
+    "prefill.dynamic_chunks": [],
     "prefill.layer_groups": ["4"],
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],
     "prefill.optimistic_attempts": ["2"],
@@ -445,6 +446,7 @@ def test_a_server_of_stages_has_the_gpus_of_all(tp, num_processes):
     assert len(prefill) == 2 * num_processes
     assert all(f"--tp-size {tp} --pp-size 2 " in command for command in prefill)
     assert "--pp-size" not in commands["decode-0"]
+    assert not any("--enable-dynamic-chunking" in command for command in prefill)
     if num_processes == 1:
         assert "--base-gpu-id 4 " in prefill[1]
     else:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.chunk_sizer import ChunkSizer
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.cost.pipeline import pipeline_times
+from pdsim.scenario.cost_models import fitted_parabola
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, resolve
@@ -68,7 +70,8 @@ def test_layers_are_dealt_out_evenly(num_layers, data):
 def pipelined(draw: st.DrawFn) -> Scenario:
     scenario = draw(scenarios())
     network = scenario.network.model_copy(update={"staging": None})
-    update = {"pp": draw(st.sampled_from([2, 3, 4, 28])), "layer_groups": 0}
+    dynamic = scenario.pair.prefill.chunked_prefill_tokens != 0 and draw(st.booleans())
+    update = {"pp": draw(st.sampled_from([2, 3, 4, 28])), "layer_groups": 0, "dynamic_chunks": dynamic}
     prefill = scenario.pair.prefill.model_copy(update=update)
     return scenario.model_copy(update={"prefill": prefill, "network": network})
 
@@ -178,3 +181,58 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
 def test_what_stages_do_not_have_is_refused(changes, told):
     with pytest.raises(ConfigError, match=told):
         run(small(request(0, 64, 2), **{"prefill__pp": 2, **changes}))
+
+
+coefficients = st.floats(1e-9, 1e3)
+
+
+@given(coefficients, coefficients, st.integers(64, 16384), st.integers(0, 200_000), st.sampled_from([1, 64, 128]))
+@examples(200)
+def test_dynamic_chunks_take_as_long_as_the_first(quadratic, linear, first, num_before, page):
+    sizer = ChunkSizer(
+        quadratic=quadratic, linear=linear, first_tokens=first, max_tokens=16384, context_tokens=10**9, page_size=page
+    )
+
+    def takes(before, tokens):
+        return quadratic * ((before + tokens) ** 2 - before**2) + linear * tokens
+
+    assert takes(num_before, sizer.equal_tokens(num_before)) == pytest.approx(takes(0, first), rel=1e-3)
+    tokens, later = sizer.num_tokens(num_before), sizer.num_tokens(num_before + 1000)
+    assert max(64, page) <= tokens <= max(first, 64, page)
+    assert later <= tokens
+    assert tokens % page == 0
+    assert tokens >= min(first // 4, 16384) - max(64, page)
+
+
+@given(coefficients, coefficients, st.integers(3, 100), st.integers(1, 500))
+@examples(50)
+def test_a_parabola_is_found_again(quadratic, linear, count, step):
+    lengths = range(count * step, 0, -step)
+    found = fitted_parabola(lengths, [7 + linear * n + quadratic * n * n for n in lengths])
+    at = lengths[0]
+    expected = linear * at + quadratic * at * at
+    assert found[0] * at * at + found[1] * at == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_dynamic_chunks_leave_shorter_bubbles():
+    """Attention alone: chunk k of n takes 2 k - 1 of the first, and stages wait for the later chunk."""
+    cost = {"use": "affine", "prefill_per_pair": "1 us", "prefill_per_token": "10 ns", "decode_base": "10 ms"}
+
+    def took(dynamic):
+        scenario = small(
+            request(0, 4000, 2),
+            prefill={"gpu": "h100", "pp": 4, "chunked_prefill_tokens": 512, "dynamic_chunks": dynamic},
+            cost=cost,
+        )
+        steps = forwards(run(scenario))
+        longest = max(step.first_ns for step in steps) / sum(step.first_ns for step in steps)
+        return steps[-1].start_ns + steps[-1].duration_ns, longest
+
+    (fixed_ns, fixed_longest), (dynamic_ns, dynamic_longest) = took(False), took(True)
+    assert dynamic_longest < 0.6 * fixed_longest
+    assert dynamic_ns < 0.8 * fixed_ns
+
+
+def test_dynamic_chunks_need_stages():
+    with pytest.raises(ConfigError, match="pp > 1"):
+        small(request(0, 64, 2), prefill__dynamic_chunks=True)

@@ -1,0 +1,86 @@
+"""Cost models of roles, and what is made of them."""
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from operator import mul
+from statistics import fmean
+
+from pdsim.core.chunk_sizer import ChunkSizer
+from pdsim.core.messages import PrefillChunk, PrefillStep
+from pdsim.cost.aiconfigurator import NoOperatorTablesError
+from pdsim.cost.model import CostModel, CostSettings
+from pdsim.cost.settings import Affine, Kernels, Roofline
+from pdsim.scenario.component import component_name
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import load_model
+from pdsim.system.memory import Layout, Role
+
+_PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
+"""Prompts whose times SGLang profiles, and the longest of them over the chunk."""
+
+
+def prefill_model(scenario: Scenario, role: Role) -> CostModel:
+    """Times of forwards of one instance; with pipeline stages, of the largest."""
+    layout = layout_of(scenario, role)
+    return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
+
+
+def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
+    """Fitted to the times of prompts alone, in a resolved scenario; None: all chunks are as large."""
+    prefill = scenario.pair.prefill
+    if not prefill.dynamic_chunks:
+        return None
+    model, first = prefill_model(scenario, "prefill"), prefill.rank_chunk_tokens
+    longest = int(_PROFILED_SHARE * first)
+    lengths = range(longest, 0, -max(1, longest // _PROFILED_LENGTHS))[1:_PROFILED_LENGTHS]
+    alone = [PrefillStep(0, (PrefillChunk(0, 0, n, is_last=True),)) for n in lengths]
+    quadratic, linear = fitted_parabola(lengths, [sum(model.prefill_terms(step).values()) for step in alone])
+    return ChunkSizer(
+        quadratic=quadratic,
+        linear=max(0.0, linear),
+        first_tokens=first,
+        max_tokens=prefill.max_prefill_tokens,
+        context_tokens=layout_of(scenario, "prefill").model.max_context_tokens,
+        page_size=scenario.page_size,
+    )
+
+
+def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
+    """Quadratic and linear coefficient of the least squares, of lengths that are equally far from each other."""
+    mean = fmean(lengths)
+    offsets = [length - mean for length in lengths]
+    mean_square = fmean([offset * offset for offset in offsets])
+    bends = [offset * offset - mean_square for offset in offsets]  # orthogonal to the offsets, as these are to 1
+    quadratic, slope = (_share(part, times) for part in (bends, offsets))
+    return quadratic, slope - 2 * quadratic * mean
+
+
+def _share(part: Sequence[float], times: Sequence[float]) -> float:
+    """How much of one part the times have in them."""
+    found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
+    return found
+
+
+def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
+    """What the largest pipeline stage takes: a roofline is told its layers, straight lines are shared out by them."""
+    if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
+        return settings
+    if isinstance(settings, Affine):
+        return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
+    raise ConfigError(
+        f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
+        "kernels, roofline, affine or affine_table"
+    )
+
+
+def timed(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
+    """Host work is slowed: a class of settings names its fields in HOST_FIELDS."""
+    host_fields = getattr(settings, "HOST_FIELDS", ())
+    if slowdown != 1 and is_dataclass(settings):
+        settings = replace(settings, **{name: slowdown * getattr(settings, name) for name in host_fields})
+    try:
+        return settings.model(layout)
+    except NoOperatorTablesError as wrong:
+        raise ConfigError(f"cost: aiconfigurator: {wrong}") from None
