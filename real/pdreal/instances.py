@@ -152,8 +152,7 @@ class Instances:
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
         """Tell the monitor. An instance that it gives up while it is up hangs."""
         commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
-        hangs = heartbeat.instance_id in self._up and heartbeat.instance_id not in self._given_up
-        if heartbeat.life is None and commands and hangs:
+        if heartbeat.life is None and commands and heartbeat.instance_id in self._up:
             self._deaths[heartbeat.instance_id] = reason = "it did not answer, and was killed"
             _LOG.error("%s: %s", heartbeat.instance_id, reason)
             self._given_up.add(heartbeat.instance_id)
