@@ -2,7 +2,6 @@
 
 import ast
 import re
-from difflib import get_close_matches
 from importlib.resources import files
 from itertools import pairwise
 from math import inf
@@ -11,6 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
+
+from pdsim.system.entry import hint
 
 
 class Section(BaseModel):
@@ -81,9 +82,8 @@ class Dimension(NamedTuple):
         if not unit and number:  # nothing needs no unit
             raise ValueError(f"bare number {value}: write a {self.what} with its unit, such as {self.example!r}")
         if unit and unit not in self.units:
-            close = get_close_matches(unit, self.units, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"{unit!r} is no unit of a {self.what}; there are {', '.join(self.units)}{hint}")
+            known = f"there are {', '.join(self.units)}{hint(unit, self.units)}"
+            raise ValueError(f"{unit!r} is no unit of a {self.what}; {known}")
         if not 0 <= number < inf:
             raise ValueError(f"a {self.what} cannot be {'infinite' if number > 0 else 'negative'}, found {value!r}")
         return number * self.units[unit] if unit else 0.0

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from pathlib import Path
 
 from pdsim.core.sequence import Spans
+from pdsim.system.entry import hint
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.request_spec import RequestSpec, fresh_streams
 from pdsim.workload.trace_file import BlockTrace, Line, Trace, json_lines
@@ -57,9 +57,7 @@ def _named_lines(path: Path) -> _Lines:
     for line, awaited in lines.values():
         for one in awaited:
             if one not in lines:
-                close = get_close_matches(one, lines, n=1)
-                hint = f" (did you mean {close[0]!r}?)" if close else ""
-                raise line.error("wait_for", one, f"the request_id of a line{hint}")
+                raise line.error("wait_for", one, f"the request_id of a line{hint(one, lines)}")
     return lines
 
 

@@ -39,7 +39,7 @@ def test_a_main_agent_waits_for_its_child(tmp_path):
     [
         (
             [node("plan"), node("b", "plam")],
-            "line 2: wait_for is 'plam', expected the request_id of a line (did you mean",
+            "line 2: wait_for is 'plam', expected the request_id of a line; did you mean",
         ),
         ([node("a"), node("a")], "line 2: request_id is 'a', expected one that no line before has"),
         ([node("a", "a")], "line 1: wait_for is ['a'], expected no circle: a waits for a"),

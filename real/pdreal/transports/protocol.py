@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Protocol, TypeVar
 
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pdreal.transports.names import LOOPBACK, NAMES
+from pdsim.system.entry import hint
 
 Addresses = NDArray[np.int64]
 """Addresses of memory, or lengths of it, in bytes."""
@@ -132,5 +132,4 @@ def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> 
             from pdreal.transports.shared_memory import SharedMemoryTransport  # noqa: PLC0415
 
             return SharedMemoryTransport(device)
-    nearest = "".join(f" (did you mean {match}?)" for match in get_close_matches(name, NAMES, 1))
-    raise UnavailableError(f"no engine for transport {name!r}{nearest}; there are {', '.join(NAMES)}")
+    raise UnavailableError(f"no engine for transport {name!r}; there are {', '.join(NAMES)}{hint(name, NAMES)}")
