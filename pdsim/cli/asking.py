@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Json, Set, print_json
+from pdsim.cli.command import Jobs, Json, Set, print_json
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions
 
 
@@ -17,7 +17,7 @@ def ask(
     options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
-    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None,
         Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and all runs here."),

@@ -30,6 +30,12 @@ Tornado = Annotated[
     Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
 Out = Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write the run folder here.")]
+Jobs = Annotated[int | None, Parameter(help="Processes; else one for each CPU.")]
+Engine = Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")]
+Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workload.")]
+Limits = Annotated[
+    str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
+]
 Force = Annotated[bool, Parameter(negative=(), help="Write over a run that --out has already.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Json, Set, print_json
+from pdsim.cli.command import Engine, Jobs, Json, Limits, Set, Trace, print_json
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.study.planning.planning import MAX_GPUS
 from pdsim.study.planning.slo import DEFAULT_SLO
@@ -20,11 +20,9 @@ def plan(
     scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
     /,
     *,
-    trace: Annotated[Path | None, Parameter(help="A trace that replaces the workload.")] = None,
+    trace: Trace = None,
     check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
-    slo: Annotated[
-        str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
-    ] = DEFAULT_SLO,
+    slo: Limits = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None,
         Parameter(negative="", help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
@@ -39,8 +37,8 @@ def plan(
     ] = "",
     set_: Set = None,
     seeds: Annotated[int, Parameter(help="Runs of each cluster, where arrivals are drawn.")] = NUM_SEEDS,
-    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
-    engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
+    jobs: Jobs = None,
+    engine: Engine = "pool",
     out: Annotated[
         Path | None,
         Parameter(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Set
+from pdsim.cli.command import Limits, Set, Trace
 from pdsim.study.planning.slo import DEFAULT_SLO
 
 _PORT = 8321
@@ -19,10 +19,8 @@ def serve(
     scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
     /,
     *,
-    trace: Annotated[Path | None, Parameter(help="A trace that replaces the workload.")] = None,
-    slo: Annotated[
-        str, Parameter(help="Limits of ttft, tpot and e2e, for how many requests, and perhaps of which class.")
-    ] = DEFAULT_SLO,
+    trace: Trace = None,
+    slo: Limits = DEFAULT_SLO,
     gpu: Annotated[
         list[str] | None, Parameter(negative="", help="A GPU's price an hour: h100=2.5; others have none.")
     ] = None,

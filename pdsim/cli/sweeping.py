@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Json, Set, print_json
+from pdsim.cli.command import Engine, Jobs, Json, Set, print_json
 from pdsim.study.sweep_file import NUM_RANGES
 
 
@@ -16,8 +16,8 @@ def sweep(
     out: Annotated[
         Path | None, Parameter(name=("--out", "-o"), help="The folder of the sweep; else runs/NAME.")
     ] = None,
-    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU.")] = None,
-    engine: Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")] = "pool",
+    jobs: Jobs = None,
+    engine: Engine = "pool",
     ranges: Annotated[
         int, Parameter(help="So many points, the best first, are simulated at their fastest and slowest, too.")
     ] = NUM_RANGES,
