@@ -25,10 +25,10 @@ def derived(profile: str, model: str, gpu: str) -> list[Affine]:
     return [Affine(**{**given(end.decode), **given(end.prefill)}) for end in ends]
 
 
-def given(of: object) -> dict[str, Any]:
+def given(model: object) -> dict[str, Any]:
     """What is not as by default."""
-    assert isinstance(of, Affine)
-    return {name: value for name, value in asdict(of).items() if value != getattr(Affine(), name)}
+    assert isinstance(model, Affine)
+    return {name: value for name, value in asdict(model).items() if value != getattr(Affine(), name)}
 
 
 def main() -> None:

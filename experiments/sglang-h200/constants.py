@@ -117,7 +117,7 @@ def together(runs: Sequence[str]) -> Served:
 
 def line(x: Floats, y: Floats) -> tuple[float, float]:
     """Intercept and slope, robust against a few late ones."""
-    found = least_squares(lambda of: of[0] + of[1] * x - y, (float(np.median(y)), 1.0), loss="soft_l1", f_scale=0.5)
+    found = least_squares(lambda c: c[0] + c[1] * x - y, (float(np.median(y)), 1.0), loss="soft_l1", f_scale=0.5)
     return float(found.x[0]), float(found.x[1])
 
 
@@ -129,7 +129,7 @@ def burst_ms(run: str, num_requests: int) -> float:
 def in_out_ms() -> float:
     """The first request of a run meets cold servers."""
     values = [served("c1")] + [served(run) for run in ("tp2to2_c1", "tp2to1_slice_c1", "tp2to1_staging1g_c1")]
-    return float(np.median(np.concatenate([(of.latency - of.decoded)[-4:] for of in values])))
+    return float(np.median(np.concatenate([(run.latency - run.decoded)[-4:] for run in values])))
 
 
 def stall_ms() -> float:

@@ -100,30 +100,31 @@ def pairs(rows: Forwards, wave_tokens: int) -> Floats:
     return (rows.num_tokens**2 / 2 + rows.num_context_tokens * waves_tokens) / rows.num_prompts
 
 
-def prefill_ms(of: Prefill, rows: Forwards, wave_tokens: int) -> Floats:
-    rested = of.base + of.per_token * rows.num_tokens / 1e3 + of.per_pair * pairs(rows, wave_tokens) / 1e6
+def prefill_ms(terms: Prefill, rows: Forwards, wave_tokens: int) -> Floats:
+    rested = terms.base + terms.per_token * rows.num_tokens / 1e3
+    rested += terms.per_pair * pairs(rows, wave_tokens) / 1e6
     times = np.empty(len(rested))
     for server in np.unique(rows.server):
-        clock, free_ns = GpuClock(of.slowdown, MEMORY_NS), 0
+        clock, free_ns = GpuClock(terms.slowdown, MEMORY_NS), 0
         for i in np.flatnonzero(rows.server == server):
             since_first_s = rows.end_s[i] - rows.end_s[0]
             start_ns = max(free_ns, round(1e9 * (1 + since_first_s) - 1e6 * rows.gpu_ms[i]))
             stretched = clock.stretch(start_ns, max(1.0, 1e6 * rested[i]))
             free_ns = start_ns + round(stretched)
             times[i] = stretched / 1e6
-    return np.maximum(of.least, times)
+    return np.maximum(terms.least, times)
 
 
-def decode_ms(of: Decode, rows: Steps, shape: Shape, repeated_tokens: Floats | float = 0) -> Floats:
+def decode_ms(terms: Decode, rows: Steps, shape: Shape, repeated_tokens: Floats | float = 0) -> Floats:
     """repeated_tokens: read again by requests of one wave."""
-    waves, smooth = of.waves(shape), DecodeLine.of_ns(0, 0, of.read_ns(shape))
+    waves, smooth = terms.waves(shape), DecodeLine.of_ns(0, 0, terms.read_ns(shape))
     batches, of_batch = np.unique(rows.batch, return_inverse=True)
     lines = [waves.line(int(batch), smooth) for batch in batches]
     columns = np.array([(base, context + distinct, distinct) for base, context, distinct in lines])[of_batch].T
     base, per_token, per_distinct = columns / (1e6 * (1 << FRACTION_BITS))
     graph = CAPTURED[np.searchsorted(CAPTURED, rows.batch)]
     return np.asarray(
-        of.base + of.per_request * graph + base + per_token * rows.kv_tokens - per_distinct * repeated_tokens
+        terms.base + terms.per_request * graph + base + per_token * rows.kv_tokens - per_distinct * repeated_tokens
     )
 
 
@@ -254,25 +255,27 @@ def write_profile(name: str, model: str, cost_of: Mapping[str, object], prefill:
     write_yaml({"name": name, "cost": cost_of, "provenance": provenance}, path)
 
 
-def report_prefill(name: str, servers: tuple[str, ...], of: Prefill, wave: int, note: str = "") -> dict[str, object]:
+def report_prefill(name: str, servers: tuple[str, ...], terms: Prefill, wave: int, note: str = "") -> dict[str, object]:
     rows = forwards(*servers)
-    errors = prefill_ms(of, rows, wave) / rows.gpu_ms - 1
+    errors = prefill_ms(terms, rows, wave) / rows.gpu_ms - 1
     summary = error_report(f"prefill, {name}", errors, prefill_region(rows))
-    print(f"  {of}")
+    print(f"  {terms}")
     return {"fitted_on": [f"steps_{server}" for server in servers], **({"note": note} if note else {}), **summary}
 
 
-def report_decode(name: str, servers: tuple[str, ...], of: Decode, shape: Shape, note: str = "") -> dict[str, object]:
+def report_decode(
+    name: str, servers: tuple[str, ...], terms: Decode, shape: Shape, note: str = ""
+) -> dict[str, object]:
     rows = steps(*servers)
-    summary = error_report(f"decode, {name}", decode_ms(of, rows, shape) / rows.gpu_ms - 1, decode_region(rows))
-    print(f"  {of}")
+    summary = error_report(f"decode, {name}", decode_ms(terms, rows, shape) / rows.gpu_ms - 1, decode_region(rows))
+    print(f"  {terms}")
     return {"fitted_on": [f"steps_{server}" for server in servers], **({"note": note} if note else {}), **summary}
 
 
-def report_jumps(rows: Steps, of: Decode, shape: Shape) -> None:
+def report_jumps(rows: Steps, terms: Decode, shape: Shape) -> None:
     """Prints by how much steps grow from the last batch of a wave to the first beyond it, measured and fitted."""
     print("\njumps, ms from the median step of one batch to that of the next: measured, fitted")
-    predicted = decode_ms(of, rows, shape)
+    predicted = decode_ms(terms, rows, shape)
     for num_waves in range(1, int(rows.batch.max()) * shape.kv_heads // SMS + 1):
         last = num_waves * SMS // shape.kv_heads
         before, after = (rows.batch == batch for batch in (last, last + 1))
@@ -312,12 +315,12 @@ def main() -> None:
     steps_8b = report_decode("8B TP1", dec_8b, decode, QWEN3_8B)
     steps_tp2 = report_decode("8B TP2", dec_tp2, decode_tp2, QWEN3_8B_TP2, own)
     steps_32b = report_decode("32B TP1", dec_32b, decode_32b, QWEN3_32B, f"{own}; time per request too, by layers")
-    for name, server, of, shape in (
+    for name, server, terms, shape in (
         ("8B TP1, aggregated server", "agg_a", decode, QWEN3_8B),
         ("8B TP1, behind prefill with TP2", "tp2to1_slice_c16_d0", decode, QWEN3_8B),
         ("8B TP2, behind prefill with TP1", "tp1to2_staging1g_c16_d0", decode_tp2, QWEN3_8B_TP2),
     ):
-        report_decode(f"{name}, not fitted", (server,), of, shape)
+        report_decode(f"{name}, not fitted", (server,), terms, shape)
     report_jumps(steps(*dec_8b), decode, QWEN3_8B)
     shared_rows, repeated = shared_steps("shared_radix", 12_000, SMS / QWEN3_8B.kv_heads)
     errors = decode_ms(decode, shared_rows, QWEN3_8B, repeated) / shared_rows.gpu_ms - 1

@@ -18,8 +18,9 @@ COLUMNS = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us"
 
 def rows() -> Iterator[dict[str, object]]:
     prefill, decode = (tuple(f"{server}_{side}" for server in SERVERS) for side in ("p0", "d0"))
-    of = forwards(*prefill)
-    for new, context, prompts, ms in zip(of.num_tokens, of.num_context_tokens, of.num_prompts, of.gpu_ms, strict=True):
+    timed = forwards(*prefill)
+    columns = timed.num_tokens, timed.num_context_tokens, timed.num_prompts, timed.gpu_ms
+    for new, context, prompts, ms in zip(*columns, strict=True):
         yield dict(zip(COLUMNS, ("prefill", int(new), int(context), int(prompts), "", f"{1e3 * ms:.1f}"), strict=True))
     for ms, batch, kv_tokens in zip(*steps(*decode), strict=True):
         yield dict(zip(COLUMNS, ("decode", "", int(kv_tokens), "", int(batch), f"{1e3 * ms:.1f}"), strict=True))

@@ -21,9 +21,9 @@ def metrics(name: str) -> dict[str, float]:
     return {
         "request_throughput": len(rows) / duration_s,
         "output_throughput": sum(row["out_tokens"] for row in rows) / duration_s,
-        **{f"mean_{what}_ms": mean(of) for what, of in (("ttft", ttft), ("tpot", tpot), ("e2e_latency", e2e))},
-        **{f"median_{what}_ms": float(np.median(of)) for what, of in (("ttft", ttft), ("tpot", tpot))},
-        **{f"p99_{what}_ms": float(np.percentile(of, 99)) for what, of in (("ttft", ttft), ("tpot", tpot))},
+        **{f"mean_{what}_ms": mean(values) for what, values in (("ttft", ttft), ("tpot", tpot), ("e2e_latency", e2e))},
+        **{f"median_{what}_ms": float(np.median(values)) for what, values in (("ttft", ttft), ("tpot", tpot))},
+        **{f"p99_{what}_ms": float(np.percentile(values, 99)) for what, values in (("ttft", ttft), ("tpot", tpot))},
     }
 
 

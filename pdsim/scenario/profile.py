@@ -245,12 +245,12 @@ class MeasuredSettings(Setup):
         return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
 
     def __str__(self) -> str:
-        of = "" if self.role is None else f" of {self.role}"
+        of_role = "" if self.role is None else f" of {self.role}"
         if self.model is None:
-            return f"profile{of} does not say what it was measured on"
+            return f"profile{of_role} does not say what it was measured on"
         if self.scaled_from is not None:
-            return f"profile{of} scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
-        return f"profile{of} measured on {super().__str__()}"
+            return f"profile{of_role} scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
+        return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
         """Each field that steps leave, with the value that is farthest outside."""

@@ -322,7 +322,11 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
 
 def _class_table(run: ReportedRun) -> list[Table]:
     """Latencies by class, where requests have classes."""
-    latencies = {f"{of} {name}, ms": f"{of}_{name.lower()}_ms" for name in ("TTFT", "TPOT") for of in ("median", "p99")}
+    latencies = {
+        f"{statistic} {name}, ms": f"{statistic}_{name.lower()}_ms"
+        for name in ("TTFT", "TPOT")
+        for statistic in ("median", "p99")
+    }
     rows = [
         [
             Cell(name),

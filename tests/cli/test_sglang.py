@@ -51,9 +51,9 @@ def test_each_server_has_gpus_and_a_port_of_its_own(made):
     commands = made()["commands"]
     assert list(commands) == ["prefill-0", "prefill-1", "decode-0", "gateway", "load"]
     servers = [flags(commands[name]) for name in ("prefill-0", "prefill-1", "decode-0")]
-    assert [of["base-gpu-id"] for of in servers] == ["0", "2", "4"]
-    assert [of["port"] for of in servers] == ["30000", "30001", "30002"]
-    assert [of["disaggregation-mode"] for of in servers] == ["prefill", "prefill", "decode"]
+    assert [server["base-gpu-id"] for server in servers] == ["0", "2", "4"]
+    assert [server["port"] for server in servers] == ["30000", "30001", "30002"]
+    assert [server["disaggregation-mode"] for server in servers] == ["prefill", "prefill", "decode"]
 
 
 def test_settings_become_flags(made):

@@ -39,8 +39,8 @@ def copy_of(pool: Pool) -> Pool:
     return Pool(keys, values, pool.page_size)
 
 
-def random_pages(count: int, of: int) -> torch.Tensor:
-    return torch.randperm(of, device=DEVICE)[:count].to(torch.int32)
+def random_pages(count: int, among: int) -> torch.Tensor:
+    return torch.randperm(among, device=DEVICE)[:count].to(torch.int32)
 
 
 def same_bytes(pool: Pool, expected: Pool) -> bool:

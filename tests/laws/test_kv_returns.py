@@ -30,8 +30,8 @@ def little_is_worth_it():
 @st.composite
 def clusters(draw: st.DrawFn) -> Scenario:
     """Prefix caches on both sides, on pools from tight to plenty."""
-    of = st.one_of(scenarios(), optimistic_scenarios(), crowded_scenarios(), vllm_scenarios())
-    scenario = draw(of.filter(lambda one: one.prefill.tp == one.decode.tp and one.health is None))
+    strategy = st.one_of(scenarios(), optimistic_scenarios(), crowded_scenarios(), vllm_scenarios())
+    scenario = draw(strategy.filter(lambda one: one.prefill.tp == one.decode.tp and one.health is None))
     prefill = scenario.prefill.model_copy(update={"radix_cache": True})
     decode = scenario.decode.model_copy(update={"radix_cache": True, "returns_kv": True})
     return scenario.model_copy(update={"prefill": prefill, "decode": decode})

@@ -212,8 +212,8 @@ def test_what_was_read_beside_what_was_computed_meanwhile_is_there_once():
 
 
 @st.composite
-def clusters(draw: st.DrawFn, of: st.SearchStrategy[Scenario]) -> Scenario:
-    scenario = draw(tiers(of).filter(host_caches))
+def clusters(draw: st.DrawFn, strategy: st.SearchStrategy[Scenario]) -> Scenario:
+    scenario = draw(tiers(strategy).filter(host_caches))
     prompts = draw(st.sampled_from([3, 10, 100])) * scenario.page_size
     storage = StorageSettings(
         shared=draw(st.booleans()),

@@ -285,7 +285,7 @@ def test_a_load_may_be_more_or_less(scenario, capsys):
 def test_joint_attainment_is_that_of_the_run(scenario):
     run = simulate(load_scenario(scenario, RARE).model_copy(update={"seed": 1}))
     done = run.records.requests
-    limits_ms = [round(median(map(of, done)), 3) for of in (ttft_ms, e2e_ms)]
+    limits_ms = [round(median(map(latency, done)), 3) for latency in (ttft_ms, e2e_ms)]
     slo = "ttft p30 < {} ms, e2e p30 < {} ms".format(*limits_ms)
     made = plan(scenario, slo=slo, max_gpus=2, seeds=1, engine="here", changes=RARE)
     outcome = next(row.outcome for row in made.rows if row.candidate.label == "1P1D of TP1")

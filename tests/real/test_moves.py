@@ -26,13 +26,13 @@ def layout(tp, num_kv_heads, num_layers):
     return Layout(model=model, gpu=load_gpu("h200"), tp=tp, kv_dtype="bf16")
 
 
-def geometry(of, page_size):
-    attention = of.model.attention
+def geometry(server, page_size):
+    attention = server.model.attention
     return CacheGeometry(
         num_pages=NUM_PAGES,
         page_size=page_size,
         num_layers=attention.num_layers,
-        num_kv_heads=len(heads_of_rank(attention.num_kv_heads, of.tp, 0)),
+        num_kv_heads=len(heads_of_rank(attention.num_kv_heads, server.tp, 0)),
         head_dim=HEAD_DIM,
         itemsize=2,
     )

@@ -89,11 +89,11 @@ def test_matrices_take_the_longer_of_reading_and_computing(batch, matrices_ns):
 
 def test_decode_on_h20_is_bound_by_compute_in_batches_that_are_not_on_h200():
     """148 TFLOP/s behind 4 TB/s, instead of 989 behind 4.8: the batch that fills the GPU is a sixth as large."""
-    of = costs(STUDY / "qwen3-8b-h20.yaml")[1].decode
-    model = AffineModel(of)
+    settings = costs(STUDY / "qwen3-8b-h20.yaml")[1].decode
+    model = AffineModel(settings)
     small, large = (base_ns(model, batch) - base_ns(model, batch - 1) for batch in (32, 128))
-    assert small == pytest.approx(of.decode_per_request_ns, abs=1)
-    assert large == pytest.approx(of.decode_per_request_ns + of.decode_matrices_per_request_ns, abs=1)
+    assert small == pytest.approx(settings.decode_per_request_ns, abs=1)
+    assert large == pytest.approx(settings.decode_per_request_ns + settings.decode_matrices_per_request_ns, abs=1)
 
 
 def test_ratios_without_times_are_those_of_nominal_rates():
@@ -207,8 +207,8 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
     ],
 )
 def test_each_coefficient_of_prefill_goes_with_its_operator(coefficient, operator):
-    of, target = Affine(**{coefficient: 1e6}), scaling("h20")
-    scaled = CostChoice(**target.cost(CostChoice(prefill=of, decode=Affine()), "best")).prefill
+    settings, target = Affine(**{coefficient: 1e6}), scaling("h20")
+    scaled = CostChoice(**target.cost(CostChoice(prefill=settings, decode=Affine()), "best")).prefill
     ratio = target.ratios[operator].best if operator else 1
     assert getattr(scaled, coefficient) == pytest.approx(1e6 * ratio, rel=1e-3)
 

@@ -73,9 +73,9 @@ def test_instances_have_tracks_for_gpu_workers_grants_and_merges(events):
     ]
     tracks = named(events, "thread_name")
     processes = {name: pid for (pid, _), name in named(events, "process_name").items()}
-    of = {name: {title for (pid, _), title in tracks.items() if pid == processes[name]} for name in processes}
-    assert of["decode-0"] == {"GPU", "grants pages", "merges requests"}
-    assert of["prefill-0"] >= {"GPU", "transfer worker 0"}
+    titles = {name: {title for (pid, _), title in tracks.items() if pid == processes[name]} for name in processes}
+    assert titles["decode-0"] == {"GPU", "grants pages", "merges requests"}
+    assert titles["prefill-0"] >= {"GPU", "transfer worker 0"}
 
 
 def test_every_step_and_every_transfer_is_a_slice(events, records):

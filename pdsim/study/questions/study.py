@@ -91,8 +91,8 @@ class Study:
         """The share of the requests of these classes that meet the SLO."""
         shares = []
         for run in self[label].replications:
-            of = [found for name, found in run.classes[SLO].items() if name in classes]
-            shares.append(sum(one.sent * one.attainment for one in of) / max(1, sum(one.sent for one in of)))
+            covered = [found for name, found in run.classes[SLO].items() if name in classes]
+            shares.append(sum(one.sent * one.attainment for one in covered) / max(1, sum(one.sent for one in covered)))
         return estimate(shares)
 
     def tail_ms(self, label: str, time: str) -> Estimate:

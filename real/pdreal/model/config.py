@@ -132,9 +132,9 @@ class ModelConfig:
         }
         return shapes | ({"self_attn.q_norm": (dim,), "self_attn.k_norm": (dim,)} if self.llama.qk_norm else {})
 
-    def _latent_attention(self, of: LatentAttention) -> dict[str, tuple[int, ...]]:
+    def _latent_attention(self, latent: LatentAttention) -> dict[str, tuple[int, ...]]:
         hidden, heads, rank = self.hidden_size, self.num_query_heads, self.llama.query_rank
-        query = heads * (of.nope_dim + of.rope_dim)
+        query = heads * (latent.nope_dim + latent.rope_dim)
         shapes: dict[str, tuple[int, ...]] = (
             {
                 "self_attn.q_a_proj": (rank, hidden),
@@ -145,10 +145,10 @@ class ModelConfig:
             else {"self_attn.q_proj": (query, hidden)}
         )
         return shapes | {
-            "self_attn.kv_a_proj_with_mqa": (of.kv_lora_rank + of.rope_dim, hidden),
-            "self_attn.kv_a_layernorm": (of.kv_lora_rank,),
-            "self_attn.kv_b_proj": (heads * (of.nope_dim + of.value_dim), of.kv_lora_rank),
-            "self_attn.o_proj": (hidden, heads * of.value_dim),
+            "self_attn.kv_a_proj_with_mqa": (latent.kv_lora_rank + latent.rope_dim, hidden),
+            "self_attn.kv_a_layernorm": (latent.kv_lora_rank,),
+            "self_attn.kv_b_proj": (heads * (latent.nope_dim + latent.value_dim), latent.kv_lora_rank),
+            "self_attn.o_proj": (hidden, heads * latent.value_dim),
         }
 
     def _mlp(self, layer: int) -> dict[str, tuple[int, ...]]:

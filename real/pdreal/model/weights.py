@@ -49,14 +49,16 @@ class RandomWeights:
 class Quantised:
     """Another source, with the projections of all layers in fp8."""
 
-    of: WeightSource
+    source: WeightSource
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         scaled = self.scaled(name, shape)
-        return self.of.whole(name, shape) if scaled is None else widen(scaled)
+        return self.source.whole(name, shape) if scaled is None else widen(scaled)
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
-        return self.of.scaled(name, shape) or (quantise(self.of.whole(name, shape)) if "_proj" in name else None)
+        return self.source.scaled(name, shape) or (
+            quantise(self.source.whole(name, shape)) if "_proj" in name else None
+        )
 
 
 @dataclass(frozen=True)
