@@ -34,7 +34,7 @@ def test_padded_forwards_over_pages_make_the_same_tokens_and_kv(config, page_siz
     tables = tables_of(page_size)
     num_pages = sum(map(len, tables))
     eager, padded = (runner(model, page_size=page_size, num_pages=num_pages, kv_dtype=kv_dtype) for _ in range(2))
-    graphs = PrefillGraphs(model, padded.kv)
+    graphs = PrefillGraphs(model, padded.kv, records_experts=config.experts is not None)
     prompts = [tokens(seed, sum(lengths), 300) for seed, lengths in enumerate(CHUNKS)]
     given = list(zip(prompts, CHUNKS, tables, strict=True))
     for r in (eager, padded):
@@ -45,6 +45,8 @@ def test_padded_forwards_over_pages_make_the_same_tokens_and_kv(config, page_siz
         with torch.inference_mode():
             made = model.best_tokens(model.logits_of(graphs.hidden(batch))).tolist()
         assert made == eager.prefill(batch)
+        assert all(len(chosen) == sum(len(c.tokens) for c in chunks) for chosen in graphs.choices)
+        assert len(graphs.choices) == (config.num_layers if config.experts else 0)
     page_bytes = bits_of(padded.kv.memory)[:, page_size:], bits_of(eager.kv.memory)[:, page_size:]
     if kv_dtype is None:
         torch.testing.assert_close(*page_bytes, atol=2e-4, rtol=2e-4)
