@@ -60,7 +60,7 @@ def kinds(layout: Layout) -> dict[str, str]:
         "experts": expert_weights,
         "prefill_attention": "bf16",
         "decode_attention": _decode_kind(layout),
-        "all_reduce": str(min(max(2, 1 << (layout.tp - 1).bit_length()), MOST_REDUCED)),
+        "all_reduce": str(min(max(2, 1 << (layout.tp * layout.cp - 1).bit_length()), MOST_REDUCED)),
     }
 
 

@@ -14,7 +14,7 @@ class RooflineModel:
     """The roofline of one layout."""
 
     def __init__(self, settings: "Roofline", layout: Layout) -> None:
-        spec, gpu, tp = layout.model, layout.gpu, layout.tp
+        spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings
         self._spec = spec
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
@@ -22,8 +22,8 @@ class RooflineModel:
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs among them of experts."""
         self._shared_bytes_read = spec.shared_bytes_read
-        self._matrix_flops = tp * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
-        self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
+        self._matrix_flops = num_ranks * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
+        self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
         token_ns = 1e9 * layout.kv_token_bytes / gpu.memory_bandwidth
@@ -33,9 +33,11 @@ class RooflineModel:
         token_ns *= 1 - self._window_share
         self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
         self._context_token_ns = token_ns / kv - self._distinct_token_ns
-        self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout)
+        self._reduce_ns_per_token = self._all_reduce_bytes_ns(layout) / layout.cp
+        self._gathers_ns, self._gather_ns_per_token = self._gathering(layout)
         self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
+        self._cp = layout.cp
         self._busiest = 1 + layout.expert_skew
         """Tokens of the busiest GPU's experts, over the mean."""
         state_ns = 2e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
@@ -51,6 +53,8 @@ class RooflineModel:
         num_tokens = step.num_tokens
         routed = (num_tokens if expert_tokens is None else expert_tokens) * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        if self._cp > 1:
+            work_ns += self._gathers_ns + num_tokens * self._gather_ns_per_token
         if self._experts is not None:
             work_ns += self._experts.ns(routed)
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
@@ -64,6 +68,8 @@ class RooflineModel:
             "attention": self._attention_ns(step),
             "all-reduce": self._reductions_ns(num_tokens),
         }
+        if self._cp > 1:
+            work["gathering"] = self._gathers_ns + num_tokens * self._gather_ns_per_token
         beyond_ns = max(0.0, self._launch_ns - sum(work.values()))
         return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
 
@@ -95,7 +101,7 @@ class RooflineModel:
     def _matrices_ns(self, num_tokens: int, routed: float) -> float:
         operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (routed - num_tokens)
         compute = operations / self._matrix_flops
-        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / self._dp
+        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / (self._dp * self._cp)
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns + routed * self._exchange_token_ns
 
@@ -110,6 +116,17 @@ class RooflineModel:
         hops = 2 * (layout.tp - 1) / layout.tp
         rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
         return 1e9 * hops * 2 * layout.model.hidden_size / rate
+
+    def _gathering(self, layout: Layout) -> tuple[float, float]:
+        """Time that a forward, and each of its tokens, take to be gathered where groups share prompts.
+
+        Keys and values of each layer go to all groups; hidden states go to the experts, and what these say comes back.
+        """
+        num_experts = 0 if layout.model.experts is None else layout.model.experts.num_layers
+        num_bytes = (layout.kv_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp
+        rate = layout.gpu.nvlink_bandwidth * self._settings.link_efficiency
+        num_gathers = layout.model.attention.num_layers + 2 * num_experts
+        return num_gathers * self._settings.all_reduce_ns, 1e9 * num_bytes / rate
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
         """Time of a token's way to the GPUs of its experts in fp8, and back in bf16, once for each GPU."""
@@ -126,7 +143,7 @@ class ExpertTimes:
     """Kernels of routed experts: their groups of tokens are small, and do not hide reads behind operations."""
 
     def __init__(self, settings: "Roofline", layout: Layout) -> None:
-        spec, gpu, tp = layout.model, layout.gpu, layout.tp
+        spec, gpu, tp = layout.model, layout.gpu, layout.tp * layout.cp
         assert spec.experts is not None
         assert settings.expert_efficiency is not None
         self._spec = spec

@@ -121,8 +121,8 @@ def _servers(scenario: Scenario) -> list[str]:
 
 
 def _stages(servers: Any) -> str:
-    num_stages = getattr(servers, "pp", 1)
-    return f", pp {num_stages}" if num_stages > 1 else ""
+    sizes = {name: getattr(servers, name, 1) for name in ("pp", "cp")}
+    return "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:

@@ -41,6 +41,7 @@ PREFILL_POLICIES = ("fcfs", "lpm", "priority")
 EVICTION_POLICIES = ("lru", "lfu")
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl")
+_CONTEXT_PARALLEL: Flags = [("enable-prefill-cp", True), ("cp-strategy", "zigzag")]
 LINKS = {
     "mooncake-tcp": {"MC_FORCE_TCP": "true"},
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
@@ -87,6 +88,7 @@ RULES: dict[str, Rule] = {
     "aggregated.priority_preemption_threshold": None,
     "aggregated.schedule_conservativeness": None,
     "prefill.pp": None,
+    "prefill.cp": None,
     "prefill.dynamic_chunks": None,
     "prefill.layer_groups": "SGLang sends KV when a forward is done: 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
@@ -292,6 +294,8 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
             ("disaggregation-mode", "prefill"),
             *flags,
             ("enable-dynamic-chunking", servers.dynamic_chunks),
+            *(_CONTEXT_PARALLEL if servers.cp > 1 else ()),
+            ("attn-cp-size", servers.cp if servers.cp > 1 else None),
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]
     assert isinstance(servers, DecodeSettings)

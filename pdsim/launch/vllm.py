@@ -76,6 +76,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.policy": one_of(("fcfs",), "vLLM"),
     "priorities": "start vLLM with --scheduling-policy priority yourself; leave it out",
     "*.preemption": one_of(("fewest_outputs_first", "last_arrived_first"), "vLLM"),
+    "prefill.cp": "prefill context parallelism of vLLM is not modelled: 1",
     "prefill.pp": "NixlConnector pulls from no pipeline stages (0.33.0): 1",
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed: 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),

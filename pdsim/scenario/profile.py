@@ -188,6 +188,8 @@ class Setup(Section):
     """Sizes of prefill and of decode."""
     pp: int = 1
     """Pipeline stages of prefill."""
+    cp: int = 1
+    """Context parallelism of prefill."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)
@@ -207,6 +209,7 @@ class Setup(Section):
             "tp": _sizes_of_roles("TP", self.tp),
             "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
+            "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
             "device": self.device,
         }
 

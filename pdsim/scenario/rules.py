@@ -30,6 +30,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     if prefill is not None and prefill.pp > 1:
         return f"prefill.pp: {prefill.pp}: vLLM's NixlConnector pulls from no pipeline stages (0.33.0); leave it out"
+    if prefill is not None and prefill.cp > 1:
+        return f"prefill.cp: {prefill.cp}: context parallelism is SGLang's only here; leave it out"
     if decode is not None and decode.allocation != "prefill_complete":
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
@@ -71,30 +73,29 @@ def _of_returned_kv(scenario: "Scenario") -> str:
     return f"decode.returns_kv: {wrong}" if wrong else ""
 
 
-def _of_pipelines(scenario: "Scenario") -> str:
+def _of_split_prefill(scenario: "Scenario") -> str:
     prefill, decode = scenario.prefill, scenario.decode
     if prefill is None or decode is None:
         return ""
     if prefill.dynamic_chunks and (prefill.pp == 1 or prefill.chunked_prefill_tokens in (0, -1)):
         return "prefill.dynamic_chunks: SGLang has it with pp > 1 and chunked_prefill_tokens only; leave it out"
-    if prefill.pp == 1:
-        return ""
-    wrong = ""
-    if prefill.dp > 1:
-        wrong = "stages with data-parallel attention are not modelled; leave dp out"
-    elif prefill.layer_groups:
-        wrong = "each stage sends its layers when it has computed them; leave layer_groups out"
-    elif prefill.optimistic_attempts or decode.allocation == "prefill_complete":
-        wrong = "SGLang computes nothing before its grant in stages; leave optimistic_attempts and allocation out"
-    elif prefill.host_cache is not None:
-        wrong = "host caches behind stages are not modelled; leave host_cache out"
-    elif scenario.network.staging is not None:
-        wrong = "staged KV of stages is not modelled; leave network.staging out"
-    elif decode.returns_kv:
-        wrong = "KV that goes back to stages is not modelled; leave decode.returns_kv out"
-    elif scenario.elastic is not None:
-        wrong = "servers with stages change no roles, as SGLang refuses; leave elastic out"
-    return f"prefill.pp {prefill.pp}: {wrong}" if wrong else ""
+    beside = {
+        "prefill.dp": prefill.dp > 1,
+        "prefill.layer_groups": prefill.layer_groups > 0,
+        "prefill.host_cache": prefill.host_cache is not None,
+        "network.staging": scenario.network.staging is not None,
+        "decode.returns_kv": decode.returns_kv,
+        "elastic": scenario.elastic is not None,
+    }
+    of_stages = {
+        "prefill.optimistic_attempts": bool(prefill.optimistic_attempts),
+        "decode.allocation prefill_complete": decode.allocation == "prefill_complete",
+        "prefill.cp": prefill.cp > 1,
+    }
+    for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside)):
+        if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):
+            return f"prefill.{name} {size} is not modelled beside {found}; leave one of the two out"
+    return ""
 
 
 def _of_storage(scenario: "Scenario") -> str:
@@ -139,7 +140,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_its_engine,
     _of_shedding,
     _of_returned_kv,
-    _of_pipelines,
+    _of_split_prefill,
     _of_storage,
     _of_elastic_clusters,
     _of_roles,

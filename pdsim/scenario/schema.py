@@ -211,6 +211,7 @@ class Scenario(Section):
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
             pp=1 if self.prefill is None else self.prefill.pp,
+            cp=1 if self.prefill is None else self.prefill.cp,
         )
 
     @property

@@ -126,6 +126,9 @@ class PrefillSettings(ComputingSettings):
 
     pp: int = Field(default=1, ge=1)
     """Pipeline stages (--pp-size): each has its share of the layers, on tp GPUs of its own. In simulation only."""
+    cp: int = Field(default=1, ge=1)
+    """Context parallelism (--attn-cp-size): so many groups of the server's GPUs share the tokens of a prompt, and each
+    holds all its KV; divides tp. In simulation only."""
     dynamic_chunks: bool = False
     """With pp > 1, chunks behind a prompt's first are smaller, so that each takes about as long
     (--enable-dynamic-chunking)."""

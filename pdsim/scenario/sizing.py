@@ -65,15 +65,18 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
-        num_stages = settings.pp if isinstance(settings, PrefillSettings) else 1
+        num_stages, cp = (settings.pp, settings.cp) if isinstance(settings, PrefillSettings) else (1, 1)
+        if settings.tp % cp:
+            raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:
             raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
         return memory.Layout(
             model=model.largest_stage(num_stages),
             gpu=gpu,
-            tp=settings.tp // settings.dp,
+            tp=settings.tp // (settings.dp * cp),
             dp=settings.dp,
             pp=num_stages,
+            cp=cp,
             expert_skew=skew,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,

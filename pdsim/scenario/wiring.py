@@ -220,12 +220,13 @@ def topology(
     share = wire.total(wire.num_layers) / (wire.num_pairs * wire.num_layers)  # of the largest stage, of a mean one
     first_gpu = 0
     for role, (ids, layout) in sides.items():
-        own, weight = ("out", num_senders / layout.num_gpus) if role == "prefill" else ("in", wire.num_writers * share)
+        num_holders = layout.tp * layout.pp  # of groups that share prompts, one sends
+        own, weight = ("out", num_senders / num_holders) if role == "prefill" else ("in", wire.num_writers * share)
         for instance_id in ids:
             for way in ("out", "in") if both_ways else (own,):
                 link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
                 capacity[link] = link_bandwidth(network, engine, layout)
-                path: Path = ((link, weight * min(layout.num_gpus, gpus_per_link)),)
+                path: Path = ((link, weight * min(num_holders, gpus_per_link)),)
                 if way == "out" and engine.max_bandwidth is not None:
                     capacity[f"{instance_id} engine"] = engine.max_bandwidth
                     path += ((f"{instance_id} engine", 1),)

@@ -44,6 +44,8 @@ class Layout:
     """Instances of one server."""
     pp: int = 1
     """Pipeline stages of the instance, each on tp GPUs."""
+    cp: int = 1
+    """Groups of tp GPUs that share the tokens of a prompt. Each has its KV, and all weights but the routed experts'."""
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
     kv_dtype: KvDtype
@@ -51,7 +53,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
-        if (num_gpus := self.tp * self.dp) > (most := self.gpu.gpus_per_server):
+        if (num_gpus := self.tp * self.dp * self.cp) > (most := self.gpu.gpus_per_server):
             raise LayoutError(
                 f"tp {num_gpus} goes beyond a server of {self.gpu.name}, which has {most} GPUs: at most {most}, and "
                 "more instances; tensor parallelism across servers is not modelled"
@@ -66,7 +68,7 @@ class Layout:
     @property
     def num_gpus(self) -> int:
         """GPUs of the instance."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp
 
     @property
     def kv_token_bytes(self) -> int:
@@ -80,7 +82,7 @@ class Layout:
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        return self.model.shared_bytes / self.tp + self.model.expert_bytes / (self.tp * self.dp)
+        return self.model.shared_bytes / self.tp + self.model.expert_bytes / (self.tp * self.dp * self.cp)
 
     def max_states(self, mem_fraction: float) -> int | None:
         """Requests whose linear-attention state fits; None: the model has no such layers."""

@@ -66,8 +66,9 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
         raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
-    if scenario.prefill is not None and scenario.prefill.pp > 1:
-        raise ConfigError(f"prefill.pp: {scenario.prefill.pp}: pipeline stages run in simulation only; leave it out")
+    for field in ("pp", "cp"):
+        if (size := getattr(scenario.prefill, field, 1)) > 1:
+            raise ConfigError(f"prefill.{field}: {size}: it runs in simulation only; leave it out")
     if scenario.storage is not None:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:

@@ -71,6 +71,7 @@ OTHER = {
     **{f"prefill.{name}": values for name, values in {**SERVERS, **HOST_CACHE, **COMPUTING}.items()},
     "prefill.radix_cache": ["false"],
     "prefill.pp": [],
+    "prefill.cp": [],
     "prefill.dynamic_chunks": [],
     "prefill.layer_groups": ["4"],
     "prefill.transfer": ["whole_prompt", "{use: every_chunk, cached_prefix_first: false}"],

@@ -169,11 +169,11 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"prefill__layer_groups": 2}, "each stage sends its layers"),
-        ({"prefill__optimistic_attempts": 1}, "before its grant"),
-        ({"prefill__host_cache": {}}, "host caches"),
-        ({"network__staging": {}, "prefill__tp": 2}, "staged KV"),
-        ({"prefill__dp": 2, "prefill__tp": 2}, "data-parallel"),
+        ({"prefill__layer_groups": 2}, "beside prefill.layer_groups"),
+        ({"prefill__optimistic_attempts": 1}, "beside prefill.optimistic_attempts"),
+        ({"prefill__host_cache": {}}, "beside prefill.host_cache"),
+        ({"network__staging": {}, "prefill__tp": 2}, "beside network.staging"),
+        ({"prefill__dp": 2, "prefill__tp": 2}, "beside prefill.dp"),
         ({"engine": "vllm"}, "NixlConnector"),
         ({"prefill__pp": 29}, "28 layers"),
     ],

@@ -71,9 +71,10 @@ class Space:
     def candidates(self, base: Base) -> list[CandidateCluster]:
         """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
         prefill = base.scenario.prefill
-        if prefill is not None and prefill.pp > 1:
-            wrong = f"prefill.pp {prefill.pp}: a plan tries sizes of tensor parallelism alone; leave it out"
-            raise ConfigError(f"{base.path}: {wrong}")
+        for name in ("pp", "cp"):
+            if (size := getattr(prefill, name, 1)) > 1:
+                wrong = f"prefill.{name} {size}: a plan tries sizes of tensor parallelism alone; leave it out"
+                raise ConfigError(f"{base.path}: {wrong}")
         found: list[CandidateCluster] = []
         reasons: list[str] = []
         for roles in chain.from_iterable(product(*map(self._servers, names)) for names in ROLES.values()):

@@ -23,7 +23,7 @@ def arms(base: Base) -> list[Arm]:
         Arm(_CHUNKS, chunks),
         Arm(_SMALL, {**chunks, "prefill.chunked_prefill_tokens": _SMALL_TOKENS * scenario.pair.prefill.dp}),
     ]
-    if prefill.tp == decode.tp and prefill.pp == 1:
+    if prefill.tp == decode.tp and prefill.pp == prefill.cp == 1:
         layers = load_model(scenario.model).num_layers
         made += [Arm(f"{n} groups of layers", {**chunks, "prefill.layer_groups": n}) for n in (*_GROUPS, layers)]
     return made
