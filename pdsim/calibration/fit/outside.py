@@ -58,7 +58,8 @@ def without_around(measurements: Measurements) -> tuple[Measurements, Around | N
     if not ttft.columns["context_tokens"].any():
         notes += ("no prompt had a cached prefix: the server caches none, or its times do not show it",)
     around_ns = min(around_ns, _MOST_AROUND * float(ttft.columns["time_ns"].min()))
-    columns = {**ttft.columns, "time_ns": ttft.columns["time_ns"] - around_ns, "prompts": np.ones(len(ttft))}
+    one, none = np.ones(len(ttft)), np.zeros(len(ttft))
+    columns = {**ttft.columns, "time_ns": ttft.columns["time_ns"] - around_ns, "prompts": one, "graph": none}
     forwards = replace(ttft, kind="prefill", columns=columns)
     kept = tuple(one for one in measurements.rows if one.kind not in OBSERVED)
     bursts = tuple(one for one in measurements.rows if one.kind == "burst")
@@ -72,8 +73,8 @@ def _around_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
         alone_ns = _alone_ns(rows["ttft"].columns, stall["new_tokens"])
         if np.median(stall["time_ns"] / alone_ns) > _SHARES_GPUS:
             long = alone_ns > ABOVE_LEAST[0] * alone_ns.min()
-            told = long if long.any() else np.ones_like(long)
-            return max(0.0, _least_beyond(stall["new_tokens"][told], (alone_ns - stall["time_ns"])[told])), ()
+            counted = long if long.any() else np.ones_like(long)
+            return max(0.0, _least_beyond(stall["new_tokens"][counted], (alone_ns - stall["time_ns"])[counted])), ()
         notes = (
             "streams do not wait for prompts: prefill is elsewhere, and its times have the transfer of KV in them",
         )
@@ -103,5 +104,11 @@ def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:
 
 def _forward_ns(prefill: Fitted, new_tokens: Floats, prompts: Floats | int) -> Floats:
     none = np.zeros_like(new_tokens)
-    sizes = {"new_tokens": new_tokens, "context_tokens": none, "prompts": prompts + none, "time_ns": none}
+    sizes = {
+        "new_tokens": new_tokens,
+        "context_tokens": none,
+        "prompts": prompts + none,
+        "graph": none,
+        "time_ns": none,
+    }
     return prefill.times_ns(sizes)
