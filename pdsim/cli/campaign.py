@@ -42,7 +42,7 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     """Copies a matrix with its scenario and their inputs into the folder. Raises ConfigError."""
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
-    scenario, told = read_yaml(suite.scenario_path), read_yaml(source / SUITE_FILE)
+    scenario, copied = read_yaml(suite.scenario_path), read_yaml(source / SUITE_FILE)
     for change in changes:
         apply_change(scenario, change)
     out.mkdir(parents=True, exist_ok=True)
@@ -54,14 +54,14 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
             shutil.copy(path, out)
     if hosts is not None:
         shutil.copy(hosts, out / "hosts.yaml")
-        told.setdefault("real", {})["hosts"] = "hosts.yaml"
+        copied.setdefault("real", {})["hosts"] = "hosts.yaml"
     scenario["name"] = out.resolve().name
     write_yaml(scenario, out / "scenario.yaml")
     ranks = {variant.name: _ranks(suite.real_scenario(variant)) for variant in suite.variants}
     first = ranks[suite.variants[0].name]
-    variants = {variant.name: _told(variant, ranks[variant.name], first) for variant in suite.variants}
-    told |= {"scenario": "scenario.yaml", "profile": _profile_name(first, first), "runs": _DATA, "variants": variants}
-    write_yaml(told, out / SUITE_FILE)
+    variants = {variant.name: _variant(variant, ranks[variant.name], first) for variant in suite.variants}
+    copied |= {"scenario": "scenario.yaml", "profile": _profile_name(first, first), "runs": _DATA, "variants": variants}
+    write_yaml(copied, out / SUITE_FILE)
     return load_suite(str(out), Path())
 
 
@@ -69,7 +69,7 @@ def _profiles(suite: ValidationSuite) -> set[Path]:
     return {profile for profile in (suite.profile, *(variant.profile for variant in suite.variants)) if profile}
 
 
-def _told(variant: Variant, ranks: Ranks, first: Ranks) -> Any:
+def _variant(variant: Variant, ranks: Ranks, first: Ranks) -> Any:
     changes = list(variant.changes)
     return changes if ranks == first else {"changes": changes, "profile": _profile_name(ranks, first)}
 

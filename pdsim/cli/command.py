@@ -65,7 +65,7 @@ def program(name: str, purpose: str) -> App:
             searched(catalog),
             _working_folder_searched(trust),
             limited(not yes),
-            _warnings_told(name),
+            _warnings_shown(name),
         ):
             app(words, exit_on_error=False, print_error=False)
 
@@ -73,7 +73,7 @@ def program(name: str, purpose: str) -> App:
 
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
-    """Mistakes are told in one message, with exit code 2."""
+    """Mistakes give one message, with exit code 2."""
     known: tuple[type[Exception], ...] = (
         CycloptsError,
         ConfigError,
@@ -96,17 +96,17 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
 
 
 @contextmanager
-def _warnings_told(name: str) -> Iterator[None]:
+def _warnings_shown(name: str) -> Iterator[None]:
     """Ours as messages, each once."""
-    told: set[str] = set()
+    shown: set[str] = set()
     with warnings.catch_warnings():
         show: Any = warnings.showwarning
 
         def tell(message: Any, category: Any, *where: Any) -> None:
             if not issubclass(category, InputWarning):
                 show(message, category, *where)
-            elif str(message) not in told:
-                told.add(str(message))
+            elif str(message) not in shown:
+                shown.add(str(message))
                 print(f"{name}: warning: {message}", file=sys.stderr)
 
         warnings.simplefilter("always", InputWarning)

@@ -52,7 +52,7 @@ def plan(
     from pdsim.show.study_tables import print_plan
     from pdsim.study.planning.planning import plan as find
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         if not json_:
             print(line, file=sys.stderr)
 
@@ -73,7 +73,7 @@ def plan(
                 engine=engine,
                 out=out,
                 progress=advance,
-                told=told,
+                report=report,
             )
     except KeyboardInterrupt:
         kept = "" if out is None else "; the same command goes on with what is missing"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.kernels import told
+from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
@@ -123,8 +123,8 @@ def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
     devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:
-        told = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
-        why = f"different machines: {told}: the difference is theirs, and no error of a simulation"
+        difference = f"times of {devices[0]}, those of {first.name} are of {devices[1]}"
+        why = f"different machines: {difference}: the difference is theirs, and no error of a simulation"
         run.summary["pdsim"]["warnings"] = [*run.warnings, why]
 
 
@@ -190,7 +190,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
     """Origin of the times of each role's operators, if its cost is of kernels."""
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
-    return {role: told(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
+    return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 
 
 def _in_ms(terms_ns: Mapping[str, float]) -> dict[str, float]:

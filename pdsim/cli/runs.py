@@ -178,8 +178,8 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
     scenario = scenario_of(run, changes)
     steps, kernels = typical_steps(scenario), kernels_of(scenario)
     if json_:
-        told = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
-        print_json({"steps": told, "kernels": kernels})
+        rows = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
+        print_json({"steps": rows, "kernels": kernels})
         return
     for step in steps:
         print_step_terms(step._asdict())

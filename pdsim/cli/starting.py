@@ -42,10 +42,10 @@ def init(
     if json_:
         print_json({"scenario": str(file)})
     else:
-        print(f"{file}: {_told(data)}\nrun it: pdsim run {file}")
+        print(f"{file}: {_summary(data)}\nrun it: pdsim run {file}")
 
 
-def _told(data: dict[str, Any]) -> str:
+def _summary(data: dict[str, Any]) -> str:
     """The cluster, such as qwen3-8b on 1P3D, each of 1 h100."""
     prefill, decode = data.get("prefill"), data.get("decode")
     if not prefill or not decode:

@@ -138,11 +138,11 @@ def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
         return values
     defaults = tuple([field.default for field in fields(kind)[-num_later:]])
 
-    def told(message: Any) -> tuple[Any, ...]:
+    def without_defaults(message: Any) -> tuple[Any, ...]:
         found = values(message)
         return found[:-num_later] if found[-num_later:] == defaults else found
 
-    return told
+    return without_defaults
 
 
 _VALUES = {kind: _values_in(kind) for kind in _TYPES.values()}

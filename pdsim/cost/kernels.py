@@ -69,17 +69,17 @@ def _decode_kind(layout: Layout) -> str:
     return f"latent {kv}" if isinstance(layout.model.attention, LatentAttention) else kv
 
 
-def told(layout: Layout) -> dict[str, str]:
+def origins(layout: Layout) -> dict[str, str]:
     """Origin of the kernel of each operator of a layout."""
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]
     if layout.tp == 1:
         del operators["all_reduce"]
-    return {operator: _told(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
+    return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
 
 
-def _told(gpu: str, operator: str, kind: str) -> str:
+def _origin(gpu: str, operator: str, kind: str) -> str:
     what = f"{kind} GPUs" if operator == "all_reduce" else kind
     own = _kernels().get((gpu, operator, kind))
     if own is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pdsim.launch import sglang, vllm
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, one_host, places
-from pdsim.launch.settings import Rule, told
+from pdsim.launch.settings import Rule, notes_on
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
@@ -87,7 +87,7 @@ def launch_vllm(scenario: Scenario, source: str, model: str) -> Launch:
 
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
     """A launch with the frontend, places, and the resolved scenario."""
-    made = Launch(notes=told(scenario, engine, rules))
+    made = Launch(notes=notes_on(scenario, engine, rules))
     mode = ROUTER_MODES[component_name(scenario.router.prefill)]
     if mode == "kv":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
@@ -112,5 +112,5 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 def _events(scenario: Scenario, place: Place) -> Flags:
     if component_name(scenario.router.prefill) != "cache_aware":
         return []
-    told = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{FIRST_EVENT_PORT + place.number}"}
-    return [("kv-events-config", json.dumps(told, separators=(",", ":")))]
+    config = {"publisher": "zmq", "topic": "kv-events", "endpoint": f"tcp://*:{FIRST_EVENT_PORT + place.number}"}
+    return [("kv-events-config", json.dumps(config, separators=(",", ":")))]

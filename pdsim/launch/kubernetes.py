@@ -13,7 +13,7 @@ from typing import Any
 
 from pdsim.launch import sglang
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, spanned
-from pdsim.launch.settings import told
+from pdsim.launch.settings import notes_on
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles
@@ -29,7 +29,7 @@ Manifest = dict[str, Any]
 
 def launch(scenario: Scenario, source: str, model: str) -> Launch:
     """Raises ConfigError for what SGLang cannot be told, and for a load that is in a file of this machine."""
-    made = Launch(notes=told(scenario, "kubernetes", sglang.RULES))
+    made = Launch(notes=notes_on(scenario, "kubernetes", sglang.RULES))
     given, scenario = scenario, resolve(scenario).model_copy(update={"health": scenario.health})
     app = re.sub(r"[^a-z0-9-]+", "-", given.name.lower()).strip("-")[:40] or "scenario"
     manifests = [_servers(made, scenario, role, app, model) for role in roles(scenario)]

@@ -93,7 +93,7 @@ def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Le
             yield Leaf(f"{path}.{name}", value, field.default is not MISSING and value == field.default)
 
 
-def told(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
+def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
     """Notes: the servers, and fields that are left aside. Raises ConfigError with all that the engine refuses."""
     rules = {**RULES, **rules}
     refused: list[str] = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, add_replay, places
-from pdsim.launch.settings import Aside, Rule, one_of, quantization, told, weights
+from pdsim.launch.settings import Aside, Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
 from pdsim.policy.routing import CacheAware, LeastLoaded
@@ -125,7 +125,7 @@ RULES: dict[str, Rule] = {
 
 def launch(scenario: Scenario, source: str, model: str) -> Launch:
     """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
-    made = Launch(notes=told(scenario, "sglang", RULES))
+    made = Launch(notes=notes_on(scenario, "sglang", RULES))
     at = places(scenario)
     resolved = resolve(scenario)
     if scenario.health is None:
@@ -151,7 +151,7 @@ def launch(scenario: Scenario, source: str, model: str) -> Launch:
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """The gateway knows its servers by URL; without any it is told otherwise."""
+    """The gateway knows its servers by URL; without any it is called otherwise."""
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
     if scenario.aggregated is not None:

@@ -18,7 +18,7 @@ from pdsim.launch.commands import (
     one_host,
     places,
 )
-from pdsim.launch.settings import Rule, one_of, quantization, told, weights
+from pdsim.launch.settings import Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.decode import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name
@@ -106,7 +106,7 @@ RULES: dict[str, Rule] = {
 
 def launch(scenario: Scenario, source: str, model: str) -> Launch:
     """Raises ConfigError for what vLLM cannot be told."""
-    made = Launch(notes=[*told(scenario, "vllm", RULES), *own_ways(scenario)])
+    made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     at, scenario = places(scenario), resolved(scenario)
     connector = scenario.network.transport.partition("-")[0]
     for role, servers_at in at.items():

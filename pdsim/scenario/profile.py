@@ -197,8 +197,8 @@ class Setup(Section):
     def differences(self, run: "Setup") -> list[str]:
         """Parts of a run's setup that are not this one's."""
         mine, theirs = self.parts(), run.parts()
-        told = (name for name in mine if getattr(self, name) is not None)
-        return [theirs[name] or f"no {name}" for name in told if mine[name] != theirs[name]]
+        known = (name for name in mine if getattr(self, name) is not None)
+        return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
         """A text for each field; nothing where there is nothing to say."""

@@ -71,9 +71,9 @@ def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
     ax: Any = figure.subplots()
     for place, (remark, row, worst) in enumerate(reversed(known)):
         ax.barh(place, min(worst, _MOST_SHOWN), height=0.6, color=_COLORS[remark])
-        told = f"{worst:.0%}, {row['price_per_h']:g} an hour: {remark}"
+        label = f"{worst:.0%}, {row['price_per_h']:g} an hour: {remark}"
         right = max(1, min(worst, _MOST_SHOWN))  # of the bar, and of the line
-        ax.annotate(told, (right, place), xytext=(5, 0), textcoords="offset points", va="center")
+        ax.annotate(label, (right, place), xytext=(5, 0), textcoords="offset points", va="center")
     ax.axvline(1, color=INK, lw=1)
     tidy(ax, "the percentile nearest to its limit, of that limit", grid="x")
     ax.set_yticks(range(len(known)), [row["cluster"] for _, row, _ in reversed(known)])

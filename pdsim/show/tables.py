@@ -232,9 +232,9 @@ def print_step_terms(step: Mapping[str, Any]) -> None:
 def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
     """Prints where the times of each role's operators were measured."""
     console = new_console()
-    for role, told in kernels.items():
+    for role, sources in kernels.items():
         table = new_table(f"kernels of {role}", "operator", "kind, and where it was measured")
-        for operator, source in told.items():
+        for operator, source in sources.items():
             table.add_row(operator.replace("_", " "), source)
         console.print(table)
 

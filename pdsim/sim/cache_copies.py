@@ -79,8 +79,8 @@ class CacheCopies:
         if self._tell is None:
             self._load = (start_ns if self._load is None else self._load[0], end_ns)
         else:
-            told = Tell(self._instance_id, LoadedBack(command.request_id))
-            self._timeline.after(end_ns - self._timeline.now_ns, self._tell, told)
+            loaded = Tell(self._instance_id, LoadedBack(command.request_id))
+            self._timeline.after(end_ns - self._timeline.now_ns, self._tell, loaded)
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
         start_ns, end_ns = self._link.copy(kind, num_pages, self._timeline.now_ns)

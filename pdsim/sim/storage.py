@@ -212,8 +212,8 @@ class StorageClient:
     def _tell(self, reading: Reading, *, is_over: bool = False) -> None:
         if not self._is_dead:
             request_id = reading.command.request_id
-            told = Prefetched(request_id, reading.num_found, reading.num_read, is_over)
-            self._storage.tell(Tell(self._instance_id, told))
+            prefetched = Prefetched(request_id, reading.num_found, reading.num_read, is_over)
+            self._storage.tell(Tell(self._instance_id, prefetched))
 
     # Moving.
 

@@ -188,9 +188,9 @@ class PointResult:
             for name in self.replications[0].slos
         }
         numbers = {name: self.metric(name)._asdict() for name in metrics() if self._has(name)}
-        told = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
+        state = {"saturated": self.is_saturated, "gpus": self.num_gpus, "warnings": self.warnings}
         ranged = {"ranges": self.ranges} if self.ends else {}
-        return {**head, **told, "slos": slos, "metrics": numbers, **ranged}
+        return {**head, **state, "slos": slos, "metrics": numbers, **ranged}
 
     def _has(self, name: str) -> bool:
         return all(r.row[name] is not None for r in self.replications)

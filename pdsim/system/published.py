@@ -305,11 +305,11 @@ def _deepseek(config: _Config) -> dict[str, Any]:
 
 def _left_out(config: _Config, attention: Mapping[str, Any]) -> list[str]:
     """Facts that config.json tells and the entry does not."""
-    told = []
+    notes = []
     if config.count("num_nextn_predict_layers", "num_mtp_modules", default=0):
-        told.append("modules that predict further tokens (MTP) are left out")
+        notes.append("modules that predict further tokens (MTP) are left out")
     if config.get("vision_config"):
-        told.append("the image encoder is left out")
+        notes.append("the image encoder is left out")
     if "num_window_layers" in attention:
-        told.append("KV of all layers is kept and sent whole: windows change the time of attention only")
-    return told
+        notes.append("KV of all layers is kept and sent whole: windows change the time of attention only")
+    return notes

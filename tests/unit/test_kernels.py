@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdsim import load_scenario, simulate
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.kernels import has_kernels, reached, told
+from pdsim.cost.kernels import has_kernels, origins, reached
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
 from pdsim.scenario.build import build
 from pdsim.scenario.cost import ENDS, GROUPS
@@ -45,8 +45,8 @@ def test_every_gpu_of_the_catalog_has_a_cost(gpu, model, weights):
 def test_a_gpu_that_was_not_measured_has_the_median_of_the_others():
     assert not has_kernels("mi300x")
     assert 0.6 <= reached("mi300x", "gemm", "bf16").compute <= 0.8
-    assert told(layout("llama-3.1-8b", "mi300x", 1))["gemm"].startswith("bf16, the median of")
-    assert told(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
+    assert origins(layout("llama-3.1-8b", "mi300x", 1))["gemm"].startswith("bf16, the median of")
+    assert origins(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
 
 
 def test_weights_of_4_bits_save_time_in_small_batches_only():
@@ -57,9 +57,9 @@ def test_weights_of_4_bits_save_time_in_small_batches_only():
     ratios = [narrow.decode_terms(batch)["matrices"] / wide.decode_terms(batch)["matrices"] for batch in (1, 256, 2048)]
     assert ratios[0] < 0.35 < ratios[1] <= 1.2
     assert 0.9 < ratios[2] < 1.2
-    assert told(layouts[1])["gemm"].startswith("int4, measured on a100")
+    assert origins(layouts[1])["gemm"].startswith("int4, measured on a100")
     on_h200 = replace(layouts[1], gpu=load_gpu("h200"))
-    assert told(on_h200)["gemm"] == "int4, the median of 1 other GPUs"
+    assert origins(on_h200)["gemm"] == "int4, the median of 1 other GPUs"
 
 
 def test_embeddings_keep_16_bits_when_all_else_has_4():
@@ -71,9 +71,9 @@ def test_embeddings_keep_16_bits_when_all_else_has_4():
 
 
 def test_only_what_a_layout_has_is_told():
-    assert "experts" not in told(layout("llama-3.1-8b", "h100", 1))
-    assert "all_reduce" not in told(layout("llama-3.1-8b", "h100", 1))
-    assert told(layout("deepseek-r1", "h200", 8))["all_reduce"].startswith("8 GPUs")
+    assert "experts" not in origins(layout("llama-3.1-8b", "h100", 1))
+    assert "all_reduce" not in origins(layout("llama-3.1-8b", "h100", 1))
+    assert origins(layout("deepseek-r1", "h200", 8))["all_reduce"].startswith("8 GPUs")
 
 
 @given(

@@ -82,10 +82,10 @@ def medians_ns(measurements: Measurements) -> Times:
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
     """Times of a prefill loop. A grant is a message to prefill; the rest of its time starts a forward."""
-    told = {what: medians[what] for what in LOOP if what in medians}
-    if "start" not in told and medians.keys() >= {"grant", "message"}:
-        told["start"] = max(0.0, medians["grant"] - medians["message"])
-    return told
+    times = {what: medians[what] for what in LOOP if what in medians}
+    if "start" not in times and medians.keys() >= {"grant", "message"}:
+        times["start"] = max(0.0, medians["grant"] - medians["message"])
+    return times
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
@@ -93,14 +93,14 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
     way_in_ns = medians["route"] + medians["admit"] - medians["message"]
-    told = {"service": medians["route"]}
+    times = {"service": medians["route"]}
     alone_ns = medians["route"]
     for rows in measurements.of("host"):
         if rows.name == "submit":
-            told, alone_ns = _service_ns(rows, _tokens_alone(measurements))
+            times, alone_ns = _service_ns(rows, _tokens_alone(measurements))
     if "end" in medians:
-        told["ending"] = medians["end"]
-    return told | {"latency_in": max(0.0, way_in_ns - alone_ns), "latency_out": medians["answer"]}
+        times["ending"] = medians["end"]
+    return times | {"latency_in": max(0.0, way_in_ns - alone_ns), "latency_out": medians["answer"]}
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:

@@ -133,7 +133,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
         **_without_empty({name: _without_empty(section) for name, section in sections.items()}),
         "provenance": {
             "measured": [dict(file) for file in made.measurements.provenance],
-            "fitted": {kind: _told(fitted) for kind, fitted in made.fits.items()},
+            "fitted": {kind: _described(fitted) for kind, fitted in made.fits.items()},
             "intervals": "95 %, by bootstrap over shapes",
             "command": command,
             "date": datetime.now(UTC).date().isoformat(),
@@ -186,10 +186,10 @@ def _prefill(made: Calibration) -> dict[str, Any]:
     fitted = made.fits["prefill"]
     entries = {"prefill": _entries(fitted)} if fitted.form.name == "table" else {}
     lines = {name: value for name, value in fitted.values.items() if not _is_entry(name)}
-    told = {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+    section = {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
     if not (graphs := made.measurements.forwards[PREFILL_GRAPHS]):
-        return told
-    return {**told, "prefill_graph_sizes": graph_sizes(graphs[0]), "prefill_wave_tokens": fitted.form.wave_tokens}
+        return section
+    return {**section, "prefill_graph_sizes": graph_sizes(graphs[0]), "prefill_wave_tokens": fitted.form.wave_tokens}
 
 
 def _slowdown(clock: GpuSlowdown | None) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def _front_end(made: Calibration) -> dict[str, Any]:
     """The harness's clients are in the launcher's thread, which was timed as it takes one request after another."""
     if made.around is not None:
         return _times(made.around.front_end_ns(made.fits["prefill"]))
-    told = machine.front_end_ns(made.measurements, made.host_ns)
-    return {**_times(told), **({"holds_client": True} if "submit" in made.host_ns else {})}
+    times_ns = machine.front_end_ns(made.measurements, made.host_ns)
+    return {**_times(times_ns), **({"holds_client": True} if "submit" in made.host_ns else {})}
 
 
 def _link(fitted: Fitted, sending: machine.Sending) -> dict[str, Any]:
@@ -252,28 +252,28 @@ def _staging(made: Calibration) -> dict[str, Any]:
     if made.gpu is None:
         return {}
     memory_bytes_per_ns = load_gpu(made.gpu).memory_bandwidth / 1e9
-    told: dict[str, Any] = {}
+    section: dict[str, Any] = {}
     for kind in STAGING:
         if kind in made.fits:
             fitted = made.fits[kind]
             submit_ns = 1e3 * fitted.rows.columns["submit_us"]
             submitting = float(np.median(submit_ns[submit_ns > 0])) if submit_ns.any() else 0.0
-            told[f"{kind}_host"] = _time(round(fitted.values["base"] + submitting))
-            told[f"{kind}_efficiency"] = round(min(1.0, 2 / fitted.values["per_byte"] / memory_bytes_per_ns), 3)
-    return told
+            section[f"{kind}_host"] = _time(round(fitted.values["base"] + submitting))
+            section[f"{kind}_efficiency"] = round(min(1.0, 2 / fitted.values["per_byte"] / memory_bytes_per_ns), 3)
+    return section
 
 
 def _setup(made: Calibration) -> dict[str, Any]:
     """Empty where rows of forwards are of several models, or do not tell theirs."""
-    told = made.measurements.forwards
-    if len(told["model"]) != 1:
+    setups = made.measurements.forwards
+    if len(setups["model"]) != 1:
         return {}
-    kv_dtype = KV_DTYPES.get(told["dtype"][0]) if len(told["dtype"]) == 1 else None
+    kv_dtype = KV_DTYPES.get(setups["dtype"][0]) if len(setups["dtype"]) == 1 else None
     setup = Setup(
-        model=told["model"][0],
+        model=setups["model"][0],
         weight_dtype=None if kv_dtype == "fp32" else kv_dtype,
         kv_dtype=kv_dtype,
-        device=made.gpu or ", ".join(name for name in told["device"] if name != UNKNOWN) or None,
+        device=made.gpu or ", ".join(name for name in setups["device"] if name != UNKNOWN) or None,
         tp=(made.fits["prefill"].rows.tp, made.fits["decode"].rows.tp),
     )
     return setup.model_dump(mode="json", exclude_none=True)
@@ -287,7 +287,7 @@ def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:
     }
 
 
-def _told(fitted: Fitted) -> dict[str, Any]:
+def _described(fitted: Fitted) -> dict[str, Any]:
     """Describes the fit of one part; times of parameters in ns."""
     return {
         "form": fitted.form.name,

@@ -286,8 +286,8 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
     starts = _starts(form, design, times_ns) if near is None else [near]
     robust = {"bounds": (0, np.inf), "loss": "soft_l1", "f_scale": SOFT, "ftol": 1e-6, "xtol": 1e-6, "max_nfev": 40}
     found = [least_squares(errors, np.maximum(start / size, 1e-4), slopes, **robust) for start in starts]
-    told = design.any(axis=0)  # what no row has is nothing
-    return np.asarray(min(found, key=lambda one: one.cost).x * np.where(told, size, 0.0))
+    present = design.any(axis=0)  # what no row has is nothing
+    return np.asarray(min(found, key=lambda one: one.cost).x * np.where(present, size, 0.0))
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:

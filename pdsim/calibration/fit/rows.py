@@ -165,8 +165,8 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
     if len(graphs := _distinct(forwards, [PREFILL_GRAPHS])) > 1:
         raise ConfigError(f"{', '.join(map(str, paths))}: {PREFILL_GRAPHS} of rows differ: {' and '.join(graphs)}")
     rows = [Rows(kind, name, _columns(values), tp) for (kind, name, tp), values in found.items()]
-    told = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",), PREFILL_GRAPHS: (PREFILL_GRAPHS,)}
-    setups = {name: _distinct(forwards, columns) for name, columns in told.items()}
+    kept = {"device": DEVICE, "model": ("model",), "dtype": ("dtype",), PREFILL_GRAPHS: (PREFILL_GRAPHS,)}
+    setups = {name: _distinct(forwards, columns) for name, columns in kept.items()}
     return Measurements(tuple(rows), tuple(provenance), forwards=setups)
 
 
@@ -223,8 +223,8 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
         return ", ".join(_distinct(lines, [column]))
 
     known = {name: distinct(name) for name in PROVENANCE if name not in DEVICE}
-    told = {"device": distinct(device), **known, **{name: distinct(name) for name in REQUIRED_PROVENANCE}}
-    return {"rows": path.name, **{name: value for name, value in told.items() if value}}
+    stated = {"device": distinct(device), **known, **{name: distinct(name) for name in REQUIRED_PROVENANCE}}
+    return {"rows": path.name, **{name: value for name, value in stated.items() if value}}
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
@@ -260,9 +260,9 @@ def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     return values
 
 
-def graph_sizes(told: str) -> list[int]:
+def graph_sizes(text: str) -> list[int]:
     """Raises ValueError."""
-    sizes = [int(size) for size in told.split()]
+    sizes = [int(size) for size in text.split()]
     if sizes != sorted({size for size in sizes if size > 0}):
         raise ValueError
     return sizes
@@ -270,20 +270,20 @@ def graph_sizes(told: str) -> list[int]:
 
 def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
     """Tokens of the graph that holds a forward; 0 without one."""
-    told = line.get(PREFILL_GRAPHS) or ""
+    words = line.get(PREFILL_GRAPHS) or ""
     try:
-        sizes = graph_sizes(told)
+        sizes = graph_sizes(words)
     except ValueError:
-        raise ConfigError(f"{where}: {PREFILL_GRAPHS}: expected rising numbers of tokens, found {told!r}") from None
+        raise ConfigError(f"{where}: {PREFILL_GRAPHS}: expected rising numbers of tokens, found {words!r}") from None
     return next((float(size) for size in sizes if size >= num_tokens), 0.0)
 
 
 def _ranks(line: Mapping[str, str], where: str) -> int:
-    if not (told := line.get("tp")):
+    if not (text := line.get("tp")):
         return 1
-    if not told.isdecimal() or not int(told):
-        raise ConfigError(f"{where}: tp: expected a number of ranks, found {told!r}")
-    return int(told)
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{where}: tp: expected a number of ranks, found {text!r}")
+    return int(text)
 
 
 def _number(line: Mapping[str, str], name: str, where: str) -> float:
@@ -298,10 +298,10 @@ def _number(line: Mapping[str, str], name: str, where: str) -> float:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
     """Writes the format that read_rows reads: CSV, gzip where the name ends in .gz."""
-    told: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
-    first = next(told)
+    complete: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
+    first = next(complete)
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, first)
         writer.writeheader()
         writer.writerow(first)
-        writer.writerows(told)
+        writer.writerows(complete)

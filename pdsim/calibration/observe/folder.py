@@ -29,8 +29,8 @@ def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
         writer.writeheader()
 
         def add(row: Mapping[str, Any], /) -> None:
-            told = {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
-            writer.writerow({**told, **provenance})
+            rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
+            writer.writerow({**rounded, **provenance})
             file.flush()
 
         yield add

@@ -243,8 +243,8 @@ def totals(metrics: str) -> Totals:
     """Sums over all instances in Prometheus text."""
     found: dict[tuple[str, str], float] = {}
     for name, part, labels, value in _SAMPLE.findall(metrics):
-        told = _STAGE.search(labels) if name == "per_stage_req_latency" else None
-        stage = told[1] if told and told[1] in STAGES else _NAMES.get(name)
+        match = _STAGE.search(labels) if name == "per_stage_req_latency" else None
+        stage = match[1] if match and match[1] in STAGES else _NAMES.get(name)
         if stage is not None:
             found[stage, part] = found.get((stage, part), 0.0) + float(value)
     return found

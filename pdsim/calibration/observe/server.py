@@ -124,20 +124,20 @@ class ServerClient:
                 f"{self.url} serves {', '.join(names) or 'no model that it names'}; name one with --model"
             )
         served: dict[str, Any] = next((model for model in models if model["id"] == self.model), {})
-        told = {path: found for path in _INFO_PATHS if (found := self._optional_json(path))}
+        answers = {path: found for path in _INFO_PATHS if (found := self._optional_json(path))}
         metrics = self.metrics()
         by_metrics = next(
             (name for prefix, name in _ENGINES.items() if re.search(rf"^{prefix}", metrics, re.MULTILINE)), None
         )
-        versions = (found.get(name) for found in told.values() for name in ("version", "build_info"))
+        versions = (found.get(name) for found in answers.values() for name in ("version", "build_info"))
         return {
             "url": self.url,
             "model": self.model,
             "server": str(served.get("owned_by") or by_metrics or "unknown"),
-            "tp": next((found["tp_size"] for found in told.values() if isinstance(found.get("tp_size"), int)), 1),
+            "tp": next((found["tp_size"] for found in answers.values() if isinstance(found.get("tp_size"), int)), 1),
             "version": next((str(version) for version in versions if version), ""),
             "served": _without_secrets(served),
-            "told": _without_secrets(told),
+            "told": _without_secrets(answers),
             "metrics": bool(metrics),
         }
 
@@ -249,13 +249,13 @@ class ServerClient:
             connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)
         else:
             connection = HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        told = None if body is None else json.dumps(body).encode()
+        content = None if body is None else json.dumps(body).encode()
         try:
             connection.connect()
             if ready is not None:
                 ready()
             sent_ns = time.perf_counter_ns()
-            connection.request(method, f"{self._base}{path}", told, self._headers)
+            connection.request(method, f"{self._base}{path}", content, self._headers)
             with connection.getresponse() as answer:
                 yield self._checked(answer), sent_ns
         except (OSError, HTTPException) as broken:

@@ -149,7 +149,7 @@ class Session:
         self.notes.append(f"{probe.kind} of {probe.prompt_tokens} tokens: {wrong}")
 
     def _load(self) -> None:
-        told = {"about": self.about["url"], "command": self._command, "arms": self.loads}
+        content = {"about": self.about["url"], "command": self._command, "arms": self.loads}
         for load in loads(self._budget):
             end_s = self._begin_s + 60 * self._budget.num_minutes
             lengths = tuple(pair for pair in load.lengths if pair[0] < self._too_long)
@@ -160,4 +160,4 @@ class Session:
             self.loads.append(play(self._server, replace(load, lengths=lengths), end_s))
             if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
                 self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
-            write_json(self._folder / LOAD, told)
+            write_json(self._folder / LOAD, content)

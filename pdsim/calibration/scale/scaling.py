@@ -77,8 +77,8 @@ class GpuScaling:
         """Notes on what the interval leaves out."""
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
-        told = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
-        return (told,) if bare else ()
+        note = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"
+        return (note,) if bare else ()
 
     @property
     def weights_ns(self) -> float:
@@ -90,16 +90,16 @@ class GpuScaling:
         """Both roles at one end of the ratios, as a profile writes them."""
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
-        return {"prefill": _told(prefill), "decode": _told(self._decode(cost.decode, ratio, token_ns))}
+        return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}
 
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
         """The setup of the derived profile, and the one that it is scaled from."""
-        told = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:
-            return told
+            return setup
         target = {"device": self.target.name, "weight_dtype": self.weight_dtypes[1]}
         source = f"{self.source.name} with {self.weight_dtypes[0]} weights"
-        return {**told, **target, "scaled_from": source}
+        return {**setup, **target, "scaled_from": source}
 
     def _decode(self, settings: Any, ratio: Mapping[Operator, float], token_ns: float) -> Affine:
         if isinstance(settings, AffineTable) or not isinstance(settings, Affine):
@@ -179,16 +179,16 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
     return next((str(name) for name in named if name), None)
 
 
-def _told(settings: Affine) -> dict[str, Any]:
+def _section(settings: Affine) -> dict[str, Any]:
     """Settings that differ from the defaults, in four digits."""
     changed = {
         field.name: _rounded(getattr(settings, field.name))
         for field in fields(settings)
         if getattr(settings, field.name) != getattr(type(settings)(), field.name)
     }
-    told: dict[str, Any] = describe_component(type(settings)(**changed))
+    section: dict[str, Any] = describe_component(type(settings)(**changed))
     plain: dict[str, Any] = describe_component(type(settings)())
-    return {key: value for key, value in told.items() if key == "use" or value != plain[key]}
+    return {key: value for key, value in section.items() if key == "use" or value != plain[key]}
 
 
 def _rounded(value: Any) -> Any:

@@ -194,13 +194,13 @@ def _tolerances(data: Any, where: str) -> Tolerances:
 def _variants(data: Any, folder: Path, where: str) -> Iterator[Variant]:
     if not isinstance(data, dict) or not data:
         raise ConfigError(f"{where}: expected names, each with a list of changes, found {data!r}")
-    for name, told in data.items():
+    for name, variant in data.items():
         if Path(str(name)).name != str(name):
             raise ConfigError(f"{where}: {name!r} cannot name a folder")
-        changes, profile = told, None
-        if isinstance(told, dict):
-            _require_fields(told, ("changes", "profile"), f"{where}: {name}")
-            changes, profile = told.get("changes", []), told.get("profile")
+        changes, profile = variant, None
+        if isinstance(variant, dict):
+            _require_fields(variant, ("changes", "profile"), f"{where}: {name}")
+            changes, profile = variant.get("changes", []), variant.get("profile")
         if not isinstance(changes, list) or not all(isinstance(change, str) for change in changes):
             raise ConfigError(f"{where}: {name}: expected a list of path=value, found {changes!r}")
         yield Variant(str(name), tuple(changes), None if profile is None else folder / str(profile))

@@ -31,11 +31,11 @@ from pdsim.study.undecided import measurement
 
 MAX_GPUS = 32
 _NUM_TOLD = 3
-"""Cheaper clusters that are told of, and dearer ones."""
+"""Cheaper clusters that are reported, and dearer ones."""
 _NUM_NEAR = 6
 """Cheaper clusters that run the whole load to see how near they come."""
 _DEARER = 1.5
-"""Times the plan's price, of those that are told of."""
+"""Times the plan's price, of those that are reported."""
 _GROWTH = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
@@ -56,7 +56,7 @@ def plan(
     engine: str = "pool",
     out: Path | str | None = None,
     progress: Progress | None = None,
-    told: Callable[[str], None] = lambda _line: None,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Plan:
     """Find the cheapest cluster that meets an SLO.
 
@@ -75,7 +75,7 @@ def plan(
         engine: pool, here, ray or ray:ADDRESS.
         out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs, which are not computed again.
         progress: Called after each run.
-        told: Called with a line each time that a cheaper cluster is found.
+        report: Called with a line each time that a cheaper cluster is found.
 
     Raises ConfigError for wrong arguments and fields, and if no cluster is possible.
 
@@ -101,7 +101,7 @@ def plan(
             store = Store(folder)
             work = Work(store, opened, progress)
             trials = Trials(base, wanted, seeds, store, work)
-            made = Finder(trials, space, told).find(options.speedups)
+            made = Finder(trials, space, report).find(options.speedups)
             if given is not None and made.chosen is not None:
                 made = replace(made, own=_own(trials, space))
             if other is not None and made.chosen is not None:
@@ -140,15 +140,17 @@ def _own(trials: Trials, space: Space) -> Row | None:
 class Finder:
     """Finds the plan, and examines it."""
 
-    def __init__(self, trials: Trials, space: Space, told: Callable[[str], None]) -> None:
+    def __init__(self, trials: Trials, space: Space, report: Callable[[str], None]) -> None:
         self._trials = trials
         self._space = space
-        self._told = told
+        self._report = report
         self._candidates = space.candidates(trials.base)
         self._best_price = inf
 
     def find(self, speedups: Sequence[float] = ()) -> Plan:
-        self._told(f"{len(self._candidates):,} clusters of up to {self._space.max_gpus} GPUs; SLO: {self._trials.slo}")
+        self._report(
+            f"{len(self._candidates):,} clusters of up to {self._space.max_gpus} GPUs; SLO: {self._trials.slo}"
+        )
         tried = search(self._candidates, self._evaluate)
         num_tried = len(tried)
         tried |= self._tuned(tried)
@@ -177,7 +179,7 @@ class Finder:
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
                 self._best_price = one.price_per_h
-                self._told(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
+                self._report(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
         return found
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:

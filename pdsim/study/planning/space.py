@@ -125,8 +125,8 @@ class Space:
             for settings in self._settings(counts):
                 staged: Changes = {"network.staging": {}} if staging else {}
                 changes = {**cluster(base, roles, counts), **staged, **settings}
-                told = described(settings).replace("router=", "") if settings else ""
-                suffix = (", staged" if staging else "") + (f", {told}" if told else "")
+                words = described(settings).replace("router=", "") if settings else ""
+                suffix = (", staged" if staging else "") + (f", {words}" if words else "")
                 label, family = self._label(roles, counts) + suffix, self._label(roles, ()) + suffix
                 yield CandidateCluster(label, family, roles, counts, num_gpus, price, kw, changes)
 
@@ -170,9 +170,9 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
         now = getattr(getattr(own, role) if role else own, field)
         for value in values:
             if value != now:
-                told = f", {described({path: value})}"
+                words = f", {described({path: value})}"
                 changes = {**one.changes, path: value}
-                yield replace(one, label=one.label + told, changes=changes)
+                yield replace(one, label=one.label + words, changes=changes)
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:

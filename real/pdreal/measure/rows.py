@@ -90,8 +90,8 @@ def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None
 def describe(row: Row) -> str:
     """A row on one line: its sizes and its time."""
     shape = {name: value for name, value in asdict(row).items() if value is not None}
-    for told in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us", "prefill_graphs"):
-        shape.pop(told, None)
+    for column in ("kind", "time_us", "min_us", "repeats", "rest_us", "submit_us", "prefill_graphs"):
+        shape.pop(column, None)
     sizes = ", ".join(f"{name} {value}" for name, value in shape.items())
     return f"{row.kind:8} {sizes:64} {row.time_us:12,.1f} us"
 

@@ -25,9 +25,9 @@ _HERE = (sys.executable, "-m", "pdreal", "host")
 class Target:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        told = self._hear()
-        self.address: str = told["address"]
-        self.begin: int = told["begin"]
+        answer = self._hear()
+        self.address: str = answer["address"]
+        self.begin: int = answer["begin"]
         """Address at which its memory begins."""
 
     def is_full(self) -> bool:
@@ -41,10 +41,10 @@ class Target:
         """Raises UnavailableError if it cannot go on."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        told: dict[str, Any] = json.loads(line) if line else {"wrong": "the target ended"}
-        if "wrong" in told:
-            raise UnavailableError(told["wrong"])
-        return told
+        answer: dict[str, Any] = json.loads(line) if line else {"wrong": "the target ended"}
+        if "wrong" in answer:
+            raise UnavailableError(answer["wrong"])
+        return answer
 
 
 @contextmanager
@@ -71,8 +71,8 @@ def serve_target(transport: str, device: str, num_bytes: int, address: str) -> N
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some engines print
 
-    def tell(**told: Any) -> None:
-        answers.write(json.dumps(told) + "\n")
+    def tell(**answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
     try:

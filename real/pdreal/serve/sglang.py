@@ -39,8 +39,8 @@ class Generate:
 
     def whole(self, answers: Sequence[Answer]) -> Any:
         """The whole answer; a list of several choices."""
-        told = [self._one(answer) for answer in answers]
-        return told if len(told) > 1 else told[0]
+        found = [self._one(answer) for answer in answers]
+        return found if len(found) > 1 else found[0]
 
     def _one(self, answer: Answer) -> dict[str, Any]:
         meta: dict[str, Any] = {
