@@ -132,6 +132,7 @@ class DecodeGraphs:
         best = self._model.best_tokens(self._model.logits_of(hidden))
         if self._model.choices is not None:
             self._choices[size] = self._model.choices
+            self._model.choices = None  # what others compute is theirs
         return best
 
     def _capture(self) -> None:

@@ -138,6 +138,7 @@ class PrefillGraphs:
         self._hidden[size] = self._model.hidden(given.tokens[:size], positions, attend, given.last)
         if self._model.choices is not None:
             self._choices[size] = self._model.choices
+            self._model.choices = None  # what others compute is theirs
 
     def _capture(self) -> None:
         """Largest first: the others find its memory in the pool."""

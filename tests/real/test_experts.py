@@ -76,18 +76,17 @@ def test_the_mix_is_that_of_each_token_alone(config, num_tokens, dtype, fused):
     assert (run(x, weights)[0].float() - expected).abs().max() < TOLERANCES[dtype] * expected.abs().max()
 
 
-@pytest.mark.parametrize("num_more", [24, 150])
-@pytest.mark.parametrize("config", ["softmax", "groups"])
+@pytest.mark.parametrize(("config", "num_more"), [("softmax", 40), ("groups", 7)])
 def test_padding_of_a_graph_changes_nothing_of_the_tokens_before_it(config, num_more):
     """Rows that are all alike crowd the same experts, and may be in blocks of another size."""
     pytest.importorskip("triton", reason="the experts of GPUs are written in Triton")
     from pdreal.model import fused_experts
 
-    weights, x = experts(device=GPU_OR_CPU, config=CONFIGS[config]), hidden(40).to(GPU_OR_CPU)
+    weights, x = experts(device=GPU_OR_CPU, config=CONFIGS[config]), hidden(9).to(GPU_OR_CPU)
     mixed, chosen = fused_experts.run_experts(x, weights)
     padded = fused_experts.run_experts(torch.cat([x, x[:1].expand(num_more, -1)]), weights)
-    torch.testing.assert_close(padded[0][:40], mixed, atol=1e-5, rtol=1e-5)
-    assert (padded[1][:40] == chosen).all()
+    torch.testing.assert_close(padded[0][:9], mixed, atol=1e-5, rtol=1e-5)
+    assert (padded[1][:9] == chosen).all()
 
 
 @given(st.integers(1, 64))

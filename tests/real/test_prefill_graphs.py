@@ -47,6 +47,7 @@ def test_padded_forwards_over_pages_make_the_same_tokens_and_kv(config, page_siz
         assert made == eager.prefill(batch)
         assert all(len(chosen) == sum(len(c.tokens) for c in chunks) for chosen in graphs.choices)
         assert len(graphs.choices) == (config.num_layers if config.experts else 0)
+        assert model.choices is None
     page_bytes = bits_of(padded.kv.memory)[:, page_size:], bits_of(eager.kv.memory)[:, page_size:]
     if kv_dtype is None:
         torch.testing.assert_close(*page_bytes, atol=2e-4, rtol=2e-4)
