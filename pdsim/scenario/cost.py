@@ -33,7 +33,8 @@ class HostSettings(Section):
     result: Duration = 0
     """Time of taking in a result."""
     send: Duration = 0
-    """Time of handing one unit to the transfer workers, one after another."""
+    """Time of handing one request's KV to the transfer workers, one after another. They begin as the loop has handed on
+    the next one, or the last; what is staged one later."""
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU rests."""
     decode_request: Duration = 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import ceil
 from operator import attrgetter
 from typing import Any
@@ -419,12 +420,22 @@ class Actor:
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[Command]) -> None:
-        """Units leave the host one after another; all else at once."""
+        """Requests leave the host one after another; all else at once.
+
+        A worker that waits takes the interpreter's lock when the loop hands on the next request, or none is left: once
+        for a write, twice behind a gather.
+        """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])
-        for unit in units:
+        handed: list[tuple[int, list[TransferUnit]]] = []
+        for _, group in groupby(units, attrgetter("request_id")):
             self._host.work(self._host.settings.send)
-            self._host.when_free(self._send_unit, unit)
+            handed.append((self._host.free_ns, list(group)))
+        for handed_ns, own in handed:
+            num_waits = 2 if any(unit.cell is not None for unit in own) else 1
+            start_ns = min(self._host.free_ns, handed_ns + num_waits * self._host.settings.send)
+            for unit in own:
+                self._host.at(start_ns, self._send_unit, unit, FIRST)
 
     def _send_unit(self, unit: TransferUnit) -> None:
         if not self._is_dead:

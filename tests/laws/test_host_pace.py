@@ -41,3 +41,24 @@ def test_a_result_waits_until_the_one_before_it_is_handed_on():
         *specs, prefill__overlap=True, cost={"prefill": lines, "decode": lines, "host": {"launch": "3 ms"}}
     )
     assert all(request.outcome == "finished" for request in run(scenario).records.requests)
+
+
+STAGED = {"prefill__tp": 2, "network__staging": {"ring": "1 GB"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits_ms"), [({}, [1]), ({}, [2, 2]), ({}, [2, 3, 4, 4]), (STAGED, [1]), (STAGED, [3, 4, 5, 6])]
+)
+def test_a_transfer_begins_when_the_next_is_handed_on_or_none_is_left(changes, waits_ms):
+    """One forward computes all requests; each is handed on in 1 ms.
+
+    Gathers begin one request later, and take 0.8 ms each.
+    """
+    specs = [request(i, 1, 2) for i in range(len(waits_ms))]
+    lines = {"use": "affine", "prefill_base": "10 ms", "decode_base": "10 ms"}
+    cost = {"prefill": lines, "decode": lines, "host": {"send": "1 ms"}}
+    scenario = small(*specs, cost=cost, network__transfer_latency=0, **changes)
+    waits: dict[int, int] = {}
+    for row in run(scenario).records.transfers:
+        waits.setdefault(row.request_id, round((row.start_ns - row.queued_ns) / MILLISECOND))
+    assert sorted(waits.values()) == waits_ms
