@@ -119,9 +119,9 @@ class StepTimes:
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stall in ns of the first decode step of so many requests, or of more up to the next entry."""
-    _warm: set[int] = field(init=False, default_factory=set)
-    """Entries of cold_start that have stalled."""
+    """Stall in ns of the n-th decode step of several requests."""
+    _num_shared_steps: int = field(init=False, default=0)
+    """Decode steps of several requests, where there is a cold start."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
@@ -161,17 +161,22 @@ class StepTimes:
         line = self.decode.decode_line(self.num_computed(num_requests), expert_tokens)
         return self._around(num_requests, line)
 
-    def cold_ns(self, num_requests: int) -> int:
-        """Stall of the next decode step, if none of its shape has run. Called once for each run of steps, in order."""
-        shape = max((size for size in self.cold_start if size <= num_requests), default=0)
-        if shape == 0 or shape in self._warm:
-            return 0
-        self._warm.add(shape)
-        return self.cold_start[shape]
+    def next_stall(self, num_requests: int) -> tuple[int, int]:
+        """Steps of this batch before one that stalls, and its stall in ns."""
+        if num_requests > 1:
+            for ordinal in sorted(self.cold_start):
+                if ordinal > self._num_shared_steps:
+                    return ordinal - self._num_shared_steps - 1, self.cold_start[ordinal]
+        return _FOREVER, 0
+
+    def count_steps(self, num_requests: int, num_steps: int) -> None:
+        """So many decode steps of this batch have ended."""
+        if num_requests > 1:
+            self._num_shared_steps += num_steps
 
     def restart(self) -> None:
-        """All shapes are cold again."""
-        self._warm.clear()
+        """The instance is cold again."""
+        self._num_shared_steps = 0
 
     def _line(self, num_requests: int) -> DecodeLine:
         return self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))

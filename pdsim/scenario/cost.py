@@ -82,9 +82,8 @@ class CostChoice(Section):
     attention_merge: Duration = 0
     """Time of a layer in which contexts are split among SMs."""
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
-    """Stall of an instance's first decode step of so many requests, or of more up to the next entry: kernels that a
-    server loads when it needs them. SGLang 0.5.12 on H200, decode TP2: 231 and 284 ms at 2 requests
-    (experiments/sglang-h200); with TP1 none."""
+    """Stall of an instance's n-th decode step of several requests, by n. SGLang 0.5.12 on H200, four of seven servers:
+    `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200)."""
     measured: MeasuredSettings | None = None
     """Setup and sizes that the times were measured on; None: every size counts as known."""
 

@@ -165,19 +165,27 @@ class DecodeRun:
         self._end: Alarm | None = None
         self._prompts: PrefillStep | None = None
         """Chunks that the step in progress computes as well."""
+        self._warms_up = False
+        """The steps in progress count towards the end of a cold start."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
         line = self._cost.decode_line(step.num_requests)
-        cold_ns = self._cost.cold_ns(step.num_requests) if self._cost.cold_start else 0
-        self._clock.begin(line.later(cold_ns) if cold_ns else line, step)
-        num_steps = min(self._executor.begin(step), step.max_steps)
-        self._end_after(step, 1 if single or cold_ns else num_steps)
+        most_steps = step.max_steps
+        self._warms_up = bool(self._cost.cold_start)
+        if self._warms_up:
+            num_before, stall_ns = self._cost.next_stall(step.num_requests)
+            most_steps = min(most_steps, max(1, num_before))
+            line = line if num_before else line.later(stall_ns)
+        self._clock.begin(line, step)
+        num_steps = min(self._executor.begin(step), most_steps)
+        self._end_after(step, 1 if single else num_steps)
 
     def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
         """Begins one step, with start and duration as its caller says. prompts: chunks that it computes as well."""
         self._start_ns = start_ns
         self._prompts = prompts
+        self._warms_up = False
         self._clock.begin(STANDING.later(duration_ns), step)
         self._executor.begin(step)
         self._end_after(step, 1)
@@ -225,6 +233,8 @@ class DecodeRun:
             result = StepResult(1, (*result.ended, *self._executor.prefill(prompts).ended))
         self._record(step, num_steps, duration_ns, verified)
         self._clock.finish(num_steps)
+        if self._warms_up:
+            self._cost.count_steps(step.num_requests, num_steps)
         self._on_result(result)
 
     def _record(self, step: DecodeStep, num_steps: int, duration_ns: int, verified: Verified | None) -> None:

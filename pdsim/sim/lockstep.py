@@ -72,7 +72,9 @@ class Rank(Actor):
             return start_ns + self._cost.mixed_ns(step, start_ns, expert_tokens)
         clock = DecodeClock()
         line = self._cost.shared_line(step.num_requests, expert_tokens)
-        clock.begin(line.later(self._cost.cold_ns(step.num_requests)), step)
+        num_before, stall_ns = self._cost.next_stall(step.num_requests)
+        self._cost.count_steps(step.num_requests, 1)
+        clock.begin(line if num_before else line.later(stall_ns), step)
         return start_ns + max(1, clock.first_ns)
 
     def run(self, step: Step, start_ns: int, end_ns: int) -> None:

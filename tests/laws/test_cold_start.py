@@ -1,6 +1,6 @@
-"""Each shape stalls once in each life of an instance, and many steps at once are single steps with stalls, too."""
+"""Steps of several requests stall by their number in an instance's life, and many steps at once are single steps."""
 
-from collections import defaultdict
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,30 +15,33 @@ from tests.support import decisions, examples, run
 STALL_NS = 1_000_000_000_000
 """Longer than any step."""
 clusters = st.one_of(scenarios(), aggregated_scenarios())
-shapes = st.sets(st.integers(1, 8), max_size=4)
+ordinals = st.sets(st.integers(1, 30), max_size=4)
 
 
 def cold(scenario: Scenario, cold_start: dict[int, int]) -> Scenario:
     return scenario.model_copy(update={"cost": scenario.cost.model_copy(update={"cold_start": cold_start})})
 
 
-@given(clusters, shapes)
+@given(clusters, ordinals)
 @examples(60)
-def test_each_shape_stalls_once(scenario: Scenario, sizes: set[int]):
-    traced = run(cold(scenario, dict.fromkeys(sizes, STALL_NS)))
-    met = defaultdict(set)
+def test_each_ordinal_stalls_once(scenario: Scenario, chosen: set[int]):
+    traced = run(cold(scenario, dict.fromkeys(chosen, STALL_NS)))
+    before = Counter()
     for step in traced.records.steps:
-        if step.kind == "decode":
-            shape = max((size for size in sizes if size <= step.num_requests), default=None)
-            is_first = shape is not None and shape not in met[step.instance_id]
-            assert (step.duration_ns > STALL_NS) == is_first
-            met[step.instance_id].add(shape)
+        if step.kind == "decode" and step.num_requests > 1:
+            numbers = range(before[step.instance_id] + 1, before[step.instance_id] + step.num_steps + 1)
+            stalled = [number for number in numbers if number in chosen]
+            assert len(stalled) == step.duration_ns // STALL_NS
+            assert not stalled or step.num_steps == 1
+            before[step.instance_id] += step.num_steps
+        else:
+            assert step.duration_ns < STALL_NS
 
 
-@given(clusters, shapes)
+@given(clusters, ordinals)
 @examples(30)
-def test_many_steps_at_once_are_single_steps_with_stalls(scenario: Scenario, sizes: set[int]):
-    stalled = cold(scenario, dict.fromkeys(sizes, STALL_NS // 1_000_000))
+def test_many_steps_at_once_are_single_steps_with_stalls(scenario: Scenario, chosen: set[int]):
+    stalled = cold(scenario, dict.fromkeys(chosen, STALL_NS // 1_000_000))
     many, single = run(stalled), run(stalled, single_steps=True)
     assert decisions(many.journal) == decisions(single.journal)
     assert many.records.requests == single.records.requests
@@ -54,7 +57,10 @@ def test_what_no_step_reaches_changes_nothing(scenario: Scenario):
 
 def test_an_instance_that_is_restarted_is_cold_again():
     model = AffineModel(Affine())
-    times = StepTimes(prefill=model, decode=model, cold_start={2: 7, 4: 9})
-    assert [times.cold_ns(n) for n in (1, 3, 2, 8, 4)] == [0, 7, 0, 9, 0]
+    times = StepTimes(prefill=model, decode=model, cold_start={1: 7, 4: 9})
+    assert times.next_stall(2) == (0, 7)
+    times.count_steps(2, 1)
+    times.count_steps(1, 5)
+    assert times.next_stall(8) == (2, 9)
     times.restart()
-    assert times.cold_ns(2) == 7
+    assert times.next_stall(3) == (0, 7)
