@@ -55,7 +55,7 @@ def points() -> Iterator[Point]:
             continue
         now = case.scenario(arm, 1, DEFAULT)
         runs: list[Scenario] = [case.scenario(arm, 1, BEFORE), now, *now.ends]
-        summaries = [simulate(run).summary() for run in runs]
+        summaries = [simulate(run).summary(arm.skip) for run in runs]
         for metric in [name for name in METRICS if name in arm.measured]:
             before, best, *ends = (summary[metric] / arm.measured[metric] - 1 for summary in summaries)
             half = "judges" if number % 2 or arm.name in LATER else "chooses"

@@ -246,8 +246,8 @@ def validate(
     total = sum(len(case.arms) * len(case.seeds) for case in found)
     with progress_over("validating", total, quiet=json_) as advance:
 
-        def summary(scenario: Any) -> dict[str, Any]:
-            result = simulate(scenario).summary()
+        def summary(scenario: Any, skip: int = 0) -> dict[str, Any]:
+            result = simulate(scenario).summary(skip)
             advance()
             return result
 

@@ -1,6 +1,6 @@
 """Rows that a run leaves behind, in simulation and in reality. Times are ns since the run began; None is "never"."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pdsim.core.instance import Levels
@@ -188,3 +188,9 @@ class RunRecords:
     """Empty without host caches."""
     servers: list[ServerRecord] = field(default_factory=list)
     """Empty unless the cluster is elastic."""
+
+
+def without_first(records: RunRecords, num_requests: int) -> RunRecords:
+    """Records without the first requests to arrive; steps and transfers stay those of the whole run."""
+    requests = sorted(records.requests, key=lambda request: (request.arrival_ns, request.request_id))
+    return replace(records, requests=requests[num_requests:])

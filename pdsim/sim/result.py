@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdsim.cost.kernels import has_kernels
-from pdsim.metrics.records import RunRecords, StepRecord
+from pdsim.metrics.records import RunRecords, StepRecord, without_first
 from pdsim.metrics.run_folder import RunTables, arrow_table
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.scenario.component import component_name
@@ -26,7 +26,8 @@ class RunResult(RunTables):
     stall: list[str] = field(default_factory=list)
     """A line for each request that waits, if the run came to a halt before its last request ended."""
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, skip: int = 0) -> dict[str, Any]:
+        """skip: requests that are left out, the first to arrive."""
         extra: dict[str, Any] = {"events": self.num_events, "stalled": bool(self.stall)}
         extra["device"] = self.scenario.device
         if warnings := self.warnings():
@@ -41,7 +42,7 @@ class RunResult(RunTables):
         speculative = self.scenario.acceptance is not None
         return {
             **self.scenario.benchmark_fields("pdsim"),
-            **summarize(self.records, speculative=speculative, extra=extra),
+            **summarize(without_first(self.records, skip), speculative=speculative, extra=extra),
         }
 
     def _table(self, name: str) -> Any:

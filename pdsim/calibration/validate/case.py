@@ -8,6 +8,7 @@ arms:
   baseline:
     set: [decode.radix_cache=false]
     fitted: true           the profile was fitted on these rows; all other arms are predictions
+    skip: 16               the first requests to arrive are left out of both sides
     runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
     within: {request_throughput: 3 %}    what the study asks for, if it does
 """
@@ -34,6 +35,8 @@ class MeasuredArm:
     """Measured metrics of repeated runs."""
     within: dict[str, float]
     """Largest relative error that the study asks for."""
+    skip: int = 0
+    """Requests that are left out, the first to arrive."""
 
     @property
     def measured(self) -> dict[str, float]:
@@ -93,7 +96,10 @@ def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
         raise ConfigError(f"{path}: arm {name!r} has no runs")
     runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
     within = {metric: percent(value, f"{path}: within") for metric, value in data.get("within", {}).items()}
-    return MeasuredArm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within)
+    skip = data.get("skip", 0)
+    if not isinstance(skip, int) or skip < 0:
+        raise ConfigError(f"{path}: arm {name!r}: skip is a number of requests, found {skip!r}")
+    return MeasuredArm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within, skip)
 
 
 def percent(value: Any, where: str) -> float:
@@ -113,8 +119,10 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
     raise ConfigError(f"no case {name!r}{did_you_mean(name, known)}; {experiments}/ has {there}")
 
 
-Simulate = Callable[[Scenario], Mapping[str, Any]]
-"""Runs a scenario and returns its summary: the driver's part, which this room does not see."""
+Simulate = Callable[..., Mapping[str, Any]]
+"""Runs a scenario and returns its summary, without the first so many requests if a number stands behind the scenario:
+the driver's part, which this room does not see.
+"""
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,8 @@ def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
     """Means over the case's seeds, of the metrics that the arm reports."""
-    summaries = [by_client(simulate(case.scenario(arm, seed, changes)), case.client) for seed in case.seeds]
+    skip = (arm.skip,) if arm.skip else ()
+    summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
 
 
