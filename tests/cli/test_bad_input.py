@@ -378,6 +378,13 @@ def test_wrong_arguments(capsys, arguments, says):
     assert says in message(capsys, *arguments)
 
 
+@pytest.mark.parametrize("skip", ["-1", "all", "1.5"])
+def test_an_arm_that_skips_no_number_of_requests(capsys, tmp_path, skip):
+    case = f"scenario: s.yaml\nsource: made up\narms: {{only: {{skip: {skip}, runs: [{{completed: 20}}]}}}}\n"
+    (tmp_path / "measured.yaml").write_text(case)
+    assert "arm 'only': skip is a number of requests, found" in message(capsys, "validate", tmp_path)
+
+
 def test_a_request_that_the_run_does_not_have(capsys, scenario):
     assert "--request 7: the run has requests 0 to 2" in message(capsys, "explain", scenario, "--request", "7")
 

@@ -184,6 +184,14 @@ def test_validate_prints_the_errors_of_a_case(capsys, scenario, tmp_path):
     assert "10% missed" in output(capsys, "validate", tmp_path)
 
 
+@pytest.mark.parametrize("skip", [4, 30])
+def test_an_arm_leaves_its_first_requests_out(capsys, scenario, tmp_path, skip):
+    case = f"scenario: little.yaml\nsource: made up\narms: {{only: {{skip: {skip}, runs: [{{completed: 20}}]}}}}\n"
+    (tmp_path / "measured.yaml").write_text(case)
+    (arm,) = output_json(capsys, "validate", tmp_path)
+    assert arm["metrics"]["completed"]["simulated"] == max(0, 24 - skip)
+
+
 def test_one_of_a_kind_is_no_plural(capsys, aggregated, scenario, tmp_path):
     one = ["--set", "workload={use: random_lengths, num_requests: 1, input_tokens: 40, output_tokens: 4}"]
     run, page, sweep = tmp_path / "run", tmp_path / "page.html", tmp_path / "sweep.yaml"
