@@ -160,7 +160,7 @@ def explain(
         print_json({"stages": stages, "path_ms": mean_parts_ms(finished.records), "instances": instances, **made})
     else:
         print_stages({finished.name: finished.records})
-        print_path("what requests wait for, in the mean", mean_parts_ms(finished.records))
+        print_path("what requests wait for, on average", mean_parts_ms(finished.records))
         print_usage({finished.name: finished.records})
     if json_:
         return

@@ -185,7 +185,7 @@ def elastic_fields(servers: Sequence[ServerRecord], num_gpus: int, end_ns: int) 
 
 
 def _accept_length(records: RunRecords) -> float:
-    """Tokens that a decode step gives a request, in the mean."""
+    """Tokens that a decode step gives a request, on average."""
     steps = [step for step in records.steps if step.kind == "decode"]
     num_verified = sum(step.num_requests for step in steps)
     return sum(step.num_tokens for step in steps) / num_verified if num_verified else 0.0
