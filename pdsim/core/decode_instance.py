@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
 from pdsim.core.deadlines import Deadlines
+from pdsim.core.host_cache import HostCache
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, Returning
@@ -77,6 +78,8 @@ class DecodeLimits:
     """Steps between looks at queue and transfers while anything runs (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
     """Say which pages are copied to host memory and back. A driver with real KV needs it."""
+    retracts_to_host_cache: bool = False
+    """Retracted KV goes into pages of the host cache (--disaggregation-decode-retraction-backup host_pool)."""
     speculation: Speculation | None = None
     """None: each step gives each request one token."""
     wave_requests: float | None = None
@@ -280,7 +283,9 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _resume(self, commands: list[Command]) -> None:
         while request := self.queue.resume_next(self, self._num_slots):
             self.ready.append(request)
-            if self.limits.saves_retracted:
+            if (host := self._host_of_retracted) is not None:
+                host.resume(request.request_id, request.lease.table)
+            elif self.limits.saves_retracted:
                 self._copy(commands)
                 commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
 
@@ -345,7 +350,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(ready.lease)
         elif self.batch.has(request_id):
             self.batch.remove(request_id)
-        elif not (self.queue.withdraw(request_id) or self.queue.retracted.pop(request_id, None)):
+        elif self.queue.retracted.pop(request_id, None):
+            if (host := self._host_of_retracted) is not None:
+                host.forget(request_id)
+        elif not self.queue.withdraw(request_id):
             self.queue.refuse(request_id, cancel.reason)
         return []
 
@@ -415,14 +423,25 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
             if self.batch.num_requests:
-                self.queue.retracted[request.request_id] = request
-                commands.append(Retracted(request.request_id))
-                if self.limits.saves_retracted:
-                    num_pages = -(-request.num_kv_tokens // self.page_size)
-                    commands.append(SaveKv(request.request_id, tuple(request.lease.table[:num_pages])))
+                commands += self._retract(request)
             else:
                 commands.append(Failed(request.request_id, self._outgrown(request)))
         return lacked
+
+    def _retract(self, request: DecodeRequest) -> list[Command]:
+        """Its pages are free; others will write into them."""
+        request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)
+        pages = request.lease.table[:num_pages]
+        host = self._host_of_retracted
+        if host is not None and not host.retract(request_id, pages):
+            return [Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
+        self.queue.retracted[request_id] = request
+        saves = host is None and self.limits.saves_retracted
+        return [Retracted(request_id), *([SaveKv(request_id, tuple(pages))] if saves else ())]
+
+    @property
+    def _host_of_retracted(self) -> HostCache | None:
+        return self.cache.host if self.limits.retracts_to_host_cache else None
 
     def _outgrown(self, request: DecodeRequest) -> str:
         """Reason why the last request of the batch does not fit alone."""

@@ -8,9 +8,10 @@ A prompt that continues what is there alone loads it back, all or nothing. What 
 evicted, leaves first. Behind it there may be storage: prefetcher.py. Law: tests/laws/test_host_cache.py.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
-from pdsim.core.messages import HostCopy, LoadBack, StoreKv, WriteBackup
+from pdsim.core.messages import HostCopy, LoadBack, LoadRetracted, StoreKv, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Match, Node, RadixCache
 from pdsim.policy.protocols import EvictionPolicy
@@ -45,6 +46,8 @@ class HostCache:
         self._num_inserts = _INSERTS[write]
         self._least_tokens = least_tokens
         self._stores = stores
+        self.retracted: dict[int, list[int]] = {}
+        """Pages of requests that decode has retracted, by request."""
         self._copies: list[HostCopy] = []
         self._leaving: list[Node] = []
         """Ends of leaves that the GPU is about to lose, still locked."""
@@ -119,6 +122,27 @@ class HostCache:
         """Copy the last pages of a locked path, whose nodes are kept."""
         self.tree.unlock(end)
         self._copies.append(LoadBack(request_id, tuple(host_pages), tuple(pages)))
+
+    # Retracted requests.
+
+    def retract(self, request_id: int, pages: Sequence[int]) -> bool:
+        """Copy all pages of a request here, where they stay until it resumes; False if there is no room for them."""
+        host_pages = self.reserve(len(pages))
+        if len(host_pages) < len(pages):
+            self.pool.free(host_pages)
+            return False
+        self.retracted[request_id] = host_pages
+        self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), blocks=True))
+        return True
+
+    def resume(self, request_id: int, pages: Sequence[int]) -> None:
+        host_pages = self.retracted[request_id]
+        self.forget(request_id)
+        self._copies.append(LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
+
+    def forget(self, request_id: int) -> None:
+        """Free what is held of a retracted request, if anything is."""
+        self.pool.free(self.retracted.pop(request_id, []))
 
     # Writing.
 

@@ -41,6 +41,8 @@ def check_idle(instance: AnyInstance) -> None:
     _require(instance.num_available_pages == pool.num_pages, "LEAK-2", "pages", instance.num_available_pages, pool)
     prefetcher = instance.cache.prefetcher
     _require(prefetcher is None or not prefetcher.under_way, "LEAK-7", "prefetches", prefetcher, instance)
+    host = instance.cache.host
+    _require(host is None or not host.retracted, "LEAK-7", "retracted requests in host memory", host, instance)
     _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
 
 
@@ -95,7 +97,8 @@ def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | Non
     """Checks the nodes on the GPU that are in host memory too."""
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
-    held = [] if prefetcher is None else prefetcher.held_pages()
+    held = [page for pages in host.retracted.values() for page in pages]
+    held += [] if prefetcher is None else prefetcher.held_pages()
     _check_pool(host.pool, held, in_host)
     ends = [] if prefetcher is None else [prefetch.end for prefetch in prefetcher.under_way.values()]
     _check_tree(host.tree, in_host, [*(end for _, end in written), *ends], has_gaps=host.writes_back)

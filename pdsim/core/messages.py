@@ -372,6 +372,15 @@ class LoadBack:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRetracted:
+    """Copy the KV of a retracted request from these pages of host memory back, while the loop stands still."""
+
+    request_id: int
+    host_pages: tuple[int, ...]
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreKv:
     """Copy to storage what lies in these pages of host memory: KV of tokens from start_tokens on.
 
@@ -484,7 +493,7 @@ class WakeAt:
     time_ns: int
 
 
-HostCopy = WriteBackup | LoadBack | StoreKv | PrefetchKv | StopPrefetch
+HostCopy = WriteBackup | LoadBack | LoadRetracted | StoreKv | PrefetchKv | StopPrefetch
 Command = (
     Send
     | Tell

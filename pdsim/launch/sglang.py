@@ -95,6 +95,7 @@ RULES: dict[str, Rule] = {
     "prefill.transfer.cached_prefix_first": None,
     "prefill.optimistic_attempts": None,
     "decode.extra_slots": None,
+    "decode.retracts_to_host_cache": None,
     "decode.polling_interval": None,
     "decode.allocation": None,
     "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
@@ -306,6 +307,7 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
         ("disaggregation-decode-enable-radix-cache", servers.radix_cache),
         ("disaggregation-decode-polling-interval", servers.polling_interval),
         ("disaggregation-decode-extra-slots", servers.extra_slots),
+        ("disaggregation-decode-retraction-backup", "host_pool" if servers.retracts_to_host_cache else None),
         ("disaggregation-decode-allocation-policy", servers.allocation),
         ("num-reserved-decode-tokens", servers.admission.reserved_tokens),
     ]

@@ -167,6 +167,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         release_timeout_ns=None if health is None else health.release_timeout,
         polling_interval_steps=decode.polling_interval,
         saves_retracted=decode.retraction_backup,
+        retracts_to_host_cache=decode.retracts_to_host_cache,
         speculation=_speculation(decode),
         wave_requests=_wave_requests(scenario, "decode"),
         grants_computed_only=decode.allocation == "prefill_complete",

@@ -175,9 +175,14 @@ class DecodeSettings(DecodingSettings):
     only."""
     retraction_backup: bool = True
     """Copies of retracted KV to host memory and back take time."""
+    retracts_to_host_cache: bool = False
+    """Retracted KV goes into the host cache's memory, and a request that finds no room there fails
+    (--disaggregation-decode-retraction-backup host_pool). In simulation only."""
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:
+        if self.retracts_to_host_cache and self.host_cache is None:
+            raise ValueError("retracts_to_host_cache needs a host_cache")
         if self.radix_cache and self.speculative_draft_tokens is not None:
             raise ValueError(
                 "radix_cache: true and speculative_draft_tokens exclude each other: SGLang's servers refuse the pair "

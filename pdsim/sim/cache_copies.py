@@ -3,7 +3,17 @@
 from collections.abc import Callable
 from typing import Literal
 
-from pdsim.core.messages import Command, LoadBack, LoadedBack, PrefetchKv, StopPrefetch, StoreKv, Tell, WriteBackup
+from pdsim.core.messages import (
+    Command,
+    LoadBack,
+    LoadedBack,
+    LoadRetracted,
+    PrefetchKv,
+    StopPrefetch,
+    StoreKv,
+    Tell,
+    WriteBackup,
+)
 from pdsim.cost.copies import HostLink, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.storage import StorageClient
@@ -26,7 +36,7 @@ class CacheCopies:
     ) -> None:
         """tell: gives messages to an instance that waits for its loads."""
         self.blocked_until_ns = 0
-        """The loop waits for what is written back."""
+        """The loop waits for what is written back, and for retracted requests."""
         self._timeline = timeline
         self._instance_id = instance_id
         self._link = link
@@ -46,7 +56,9 @@ class CacheCopies:
             if isinstance(command, WriteBackup):
                 _, self._written_ns = self._copy("write", len(command.pages))
                 if command.blocks:
-                    self.blocked_until_ns = self._written_ns
+                    self._block_until(self._written_ns)
+            elif isinstance(command, LoadRetracted):
+                self._block_until(self._copy("load", len(command.pages))[1])
             elif isinstance(command, LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
             elif isinstance(command, StoreKv | PrefetchKv | StopPrefetch):
@@ -54,6 +66,9 @@ class CacheCopies:
             else:
                 others.append(command)
         return others
+
+    def _block_until(self, time_ns: int) -> None:
+        self.blocked_until_ns = max(self.blocked_until_ns, time_ns)
 
     def kill(self) -> None:
         if self._storage is not None:

@@ -69,6 +69,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     for field in ("pp", "cp"):
         if (size := getattr(scenario.prefill, field, 1)) > 1:
             raise ConfigError(f"prefill.{field}: {size}: it runs in simulation only; leave it out")
+    if scenario.decode is not None and scenario.decode.retracts_to_host_cache:
+        raise ConfigError("decode.retracts_to_host_cache: it is for simulation only; leave it out")
     if scenario.storage is not None:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
     if scenario.elastic is not None:

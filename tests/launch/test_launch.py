@@ -91,6 +91,7 @@ OTHER = {
     ],
     "decode.returns_kv": [],
     "decode.retraction_backup": ["false"],
+    "decode.retracts_to_host_cache": [],
     **{
         f"router.{role}": [
             "round_robin",

@@ -11,7 +11,7 @@ from pdsim.core.host_cache import LEAST_TOKENS, HostCache
 from pdsim.core.invariants import check_cache
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache, Lease
-from pdsim.core.messages import KvGranted, LoadBack, Send, WriteBackup
+from pdsim.core.messages import KvGranted, LoadBack, LoadRetracted, Send, WriteBackup
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans, TokenIds
@@ -303,6 +303,7 @@ def tiers(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
             update = {"radix_cache": True, "host_cache": host}
             if role == "decode":
                 update["retraction_backup"] = draw(st.booleans())
+                update["retracts_to_host_cache"] = draw(st.booleans())
                 update["polling_interval"] = draw(st.sampled_from([1, 1, 3]))
             changes[role] = servers.model_copy(update=update)
     return scenario.model_copy(update=changes)
@@ -362,14 +363,60 @@ def test_host_memory_of_no_size_changes_nothing(scenario: Scenario):
         found = {role: getattr(scenario, role) for role in roles}
         caches = {role: None if size is None or s.host_cache is None else s.host_cache for role, s in found.items()}
         hosts = {role: host and host.model_copy(update={"size": size}) for role, host in caches.items()}
-        return scenario.model_copy(
-            update={role: s.model_copy(update={"host_cache": hosts[role]}) for role, s in found.items()}
-        )
+        update = {
+            role: s.model_copy(update={"host_cache": hosts[role], "retracts_to_host_cache": False})
+            for role, s in found.items()
+        }
+        return scenario.model_copy(update=update)
 
     nothing, none = run(with_host(0)), run(with_host(None))
     assert decisions(nothing.journal) == decisions(none.journal)
     assert nothing.records.requests == none.records.requests
     assert nothing.records.host_copies == []
+
+
+# Retracted requests.
+
+
+def outgrowing(num_host_pages: int | None) -> Scenario:
+    """Two requests outgrow 10 pages of 4: one makes way. None: its KV goes to memory of its own."""
+    changes = {"pool_tokens": 40, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": 0}}
+    if num_host_pages is not None:
+        size = f"{num_host_pages * 4 * TOKEN_BYTES} B"
+        host = {"size": size, "write": "write_through_selective"}
+        changes |= {"radix_cache": True, "host_cache": host, "retracts_to_host_cache": True}
+    decode = {"gpu": "h100", "retraction_backup": False, **changes}
+    return small(request(0, 8, 20), request(1, 8, 24), decode=decode)
+
+
+def test_a_retracted_request_goes_into_host_memory_and_comes_back():
+    """As it would to memory of its own; the loop stands still while its pages cross the link."""
+    own, shared = run(outgrowing(None)), run(outgrowing(50), checked=True)
+    assert [r.num_retractions for r in shared.records.requests] == [r.num_retractions for r in own.records.requests]
+    copies = [
+        c
+        for entry in shared.journal
+        if entry.call == "next_step"
+        for c in entry.returned[1]
+        if isinstance(c, LoadRetracted) or (isinstance(c, WriteBackup) and c.blocks)
+    ]
+    save, load = copies
+    assert save.host_pages == load.host_pages
+    assert len(save.pages) == len(load.pages)
+    rows = [row for row in shared.records.host_copies if row.num_pages == len(save.pages)]
+    copied_ns = sum(row.end_ns - row.start_ns for row in rows[:1] + rows[-1:])
+    assert sum(step.copying_ns for step in shared.records.steps) == copied_ns
+    ends = [max(r.end_ns for r in traced.records.requests) for traced in (own, shared)]
+    assert ends[1] - ends[0] == copied_ns
+
+
+def test_a_retracted_request_without_room_in_host_memory_fails():
+    """Host memory gives up what it has cached for it first."""
+    needed = next(n for n in range(11) if all(r.outcome == "finished" for r in run(outgrowing(n)).records.requests))
+    assert needed > 3
+    traced = run(outgrowing(needed - 1), checked=True)
+    (failed,) = [r for r in traced.records.requests if r.outcome == "failed"]
+    assert "do not fit the host memory" in failed.reason
 
 
 # Times.
