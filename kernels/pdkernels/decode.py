@@ -72,13 +72,13 @@ def decode_part_kernel(
             offset = ((page * PAGE + token % PAGE) * HEADS + head) * DIM
         k = tl.load(key_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
         v = tl.load(value_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
-        scores = tl.dot(q, k.to(q.dtype).T) * scale_log2
+        scores = tl.dot(q, k.to(q.dtype).T, input_precision="ieee") * scale_log2
         scores = tl.where(live[None, :], scores, -float("inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
         shrink = tl.exp2(largest - new_largest)
         total = total * shrink + tl.sum(weights, 1)
-        out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None])
+        out = tl.dot(weights.to(q.dtype), v.to(q.dtype), out * shrink[:, None], input_precision="ieee")
         largest = new_largest
 
     first_part = (sequence * HEADS * GROUP + query_head) * SPLITS

@@ -76,14 +76,14 @@ def packed_prefill_kernel(
         token = (begin + step)[:, None]
         k = tl.load(keys + token * KEY_STRIDE)
         v = tl.load(values + token * VALUE_STRIDE)
-        scores = tl.dot(q, k.T) * SCALE_LOG2
+        scores = tl.dot(q, k.T, input_precision="ieee") * SCALE_LOG2
         largest, total, out = attend(q, v, scores, largest, total, out)
     for begin in tl.range(seen_by_all, tl.minimum(context + first + ROWS, num_all), TOKENS):
         token = (begin + step)[:, None]
         k = tl.load(keys + token * KEY_STRIDE, mask=token < num_all, other=0.0)
         v = tl.load(values + token * VALUE_STRIDE, mask=token < num_all, other=0.0)
         is_seen = (begin + step)[None, :] <= (context + row)[:, None]
-        scores = tl.where(is_seen, tl.dot(q, k.T) * SCALE_LOG2, -1e30)
+        scores = tl.where(is_seen, tl.dot(q, k.T, input_precision="ieee") * SCALE_LOG2, -1e30)
         largest, total, out = attend(q, v, scores, largest, total, out)
     outputs = aligned(output, TYPE) + (new_begin + row)[:, None] * (HEADS * DIM) + head * DIM + dim[None, :]
     tl.store(outputs, (out / total[:, None]).to(TYPE), mask=live)

@@ -14,6 +14,8 @@ from pdkernels.reference import (
 from tests.kernels.pools import DEVICE, copy_of, normal_pool, random_pages, random_pool, same_bytes
 
 TOLERANCE = 2e-2  # of bf16 inputs against float32 arithmetic
+DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, TOLERANCE)])
+"""Products of float32 are in float32: GPUs would round their operands to 11 bits."""
 
 
 @pytest.mark.parametrize("order", ["NHD", "HND"])
@@ -33,13 +35,14 @@ def test_append(order, page_size):
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("group", "splits"), [(1, 1), (4, 3), (2, 5)])
-def test_paged_decode(order, page_size, group, splits):
+@DTYPES
+def test_paged_decode(order, page_size, group, splits, dtype, tolerance):
     heads, head_dim, lengths = 2, 32, [1, 0, 45]
     pool = normal_pool(
-        layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
+        dtype, layers=1, heads=heads, head_dim=head_dim, page_size=page_size, order=order, pages=96 // page_size
     )
     table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
-    query = torch.randn(3, heads * group + 2, head_dim, dtype=torch.bfloat16, device=DEVICE)[:, : heads * group]
+    query = torch.randn(3, heads * group + 2, head_dim, dtype=dtype, device=DEVICE)[:, : heads * group]
     expected = paged_decode_reference(query, pool, 0, table, lengths, head_dim**-0.5)
     out = paged_decode(
         query,
@@ -52,12 +55,12 @@ def test_paged_decode(order, page_size, group, splits):
         workspace=DecodeWorkspace(3, heads * group, heads, head_dim, DEVICE, splits=splits),
         tiling=DecodeTiling(tokens=16),
     )
-    torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("heads", "rank", "splits"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, TOLERANCE)])
+@DTYPES
 def test_latent_decode(page_size, heads, rank, splits, dtype, tolerance):
     rotated, lengths, pages = max(16, rank // 8), [1, 0, 45], 96 // page_size
     latents = torch.randn((pages + 1) * page_size, 1, rank + rotated, device=DEVICE).to(dtype)
@@ -105,18 +108,19 @@ def test_decode_in_a_cuda_graph_follows_lengths():
     [[(0, 1)], [(0, 300)], [(200, 130)], [(0, 128), (128, 128)], [(7, 1), (0, 40), (260, 129)]],
     ids=lambda lengths: " ".join(f"{context}+{new}" for context, new in lengths),
 )
-def test_packed_prefill(lengths, group):
+@DTYPES
+def test_packed_prefill(lengths, group, dtype, tolerance):
     num_new, num_all = [new for _, new in lengths], [sum(both) for both in lengths]
     bounds = [
         torch.tensor([sum(n[:i]) for i in range(len(n) + 1)], dtype=torch.int32, device=DEVICE)
         for n in (num_new, num_all)
     ]
-    packed = torch.randn(sum(num_new), 2 * group + 2, 32, dtype=torch.bfloat16, device=DEVICE)
+    packed = torch.randn(sum(num_new), 2 * group + 2, 32, dtype=dtype, device=DEVICE)
     query = packed[:, : 2 * group]  # as a projection leaves Q, K and V
-    key, value = torch.randn(2, sum(num_all), 2, 32, dtype=torch.bfloat16, device=DEVICE)
+    key, value = torch.randn(2, sum(num_all), 2, 32, dtype=dtype, device=DEVICE)
     out = packed_prefill(query, key, value, *bounds, longest=max(num_new))
     expected = packed_prefill_reference(query, key, value, num_new, num_all)
-    torch.testing.assert_close(out.float(), expected.float(), atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
