@@ -48,9 +48,9 @@ def affine_decode_us(b, context):
     return 5200 + 6.3 * b + 0.037 * context
 
 
-def measured(tmp_path, *tables):
+def measured(tmp_path, *tables, **provenance):
     paths = []
     for i, rows in enumerate(tables):
         paths.append(tmp_path / f"rows{i}.csv.gz")
-        write_rows(paths[-1], rows, PROVENANCE)
+        write_rows(paths[-1], rows, PROVENANCE | provenance)
     return read_rows(paths)

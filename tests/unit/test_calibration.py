@@ -40,6 +40,18 @@ def test_the_coefficients_of_the_rows_are_found(tmp_path):
     assert max(prefill.error, decode.error) < 0.02
 
 
+@pytest.mark.parametrize(("model", "num_rows"), [("qwen3-8b", 24), ("qwen3-30b-a3b", 16)])
+def test_short_contexts_do_not_tell_what_a_model_of_experts_reads(tmp_path, model, num_rows):
+    """Steps behind 500 tokens a request are 2 ms shorter here. The range of the profile stays that of all rows."""
+    rows = decode_rows(lambda b, context: affine_decode_us(b, context) - 2000 * (context < 1000 * b))
+    made = calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), rows, model=model), gpu="h200")
+    assert len(made.fits["decode"].rows) == num_rows
+    assert any("8 of 24 rows of decode are left out" in note for note in made.notes) == (num_rows == 16)
+    if num_rows == 16:
+        assert made.fits["decode"].values["base"] == pytest.approx(5.2e6, rel=0.02)
+    assert profile_of(made, "made", "")["cost"]["measured"]["decode_context_tokens"][0] == 500
+
+
 def test_short_chunks_behind_a_context_take_as_long_as_their_launch(tmp_path):
     """Two slopes and two floors, for prompts alone and for those behind a context."""
 

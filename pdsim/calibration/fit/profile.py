@@ -25,7 +25,7 @@ from pdsim.calibration.fit.rows import (
 )
 from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.system.catalog import load_gpu, load_transport, names
+from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES
 
 TABLE_ABOVE = 0.05
@@ -36,6 +36,10 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
 }
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
 """Kinds of rows without a form of their own."""
+LEAST_CONTEXT_TOKENS = 1000
+"""Of each request: decode steps of a model of experts behind fewer do not count. Their requests choose the same experts
+more often than those of a run do, so less is read.
+"""
 LEAST_NS = 1e-6
 """A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""
 _RANGES = {
@@ -80,7 +84,11 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            fits[rows.name or rows.kind] = _fit(rows, clock, table_above, by_ratio=around is not None)
+            kept = rows if around else _with_experts_of_a_run(measurements, rows)
+            fits[rows.name or rows.kind] = _fit(kept, clock, table_above, by_ratio=around is not None)
+            if len(kept) < len(rows):
+                less = f"behind fewer than {LEAST_CONTEXT_TOKENS:,} tokens a request, whose experts are fewer"
+                notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows of {rows.kind} are left out: {less}")
         except ValueError as too_few:
             notes.append(f"{rows.name or rows.kind} is left out: {too_few}")
     if not fits.keys() >= {"prefill", "decode"}:
@@ -121,7 +129,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
             **slowdown,
         },
         **_graphs(made.fits["decode"]),
-        "measured": {**_setup(made), **_ranges(made.fits)},
+        "measured": {**_setup(made), **_ranges(made.measurements)},
     }
     sections: dict[str, dict[str, Any]] = {
         "cost": cost,
@@ -161,6 +169,15 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
         return min(lines, fit(replace(table(rows), by_ratio=by_ratio), rows), key=lambda fitted: fitted.typical_error)
     except ValueError:  # too few shapes for a table
         return lines
+
+
+def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
+    """Decode rows of a model of experts behind contexts that are long enough, if any are."""
+    models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
+    if rows.kind != "decode" or not any(model.experts for model in models):
+        return rows
+    is_long = rows.columns["context_tokens"] >= LEAST_CONTEXT_TOKENS * rows.columns["batch"]
+    return rows.where(is_long) if is_long.any() else rows
 
 
 def _graph_sizes(rows: Rows) -> list[int]:
@@ -279,10 +296,11 @@ def _setup(made: Calibration) -> dict[str, Any]:
     return setup.model_dump(mode="json", exclude_none=True)
 
 
-def _ranges(fits: dict[str, Fitted]) -> dict[str, list[float]]:
+def _ranges(measurements: Measurements) -> dict[str, list[float]]:
     return {
-        name: [float(fits[kind].rows.columns[column].min()), float(fits[kind].rows.columns[column].max())]
+        name: [float(rows.columns[column].min()), float(rows.columns[column].max())]
         for kind, ranges in _RANGES.items()
+        for rows in measurements.of(kind)
         for name, column in ranges.items()
     }
 
