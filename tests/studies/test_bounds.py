@@ -18,9 +18,6 @@ STUDIES = [
 
 
 MISSED = {
-    "incremental-h20": {
-        ("incremental", "mean_ttft_ms"): "15.02 %: the pool was fitted before ended requests counted for a step more",
-    },
     "infersim-h20": {
         ("qwen3-30b-a3b-decode-roofline", "mean_tpot_ms"): "25 tokens of an expert take a tile of 64",
     },
