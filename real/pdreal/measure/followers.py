@@ -44,7 +44,7 @@ class Ranked:
 
 
 class Followers:
-    """A forward is begun on all ranks, as by a leader in a run: told to the others, and then done."""
+    """A forward is begun on all ranks, as by a leader in a run: sent to the others, and then done."""
 
     def __init__(self, ranked: Ranked) -> None:
         self._folder = ScratchFolder()
@@ -53,8 +53,8 @@ class Followers:
         context = get_context("spawn")
         for rank in range(1, ranked.tp):
             ours, theirs = context.Pipe()
-            told = ranked, rank, rendezvous, torch.get_num_threads(), theirs
-            process = context.Process(target=_follow, args=told, daemon=True)
+            arguments = ranked, rank, rendezvous, torch.get_num_threads(), theirs
+            process = context.Process(target=_follow, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -106,12 +106,12 @@ def _follow(ranked: Ranked, rank: int, rendezvous: str, num_threads: int, pipe: 
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
     with suppress(EOFError, KeyboardInterrupt):
-        while (told := pipe.recv()) is not None:
-            if isinstance(told, dict):
-                runner = ModelRunner(model, **told)
+        while (message := pipe.recv()) is not None:
+            if isinstance(message, dict):
+                runner = ModelRunner(model, **message)
                 with torch.inference_mode():
                     runner.kv.memory.normal_()
             elif runner is not None:
-                runner.run(told)
+                runner.run(message)
     del runner  # its graphs hold what ranks meet by
     model.tp.leave()

@@ -91,11 +91,11 @@ class Completions:
         decode = answer.service.tokenizer.decode
         spelled = [decode([token]) for token in answer.tokens]
         offsets = [*accumulate(map(len, spelled), initial=0)][:-1]
-        told = answer.logprobs[: len(answer.tokens)]
+        logprobs = answer.logprobs[: len(answer.tokens)]
         return {
             "tokens": spelled[first_token:],
-            "token_logprobs": [own for own, _ in told[first_token:]],
-            "top_logprobs": [{decode([token]): value for token, value in tops} for _, tops in told[first_token:]],
+            "token_logprobs": [own for own, _ in logprobs[first_token:]],
+            "top_logprobs": [{decode([token]): value for token, value in tops} for _, tops in logprobs[first_token:]],
             "text_offset": offsets[first_token:],
         }
 
@@ -141,14 +141,14 @@ class ChatCompletions:
         if answer.sampling.num_logprobs is None:
             return None
 
-        def told(token: int, value: float) -> dict[str, Any]:
+        def entry(token: int, value: float) -> dict[str, Any]:
             text = answer.service.tokenizer.decode([token])
             return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
         made = list(zip(answer.tokens, answer.logprobs, strict=False))[first_token:]
         return {
             "content": [
-                {**told(token, own), "top_logprobs": [told(*top) for top in tops]} for token, (own, tops) in made
+                {**entry(token, own), "top_logprobs": [entry(*top) for top in tops]} for token, (own, tops) in made
             ]
         }
 

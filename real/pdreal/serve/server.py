@@ -21,7 +21,7 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 DRAIN_S = 20.0
-"""Limit for requests that are under way when the server is told to stop."""
+"""Limit for requests that are under way when the server is to stop."""
 
 
 class Address(NamedTuple):
@@ -50,8 +50,8 @@ async def serve(
 
     scenario: resolved. announce: called with the URL when it serves.
     """
-    told, told_again = _stop_signals()
-    waiting = asyncio.ensure_future(told.wait())
+    stopped, hurried = _stop_signals()
+    waiting = asyncio.ensure_future(stopped.wait())
     launcher = Launcher(scenario, options)
     starting = asyncio.ensure_future(launcher.start())
     await asyncio.wait([waiting, starting], return_when=asyncio.FIRST_COMPLETED)
@@ -64,11 +64,11 @@ async def serve(
         service = service_of(scenario, options, launcher, model_name, entrance)
         async with serving(service, *address) as url:
             announce(url)
-            await told.wait()
+            await stopped.wait()
             if entrance.num_inside:
                 what = "pdreal: waits at most %g s for requests under way (%d); a second signal ends them"
                 _LOG.warning(what, DRAIN_S, entrance.num_inside)
-            await entrance.close(DRAIN_S, told_again)
+            await entrance.close(DRAIN_S, hurried)
     finally:
         leaks = await launcher.stop()
     return leaks
@@ -99,11 +99,11 @@ def tokenizer_of(options: Options, vocab_size: int) -> Tokenizer | CheckpointTok
 
 def _stop_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Set by the first, and by any after it."""
-    told, told_again = asyncio.Event(), asyncio.Event()
+    stopped, hurried = asyncio.Event(), asyncio.Event()
 
     def tell() -> None:
-        (told_again if told.is_set() else told).set()
+        (hurried if stopped.is_set() else stopped).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, tell)
-    return told, told_again
+    return stopped, hurried
