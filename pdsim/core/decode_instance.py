@@ -194,6 +194,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             if self.batch.num_requests:
                 changed |= self._make_room(commands)
             self._copy(commands)
+            if self._awaits_return:
+                return _WAIT, commands
             if self.batch.num_requests:
                 waits = (changed and (self.queue.queued or self.queue.retracted)) or (frees_places and self.ready)
                 return self.batch.step(1 if waits else ask_again_steps), commands
@@ -420,13 +422,25 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     def _make_room(self, commands: list[Command]) -> bool:
         """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""
         lacked = False
-        for request in self.batch.make_room(self._preemption_policy, self):
+        for request in self.batch.make_room(self._preemption_policy, self, keeps_last=self._is_returning):
             lacked = True
             if self.batch.num_requests:
                 commands += self._retract(request)
             else:
                 commands.append(Failed(request.request_id, self._outgrown(request)))
         return lacked
+
+    @property
+    def _is_returning(self) -> bool:
+        return self._giver is not None and bool(self._giver.held)
+
+    @property
+    def _awaits_return(self) -> bool:
+        """True if the one that runs lacks pages that KV holds which goes back to prefill: they come free in time."""
+        if not self._is_returning or self.batch.num_requests != 1:
+            return False
+        (request,) = self.batch.requests()
+        return len(request.lease.table) * self.page_size < request.num_kv_tokens + self.batch.num_ahead_tokens
 
     def _retract(self, request: DecodeRequest) -> list[Command]:
         """Its pages are free; others will write into them."""

@@ -124,12 +124,15 @@ class RunningBatch(Generic[Request]):
         """Pages that the next step opens."""
         return len(self._due(0, 1))
 
-    def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[Request]:
         """Open the pages of the next step. Yields the requests that make way for it, before they lose their pages.
 
-        The last request is among them only if it does not fit alone; then the batch is empty.
+        The last request is among them only if it does not fit alone; then the batch is empty. keeps_last: it stays, and
+        no pages are opened.
         """
         while len(leases := self._due(0, 1)) > self._cache.num_available_pages:
+            if keeps_last and self.num_requests == 1:
+                return
             yield from self._give_way(policy, view)
         if self._cache.frees_ahead and self.num_requests:
             self._cache.make_free(self.num_requests)
@@ -274,8 +277,10 @@ class SpeculativeBatch(RunningBatch[Request]):
     def num_opening_pages(self) -> int:
         return sum(self._lacking_pages())
 
-    def make_room(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[Request]:
         while self.num_opening_pages > self._cache.num_available_pages:
+            if keeps_last and self.num_requests == 1:
+                return
             yield from self._give_way(policy, view)
         for request, num_pages in zip(self._requests.values(), self._lacking_pages(), strict=True):
             self._cache.grow(request.lease, num_pages)

@@ -122,3 +122,53 @@ def test_prefill_without_room_wants_nothing():
     busy = scenario.model_copy(update={"workload": type(scenario.workload)((*specs, long))})
     records = run(busy, checked=True).records
     assert all(row.source != "decode-0" for row in records.transfers)
+
+
+@st.composite
+def lone_conversations(draw: st.DrawFn) -> Scenario:
+    """Turns one after another over a slow link, on pools that hold the longest of them and little more."""
+    page = draw(st.sampled_from([1, 4, 16]))
+    specs, history = [], Spans.of(1, draw(st.integers(1, 60)))
+    for i in range(draw(st.integers(2, 5))):
+        is_next = draw(st.booleans())
+        prompt = history if is_next else Spans.of(100 + i, draw(st.integers(1, 60)))
+        answer = Spans.of(200 + i, draw(st.integers(1, 60)))
+        think_ns = draw(st.sampled_from([0, 1, 20, 300])) * MILLISECOND
+        after = {"after": (i - 1,), "think_ns": think_ns} if i else {}
+        specs.append(request(i, prompt, len(answer))._replace(output=answer, **after))
+        history = prompt.then(answer).then(Spans.of(300 + i, draw(st.integers(1, 20))))
+    whole = max(len(one.prompt) + len(one.output) for one in specs)
+    pages = -(-whole // page) + draw(st.integers(0, 3))
+    return small(
+        *specs,
+        page_size=page,
+        prefill__pool_tokens=max(len(one.prompt) for one in specs) + 2 + draw(st.sampled_from([2, 200])) * page,
+        prefill__overlap=draw(st.booleans()),
+        decode__pool_tokens=(pages + 1) * page,
+        decode__radix_cache=True,
+        decode__returns_kv=True,
+        decode__admission=draw(st.sampled_from(["free_pages", {"use": "reserve_decode_tokens", "reserved_tokens": 0}])),
+        network__bandwidth=draw(st.sampled_from(["1 MB/s", "100 MB/s"])),
+    )
+
+
+@given(lone_conversations())
+@examples(150)
+def test_nobody_alone_is_lost_to_a_return(scenario: Scenario):
+    """A return that holds the pages of the one that runs, or finds none, ends; what needs them waits for it."""
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert [r.reason for r in traced.records.requests if r.outcome != "finished"] == []
+
+
+def test_a_lone_request_waits_for_the_pages_of_a_return():
+    """119 of 124 pages go back to prefill for 13.6 s, while a short prompt's answer grows."""
+    first = request(0, 60, 60)
+    second = request(1, 1, 60, after=(0,), think_ns=10 * MILLISECOND)
+    pools = {"prefill__pool_tokens": 400, "decode__pool_tokens": 124}
+    returns = {"decode__radix_cache": True, "decode__returns_kv": True, "decode__admission": "free_pages"}
+    scenario = small(first, second, page_size=1, network__bandwidth="1 MB/s", **pools, **returns)
+    traced = run(scenario, checked=True)
+    assert [r.outcome for r in traced.records.requests] == ["finished", "finished"]
+    back = next(row for row in traced.records.transfers if row.source == "decode-0")
+    assert traced.records.requests[1].streamed_ns < back.end_ns < traced.records.requests[1].end_ns
