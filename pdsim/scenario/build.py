@@ -23,7 +23,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import DecodingSettings
 from pdsim.scenario.sizing import attention_waves, host_caches, layout_of, resolve, roles
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.system.catalog import load_model
+from pdsim.system.catalog import load_model, lookups_remembered
 from pdsim.system.memory import Role, memory_tier
 from pdsim.workload.client_driver import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
@@ -73,6 +73,7 @@ def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
         raise ConfigError(f"workload: {wrong}") from None
 
 
+@lookups_remembered()
 def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
     """Raises ConfigError for what no cluster can be: a layout, a trace, a request larger than the pool, a fault.
 

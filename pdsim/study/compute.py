@@ -18,7 +18,7 @@ from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
 from pdsim.study.shard import to_shard
-from pdsim.system.catalog import borrow
+from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
 
@@ -58,6 +58,7 @@ def compute(task: Task) -> Done:
     return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
 
 
+@lookups_remembered()
 def _run(task: Task) -> dict[str, Any]:
     borrow(task.entries)
     scenario, workload = parse_scenario(task.data, base=task.base), workload_of(task.identity)

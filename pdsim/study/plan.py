@@ -13,7 +13,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.design import Changes
 from pdsim.study.identity import Identifier, identity_of_impossible, key_of
 from pdsim.study.planning.slo import Slo
-from pdsim.system.catalog import CatalogError, own_entries
+from pdsim.system.catalog import CatalogError, lookups_remembered, own_entries
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Planner:
     def points(self) -> list[Point]:
         return list(self._points.values())
 
+    @lookups_remembered()
     def plan(self, designed: Iterable[Changes]) -> list[Point]:
         """Raises ConfigError for a field or value that is wrong, and if no point at all is possible."""
         planned = [self._point(changes) for changes in designed]

@@ -4,6 +4,7 @@ import atexit
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,8 @@ SHIPPED = Path(__file__).parent / "catalog"
 _lent: list[Path] = []
 """Copies of entries that other machines or users had."""
 _borrowed: dict[str, str] = {}
+_located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
+"""Files of entries, and when they were modified; None: each is looked for whenever it is asked for."""
 
 
 class CatalogError(ValueError):
@@ -98,6 +101,16 @@ def searched(folder: Path | None) -> Iterator[None]:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
+
+
+@contextmanager
+def lookups_remembered() -> Iterator[None]:
+    """Each entry is looked for once for as long as this lasts. What changes meanwhile is seen afterwards."""
+    token = _located.set(_located.get() or {})
+    try:
+        yield
+    finally:
+        _located.reset(token)
 
 
 def lend(folder: Path) -> list[str]:
@@ -170,6 +183,21 @@ def load_transport(name: str) -> Transport:
 
 def file_of(kind: Kind, name: str) -> Path:
     """The file that has the entry. Raises CatalogError if there is none, or more than one."""
+    return _located_file(kind, name)[0]
+
+
+def _located_file(kind: Kind, name: str) -> tuple[Path, int]:
+    """The file, and when it was modified, in ns."""
+    remembered = _located.get()
+    if remembered is None:
+        remembered = {}
+    if (found := remembered.get((kind, name))) is None:
+        path = _look_for(kind, name)
+        found = remembered[kind, name] = path, path.stat().st_mtime_ns
+    return found
+
+
+def _look_for(kind: Kind, name: str) -> Path:
     paths = [path for folder in folders() if (path := folder / kind / f"{name}.yaml").is_file()]
     paths = paths or [path for folder in _lent if (path := folder / kind / f"{name}.yaml").is_file()][:1]
     if not paths or "/" in name:
@@ -181,8 +209,7 @@ def file_of(kind: Kind, name: str) -> Path:
 
 
 def _load(kind: Kind, name: str) -> Any:
-    path = file_of(kind, name)
-    return _built(kind, name, path, path.stat().st_mtime_ns)
+    return _built(kind, name, *_located_file(kind, name))
 
 
 @cache

@@ -22,6 +22,7 @@ from pdsim.system.catalog import (
     load_gpu,
     load_model,
     load_transport,
+    lookups_remembered,
     names,
     searched,
 )
@@ -86,6 +87,32 @@ def test_an_entry_is_found_in_the_named_folder_and_in_the_users(own, tmp_path, c
     put(own, "gpus", "mine", GPU)
     assert call("run", scenario) == 0
     assert load_gpu("mine").gpus_per_server == 2
+
+
+def test_a_remembered_entry_stands_as_it_was_until_the_end(own):
+    path = put(own, "gpus", "mine", GPU)
+    with lookups_remembered():
+        assert load_gpu("mine").gpus_per_server == 2
+        path.unlink()
+        with lookups_remembered():
+            assert load_gpu("mine").gpus_per_server == 2
+    with pytest.raises(CatalogError):
+        load_gpu("mine")
+
+
+def test_more_points_look_for_no_more_entries(own, tmp_path, monkeypatch):
+    path = put(tmp_path, "scenarios", "mine", SCENARIO)
+    put(own, "gpus", "mine", GPU)
+    looked_for = []
+    monkeypatch.setattr("pdsim.system.catalog.folders", lambda: looked_for.append(1) or [SHIPPED, own])
+
+    def num_lookups(num_points):
+        looked_for.clear()
+        planner = Planner(path, path, changes=(), seeds=None)
+        planner.plan([{"decode.max_running_requests": n + 1} for n in range(num_points)])
+        return len(looked_for)
+
+    assert num_lookups(20) == num_lookups(1)
 
 
 def test_processes_that_are_started_meanwhile_find_it(tmp_path, capsys):
