@@ -2,9 +2,10 @@
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
@@ -51,6 +52,8 @@ AGGREGATED_STAGES: dict[str, tuple[str, str, str]] = {
 }
 """Stages of a request that one instance prefills and decodes."""
 
+_TABLES = (STAGES, COMPUTED_FIRST_STAGES, HIDDEN_BOOTSTRAP_STAGES, AGGREGATED_STAGES)
+
 
 @dataclass(frozen=True)
 class StageTimes:
@@ -83,10 +86,8 @@ def stage_ms(request: RequestRecord) -> dict[str, float]:
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     """Stage times of one cluster's requests: all are disaggregated or all aggregated."""
     by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
-    done = [stage_ms(r) for r in by_ttft]
-    slowest = done[-max(1, len(done) // 100) :]
-    stages = [stage for stage in STAGES if not done or any(stage in row for row in done)]
-    times = {stage: Samples(row.get(stage, 0.0) for row in done) for stage in stages}
+    slowest = [stage_ms(r) for r in by_ttft[-max(1, len(by_ttft) // 100) :]]
+    times = {stage: Samples(ms) for stage, ms in _ms_by_stage(by_ttft).items()}
     total = sum(samples.mean() for samples in times.values()) or 1.0
     return [
         StageTimes(
@@ -99,6 +100,23 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
         )
         for stage, samples in times.items()
     ]
+
+
+def _ms_by_stage(requests: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """Times of each stage that one of these has, in no order; 0 of those that do not have it."""
+    found: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    of_each = list(map(stages_of, requests))
+    tables = [table for table in _TABLES if any(one is table for one in of_each)] or [STAGES]
+    for table in tables:
+        group = [request for request, one in zip(requests, of_each, strict=True) if one is table]
+        for stage, (first, last, _) in table.items():
+            moments = zip(map(attrgetter(first), group), map(attrgetter(last), group), strict=True)
+            found[stage] += [(end - begin) / 1e6 for begin, end in moments]
+    return {
+        stage: ms + [0.0] * (len(requests) - len(ms))
+        for stage, ms in found.items()
+        if any(stage in table for table in tables)
+    }
 
 
 def _between(request: RequestRecord, first: str, last: str) -> float:
