@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pdsim.garbage import garbage_collection_paused
@@ -17,7 +17,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
-from pdsim.study.shard import to_shard
+from pdsim.study.shard import as_read, to_shard
 from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
@@ -35,10 +35,12 @@ _requests: dict[str, Sequence[RequestSpec]] = {}
 
 @dataclass(frozen=True)
 class Done:
-    """A task's shard, and what it took to compute."""
+    """A task's result, and what it took to compute."""
 
     key: str
     shard: bytes
+    row: Mapping[str, Any]
+    """The shard's row."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -55,7 +57,8 @@ def compute(task: Task) -> Done:
     except Exception as wrong:  # noqa: BLE001  whatever is wrong with one point, the others go on
         kind = "" if isinstance(wrong, ValueError) else f"{type(wrong).__name__}: "
         row = _failure("failed", f"{kind}{wrong}")
-    return Done(task.key, _shard(task, row), time.process_time() - cpu_s, time.perf_counter() - wall_s)
+    done = _done(task, row)
+    return replace(done, cpu_s=time.process_time() - cpu_s, wall_s=time.perf_counter() - wall_s)
 
 
 @lookups_remembered()
@@ -72,11 +75,12 @@ def _run(task: Task) -> dict[str, Any]:
 
 def crashed(task: Task, how: str) -> Done:
     """The result of a task whose worker died, and how."""
-    return Done(task.key, _shard(task, _failure("crashed", f"its worker died {how}")))
+    return _done(task, _failure("crashed", f"its worker died {how}"))
 
 
-def _shard(task: Task, row: Mapping[str, Any]) -> bytes:
-    return to_shard({"key": task.key, "identity": task.identity, **row})
+def _done(task: Task, result: Mapping[str, Any]) -> Done:
+    row = as_read({"key": task.key, "identity": task.identity, **result})
+    return Done(task.key, to_shard(row), row)
 
 
 def _failure(status: str, message: str) -> dict[str, Any]:

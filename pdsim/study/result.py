@@ -27,6 +27,8 @@ from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
 
 _CONFIDENCE = 0.95
+_ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")
+"""Columns that have a number for each request that finished."""
 
 
 class Estimate(NamedTuple):
@@ -294,17 +296,24 @@ def read_point(store: Store, point: Point, slos: Mapping[str, SloSettings]) -> P
 
 
 def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettings]) -> list[Replication]:
-    return [_replication(store.path(key), slos) for key in keys]
+    return [read_replication(store.path(key), slos) for key in keys]
 
 
-def _replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
+def read_replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
     table = read_shard(path)
-    (row,) = table.drop_columns(["ttft_ns", "e2e_ns", "output_tokens"]).to_pylist()
+    (row,) = table.drop_columns(_ARRAYS).to_pylist()
+    return replication(row | {name: table[name].combine_chunks().flatten().to_numpy() for name in _ARRAYS}, slos)
+
+
+def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:
+    """A run by its shard's row."""
+    row = dict(row)
     scenario = scenario_of(row.pop("identity"))
+    arrays = [row.pop(name) for name in _ARRAYS]
     classes = np.asarray(row.pop("classes", None) or [], str)
     if row["status"] != "ok":
         return Replication(row, {})
-    arrays = [table[name].combine_chunks().flatten().to_numpy() for name in ("ttft_ns", "e2e_ns", "output_tokens")]
+    arrays = [np.asarray(values, np.int64) for values in arrays]
     found = {name: attained(slo, row, *arrays) for name, slo in slos.items()}
     by_class = {name: _by_class(slo, row, classes, arrays) for name, slo in slos.items()} if len(classes) else {}
     return Replication(row, found, scenario, by_class)

@@ -1,7 +1,7 @@
 """A sweep from file to result."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes, assigned, designed_points, num_points
 from pdsim.study.engine import Engine, open_engine
 from pdsim.study.plan import Planner, Point, Task
-from pdsim.study.result import PointResult, SweepResult, read_point
+from pdsim.study.result import PointResult, Replication, SweepResult, read_replication, replication
 from pdsim.study.store import DAMAGED, Store
 from pdsim.study.sweep_file import NUM_RANGES, SearchSettings, SloSettings, load_sweep
 from pdsim.study.values import Range
@@ -65,7 +65,7 @@ def sweep(
         load_optuna()
     with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
         store = Store(folder)
-        work = Work(store, opened, progress)
+        work = Work(store, opened, progress, file.slos)
         store.write_head(file.name, file.slos)
         store.write_plan(points)
         work.compute(points)
@@ -76,16 +76,16 @@ def sweep(
                 found = planner.plan(chosen)
                 store.write_plan(planner.points)
                 work.compute(found)
-                return [read_point(store, point, file.slos) for point in found]
+                return [work.result(point) for point in found]
 
             search(file.search, slo, file.slos[slo], evaluate)
-        results = [read_point(store, point, file.slos) for point in planner.points]
+        results = [work.result(point) for point in planner.points]
         best = {point.number for point in SweepResult(file.name, folder, results, file.slos).leading(ranges)}
         ends = [end for point in planner.points if point.number in best for end in planner.at_ends(point)]
         if ends:
             store.write_plan([*planner.points, *ends])
             work.compute(ends)
-    at_ends = {number: [read_point(store, end, file.slos) for end in ends if end.number == number] for number in best}
+    at_ends = {number: [work.result(end) for end in ends if end.number == number] for number in best}
     results = [replace(point, ends=at_ends.get(point.number, ())) for point in results]
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
 
@@ -93,10 +93,20 @@ def sweep(
 class Work:
     """Computes what is missing, and counts."""
 
-    def __init__(self, store: Store, engine: Engine, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        progress: Progress | None,
+        slos: Mapping[str, SloSettings] | None = None,
+    ) -> None:
+        """slos: what results are asked for; None: nobody asks for them."""
         self._store = store
         self._engine = engine
         self._progress = progress
+        self._slos = slos
+        self._answers: dict[str, Replication] = {}
+        """What was computed here need not be read."""
         self._seen: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
@@ -113,9 +123,17 @@ class Work:
         total = self.num_computed + len(missing)
         for done in self._engine.run(missing):
             self._store.keep(done)
+            if self._slos is not None:
+                self._answers[done.key] = replication(done.row, self._slos)
             self.num_computed += 1
             if self._progress is not None:
                 self._progress(self.num_computed, total)
+
+    def result(self, point: Point) -> PointResult:
+        """Of a point that was computed, now or before."""
+        keys = [task.key for task in point.tasks.values()]
+        runs = [self._answers.get(key) or read_replication(self._store.path(key), self._slos or {}) for key in keys]
+        return PointResult(point.number, point.changes, runs)
 
 
 def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:

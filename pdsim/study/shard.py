@@ -1,7 +1,9 @@
 """The result of one task as a Parquet file of one row."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +44,60 @@ def metrics() -> dict[str, Any]:
     return {**found, "descriptors": pa.int64(), **{f"mean_{stage}_ms": pa.float64() for stage in STAGES}}
 
 
+@cache
+def _columns() -> dict[str, Any]:
+    return {**_HEAD, **metrics(), **_TAIL}
+
+
+def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as its shard gives it back: with all columns, and None for those that it does not have."""
+    found: dict[str, Any] = {}
+    for name, kind in _columns().items():
+        value = row.get(name)
+        found[name] = float(value) if value is not None and kind == pa.float64() else value
+    return found
+
+
 def to_shard(row: Mapping[str, Any]) -> bytes:
-    """Encodes a row. What it does not have is null."""
-    kind = pa.struct([*_HEAD.items(), *metrics().items(), *_TAIL.items()])
-    table = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array([row], kind))])
+    """Encodes a row that has all columns."""
+    columns = {name: _column(kind, row[name]) for name, kind in _columns().items()}
     sink = pa.BufferOutputStream()
+    table = pa.Table.from_pydict(columns)
     parquet.write_table(table, sink, compression="snappy", use_dictionary=False, write_statistics=False)
     shard: bytes = sink.getvalue().to_pybytes()
     return shard
+
+
+def _column(kind: Any, value: Any) -> Any:
+    """A column of one row."""
+    if value is None or not pa.types.is_list(kind):
+        return arrow_array(kind, [value])
+    return pa.ListArray.from_arrays(arrow_array(pa.int32(), [0, len(value)]), arrow_array(kind.value_type, value))
+
+
+_TYPE_CODES = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
+
+
+def arrow_array(kind: Any, values: Sequence[Any]) -> Any:
+    """What pa.array gives, which imports pandas to tell its objects from lists, and takes as long as twenty points."""
+    if all(value is None for value in values):
+        return pa.nulls(len(values), kind)
+    known = [value is not None for value in values]
+    buffers = [None if all(known) else pa.py_buffer(_bits(known))]
+    if kind == pa.string():
+        texts = [(value or "").encode() for value in values]
+        buffers += [pa.py_buffer(array("i", accumulate(map(len, texts), initial=0))), pa.py_buffer(b"".join(texts))]
+    elif kind == pa.bool_():
+        buffers.append(pa.py_buffer(_bits(values)))
+    else:
+        buffers.append(pa.py_buffer(array(_TYPE_CODES[kind], [value or 0 for value in values])))
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def _bits(flags: Sequence[Any]) -> bytes:
+    """The first is the lowest bit."""
+    bits = "".join("1" if flag else "0" for flag in reversed(flags))
+    return int(bits, 2).to_bytes(-(-len(flags) // 8), "little")
 
 
 def read_shard(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

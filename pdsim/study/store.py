@@ -8,7 +8,7 @@ log.jsonl            one line for each computed shard: CPU and wall seconds
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from pyarrow import parquet
 from pdsim.metrics.run_folder import require_out
 from pdsim.study.compute import Done
 from pdsim.study.plan import Point, shown
-from pdsim.study.shard import read_shard
+from pdsim.study.shard import arrow_array, read_shard
 from pdsim.study.sweep_file import SloSettings
 
 PLAN = "plan.parquet"
@@ -81,19 +81,28 @@ class Store:
             "key": [key for _, _, key in rows],
         }
         for field in dict.fromkeys(name for point in points for name in point.changes):
-            columns[field] = _column([point.changes.get(field) for point, _, _ in rows])
+            columns[field] = [point.changes.get(field) for point, _, _ in rows]
         sink = pa.BufferOutputStream()
-        parquet.write_table(pa.table(columns), sink)
+        parquet.write_table(pa.Table.from_pydict({name: _column(values) for name, values in columns.items()}), sink)
         _write_whole(self.folder / PLAN, sink.getvalue().to_pybytes())
 
 
-def _column(values: Iterable[Any]) -> Any:
+def _column(values: Sequence[Any]) -> Any:
     """A column of one type, if all values are; else of text."""
-    values = list(values)
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {bool} or kinds <= {int, float} or kinds <= {str}:
-        return pa.array(values)
-    return pa.array([None if value is None else shown(value) for value in values])
+    for kind, types in _TYPES.items():
+        if kinds <= types:
+            return arrow_array(kind, values)
+    return arrow_array(pa.string(), [None if value is None else shown(value) for value in values])
+
+
+_TYPES: dict[Any, set[type]] = {
+    pa.null(): set(),
+    pa.bool_(): {bool},
+    pa.int64(): {int},
+    pa.float64(): {int, float},
+    pa.string(): {str},
+}
 
 
 def _write_whole(path: Path, content: bytes) -> None:
