@@ -200,9 +200,8 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
 
 def describe_component(value: Any) -> Any:
     """The name of a component, with its settings if it has any: the inverse of build_component."""
-    kind = type(value)
-    path = path_of(kind)
-    name = next((n for table in BUILT_IN.values() for n, p in table.items() if p == path), path)
+    kind: Any = type(value)
+    name = _name_of(kind)
     settings = {key: _describe(getattr(value, field.name), dimension) for field, key, dimension in settings_of(kind)}
     return {"use": name, **settings} if settings else name
 
@@ -217,9 +216,19 @@ def path_of(kind: type[Any]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def settings_of(kind: type[Any]) -> Iterator[tuple[Field[Any], str, Dimension | None]]:
+@cache
+def _name_of(kind: type[Any]) -> str:
+    path = path_of(kind)
+    return next((n for table in BUILT_IN.values() for n, p in table.items() if p == path), path)
+
+
+@cache
+def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | None], ...]:
     """Fields of a component, each with its name in a file and the dimension of its values there."""
-    return ((field, *in_file(field.name)) for field in fields(kind) if field.init)
+    return tuple((field, *in_file(field.name)) for field in fields(kind) if field.init)
+
+
+_type_hints = cache(get_type_hints)
 
 
 def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
@@ -241,8 +250,8 @@ def _describe(value: Any, dimension: Dimension | None) -> Any:
     return str(value.absolute()) if isinstance(value, Path) else value
 
 
-def _construct(kind: type[Any], name: str, settings: dict[str, Any], base: Path) -> Any:
-    hints = get_type_hints(kind)
+def _construct(kind: Any, name: str, settings: dict[str, Any], base: Path) -> Any:
+    hints = _type_hints(kind)
     known = {key: field for field, key, _ in settings_of(kind)}
     arguments = {}
     for key, value in settings.items():
