@@ -88,15 +88,16 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
     slowest = [stage_ms(r) for r in by_ttft[-max(1, len(by_ttft) // 100) :]]
     times = {stage: Samples(ms) for stage, ms in _ms_by_stage(by_ttft).items()}
-    total = sum(samples.mean() for samples in times.values()) or 1.0
+    means = {stage: samples.mean() for stage, samples in times.items()}
+    total = sum(means.values()) or 1.0
     return [
         StageTimes(
             stage,
             STAGES[stage][2],
-            samples.mean(),
+            means[stage],
             samples.percentile(50),
             Samples(row.get(stage, 0.0) for row in slowest).mean(),
-            samples.mean() / total,
+            means[stage] / total,
         )
         for stage, samples in times.items()
     ]

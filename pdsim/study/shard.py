@@ -1,9 +1,9 @@
 """The result of one task as a Parquet file of one row."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +60,49 @@ def as_read(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_shard(row: Mapping[str, Any]) -> bytes:
     """Encodes a row that has all columns."""
-    columns = {name: _column(kind, row[name]) for name, kind in _columns().items()}
+    found: dict[str, Any] = {}
+    for kind, names in _names_by_kind():
+        together = arrow_array(kind, [row[name] for name in names])
+        found |= {name: together.slice(i, 1) for i, name in enumerate(names)}
+    table = pa.Table.from_arrays([found[name] for name in _columns()], list(_columns()))
     sink = pa.BufferOutputStream()
-    table = pa.Table.from_pydict(columns)
     parquet.write_table(table, sink, compression="snappy", use_dictionary=False, write_statistics=False)
     shard: bytes = sink.getvalue().to_pybytes()
     return shard
 
 
-def _column(kind: Any, value: Any) -> Any:
-    """A column of one row."""
-    if value is None or not pa.types.is_list(kind):
-        return arrow_array(kind, [value])
-    return pa.ListArray.from_arrays(arrow_array(pa.int32(), [0, len(value)]), arrow_array(kind.value_type, value))
+@cache
+def _names_by_kind() -> list[tuple[Any, list[str]]]:
+    columns = _columns()
+    return [(kind, [name for name, one in columns.items() if one == kind]) for kind in set(columns.values())]
 
 
-_TYPE_CODES = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
+_TYPE_CODES = {pa.int64(): "q", pa.float64(): "d"}
 
 
 def arrow_array(kind: Any, values: Sequence[Any]) -> Any:
     """What pa.array gives, which imports pandas to tell its objects from lists, and takes as long as twenty points."""
     if all(value is None for value in values):
         return pa.nulls(len(values), kind)
-    known = [value is not None for value in values]
+    known, children = [value is not None for value in values], []
     buffers = [None if all(known) else pa.py_buffer(_bits(known))]
-    if kind == pa.string():
-        texts = [(value or "").encode() for value in values]
-        buffers += [pa.py_buffer(array("i", accumulate(map(len, texts), initial=0))), pa.py_buffer(b"".join(texts))]
-    elif kind == pa.bool_():
+    if kind == pa.bool_():
         buffers.append(pa.py_buffer(_bits(values)))
+    elif kind == pa.string():
+        texts = [(value or "").encode() for value in values]
+        buffers += [_ends(texts), pa.py_buffer(b"".join(texts))]
+    elif pa.types.is_list(kind):
+        lists = [value or () for value in values]
+        buffers.append(_ends(lists))
+        children.append(arrow_array(kind.value_type, list(chain.from_iterable(lists))))
     else:
         buffers.append(pa.py_buffer(array(_TYPE_CODES[kind], [value or 0 for value in values])))
-    return pa.Array.from_buffers(kind, len(values), buffers)
+    return pa.Array.from_buffers(kind, len(values), buffers, children=children or None)
+
+
+def _ends(values: Sequence[Sized]) -> Any:
+    """The ends of values that lie one behind the other."""
+    return pa.py_buffer(array("i", accumulate(map(len, values), initial=0)))
 
 
 def _bits(flags: Sequence[Any]) -> bytes:

@@ -7,7 +7,6 @@ log.jsonl            one line for each computed shard: CPU and wall seconds
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,10 +105,10 @@ _TYPES: dict[Any, set[type]] = {
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Writes under another name first: a file that is there is complete, whenever the writer dies."""
+    """Writes under another name first: a file that is there is complete, whenever the writer dies.
+
+    When the machine dies, the last ones may be damaged, which is seen, and they are computed again.
+    """
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    partial.write_bytes(content)
     partial.replace(path)

@@ -16,6 +16,8 @@ VALUES = {
     pa.float64(): st.floats(allow_nan=False),
     pa.bool_(): st.booleans(),
     pa.string(): st.text(),
+    pa.list_(pa.int64()): st.lists(st.integers(0, 9), max_size=3),
+    pa.list_(pa.string()): st.lists(st.text(max_size=3), max_size=3),
 }
 
 
