@@ -62,7 +62,7 @@ def program(name: str, purpose: str) -> App:
     ) -> None:
         with (
             imports(allowed=trust),
-            searched(catalog),
+            searched(catalog, is_new=words[:2] == ("catalog", "add")),
             _working_folder_searched(trust),
             limited(not yes),
             _warnings_shown(name),

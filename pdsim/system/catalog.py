@@ -85,12 +85,15 @@ def folders() -> list[Path]:
 
 
 @contextmanager
-def searched(folder: Path | None) -> Iterator[None]:
-    """Entries of this folder are found for as long as this lasts, also by processes that are started meanwhile."""
+def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
+    """Entries of this folder are found for as long as this lasts, also by processes that are started meanwhile.
+
+    is_new: it may not be there yet.
+    """
     if folder is None:
         yield
         return
-    if not folder.is_dir():
+    if not folder.is_dir() and not (is_new and not folder.exists()):
         raise CatalogError(f"catalog {folder}: no such folder")
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder.absolute())

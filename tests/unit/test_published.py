@@ -312,8 +312,7 @@ def test_an_added_model_is_listed_shown_and_simulated(folder, capsys):
     assert json.loads(capsys.readouterr().out)["completed"] == 3
 
 
-def test_a_model_goes_to_the_named_folder_under_its_name(folder, capsys):
-    (folder / "shared").mkdir()
+def test_a_model_goes_to_the_named_folder_which_is_made_for_it_under_its_name(folder, capsys):
     assert call("catalog", "add", folder / "My-Model", "--name", "other", "--catalog", folder / "shared") == 0
     assert (folder / "shared" / "models" / "other.yaml").is_file()
 
