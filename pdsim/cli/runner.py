@@ -35,9 +35,19 @@ _RESULTS = (".json", ".jsonl")
 
 @garbage_collection_paused()
 def run_scenario(
-    path: Path, changes: Sequence[str], out: Path | None, *, quiet: bool, levels: bool = False, force: bool = False
+    path: Path,
+    changes: Sequence[str],
+    out: Path | None,
+    *,
+    quiet: bool,
+    levels: bool = False,
+    force: bool = False,
+    with_ranges: bool = True,
 ) -> FinishedRun:
-    """Simulate; with `out`, write the run folder as well, with journal and levels."""
+    """Simulate; with `out`, write the run folder as well, with journal and levels.
+
+    with_ranges: simulate the fastest and the slowest, too, where no server was measured.
+    """
     if out is not None:
         run_folder.require_out_of_run(out, force=force)
     loaded = load_scenario(path, changes)
@@ -56,7 +66,7 @@ def run_scenario(
             result = simulation.result()
     summary = result.summary()
     summary["pdsim"]["interrupted"] = interrupted
-    if loaded.uncertain and not interrupted:
+    if with_ranges and loaded.uncertain and not interrupted:
         summary["pdsim"]["interval"] = _interval(loaded, cluster.requests, summary, quiet=quiet)
     finished = FinishedRun(scenario.name, summary, result.records, result.stall, interrupted)
     if out is not None:

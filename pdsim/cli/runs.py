@@ -28,7 +28,16 @@ from pdsim.scenario.yaml_file import ConfigError
 
 
 def run(
-    scenario: Path, *, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
+    scenario: Path,
+    *,
+    no_ranges: Annotated[
+        bool, Parameter(negative=(), help="Simulate once, where no server was measured: numbers without their ranges.")
+    ] = False,
+    set_: Set = None,
+    seed: Seed = None,
+    out: Out = None,
+    force: Force = False,
+    json_: Json = False,
 ) -> None:
     """Simulate a scenario and print its summary.
 
@@ -42,7 +51,8 @@ def run(
     from pdsim.garbage import garbage_collection_paused
 
     with garbage_collection_paused():
-        finished = run_scenario(scenario, changes_of(set_, seed), out, quiet=json_, force=force)
+        changes = changes_of(set_, seed)
+        finished = run_scenario(scenario, changes, out, quiet=json_, force=force, with_ranges=not no_ranges)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)

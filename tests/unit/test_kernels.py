@@ -127,6 +127,9 @@ def test_a_run_prints_its_range_and_every_number_lies_inside(path, capsys):
     assert f"{least:.2f} to {most:.2f}" in output(capsys, "run", path)
     assert "between the fastest and the slowest" in output(capsys, "compare", path, path)
     assert "interval" not in output_json(capsys, "run", path, "--set", "cost=roofline")["pdsim"]
+    alone = output_json(capsys, "run", path, "--no-ranges")
+    del summary["pdsim"]["interval"]
+    assert alone == summary
 
 
 def test_the_ends_of_a_scenario_keep_the_front_end_that_it_states(path):
