@@ -13,7 +13,7 @@ BELOW = {
     "system": {"ruamel"},
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
-    "workload": {"core", "policy"},
+    "workload": {"core", "policy", "system"},
     "metrics": {"core", "policy", "pandas", "pyarrow", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "launch": {"scenario", "system", "policy", "workload"},
