@@ -29,7 +29,7 @@ def context(num_tokens: int) -> list[str]:
         "workload.num_requests=100",
         f"workload.input_tokens={num_tokens}",
         "workload.output_tokens=200",
-        "model={name: llama-3.1-8b, context_tokens: 2000000}",
+        "context_tokens=2000000",
         "prefill.pool_tokens=4000000",
         "decode.pool_tokens=4000000",
         "client={use: closed_loop, concurrency: 2}",
