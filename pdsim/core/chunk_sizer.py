@@ -1,4 +1,4 @@
-"""Sizes the chunks of a long prompt so that each takes as long in a pipeline stage (SGLang's DynamicChunkSizer)."""
+"""Sizes the chunks of a long prompt so that all take equally long in a pipeline stage (SGLang's DynamicChunkSizer)."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -12,7 +12,7 @@ LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 @dataclass(frozen=True)
 class ChunkSizer:
-    """A prompt of n tokens takes quadratic n^2 + linear n, and something that does not count."""
+    """A prompt of n tokens takes quadratic n^2 + linear n, and a constant time that makes no difference to sizes."""
 
     quadratic: float
     linear: float
@@ -23,7 +23,7 @@ class ChunkSizer:
     page_size: int
 
     def num_tokens(self, num_before: int) -> int:
-        """Tokens of a forward whose prompt has so many behind it: more than 0."""
+        """Tokens of the next forward of a prompt that has num_before computed: more than 0."""
         if self.quadratic <= 0:
             return self.first_tokens
         alignment = max(self.page_size, LEAST_ALIGNMENT)
@@ -34,7 +34,7 @@ class ChunkSizer:
         return found if found > 0 else self.first_tokens
 
     def equal_tokens(self, num_before: int) -> float:
-        """Tokens that take as long behind so many as the first chunk does."""
+        """Tokens behind num_before that take as long as the first chunk."""
         first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
         target = self.quadratic * first * first + self.linear * first
         return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)

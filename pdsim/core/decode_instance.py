@@ -436,14 +436,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _awaits_return(self) -> bool:
-        """True if the one that runs lacks pages that KV holds which goes back to prefill: they come free in time."""
+        """True if the only running request lacks pages, and KV on its way back to prefill will free some."""
         if not self._is_returning or self.batch.num_requests != 1:
             return False
         (request,) = self.batch.requests()
         return len(request.lease.table) * self.page_size < request.num_kv_tokens + self.batch.num_ahead_tokens
 
     def _retract(self, request: DecodeRequest) -> list[Command]:
-        """Its pages are free; others will write into them."""
+        """Save the KV of a request whose pages are free: others will write into them."""
         request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)
         pages = request.lease.table[:num_pages]
         host = self._host_of_retracted

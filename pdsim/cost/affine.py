@@ -48,7 +48,7 @@ class AffineModel:
         )
 
     def _graph_tokens(self, num_tokens: int) -> int:
-        """Tokens of the graph that holds so many; 0 without one."""
+        """Size of the graph in which so many tokens run; 0: they run in none."""
         sizes = self._settings.prefill_graph_sizes
         index = bisect_left(sizes, num_tokens)
         return sizes[index] if index < len(sizes) else 0

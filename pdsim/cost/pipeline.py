@@ -11,7 +11,7 @@ LINK_EFFICIENCY = 0.8
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """Of one instance. Its cost model tells how long the largest stage takes."""
+    """Stages of an instance, whose cost model tells the time of the largest."""
 
     shares: tuple[float, ...]
     """Time of each stage, over that of the largest."""

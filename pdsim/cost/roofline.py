@@ -120,7 +120,7 @@ class RooflineModel:
     def _gathering(self, layout: Layout) -> tuple[float, float]:
         """Time that a forward, and each of its tokens, take to be gathered where groups share prompts.
 
-        Keys and values of each layer go to all groups; hidden states go to the experts, and what these say comes back.
+        Keys and values of each layer go to all groups; hidden states go to the experts, and their outputs come back.
         """
         num_experts = 0 if layout.model.experts is None else layout.model.experts.num_layers
         num_bytes = (layout.kv_token_bytes + 4 * num_experts * layout.model.hidden_size) * (layout.cp - 1) / layout.cp

@@ -58,13 +58,13 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """How much of one part the times have in them."""
+    """Coefficient of one part in the times."""
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found
 
 
 def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
-    """What the largest pipeline stage takes: a roofline is told its layers, straight lines are shared out by them."""
+    """Costs of the largest pipeline stage: a roofline is told its layers, straight lines are scaled by them."""
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
         return settings
     if isinstance(settings, Affine):

@@ -13,7 +13,7 @@ class HostCacheSettings(Section):
     size: Size | None = Field(default=None, ge=0)
     """Memory for the KV of each GPU (--hicache-size); None: twice its pool (--hicache-ratio 2)."""
     write: WritePolicy = "write_through"
-    """Moment of copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy)."""
+    """Rule for copying KV there: write_through, write_through_selective or write_back (--hicache-write-policy)."""
 
 
 class StorageSettings(Section):
@@ -39,6 +39,6 @@ class StorageSettings(Section):
     latency: Duration = 100_000
     """Time before the first byte of each batch of up to 128 pages, and of looking up as many."""
     prefetch: PrefetchPolicy = "timeout"
-    """End of the wait for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
+    """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
     prefetch_threshold: int = Field(default=256, ge=1)
     """Fewer tokens are computed rather than read."""

@@ -100,13 +100,13 @@ class Work:
         progress: Progress | None,
         slos: Mapping[str, SloSettings] | None = None,
     ) -> None:
-        """slos: what results are asked for; None: nobody asks for them."""
+        """slos: limits that results are judged by; None: nobody asks for results."""
         self._store = store
         self._engine = engine
         self._progress = progress
         self._slos = slos
         self._answers: dict[str, Replication] = {}
-        """What was computed here need not be read."""
+        """Results that were computed here, which need not be read."""
         self._seen: set[str] = set()
         self.num_computed = 0
         self.num_kept = 0
@@ -130,7 +130,7 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def result(self, point: Point) -> PointResult:
-        """Of a point that was computed, now or before."""
+        """The result of a point that was computed, now or before."""
         keys = [task.key for task in point.tasks.values()]
         runs = [self._answers.get(key) or read_replication(self._store.path(key), self._slos or {}) for key in keys]
         return PointResult(point.number, point.changes, runs)

@@ -81,7 +81,7 @@ _TYPE_CODES = {pa.int64(): "q", pa.float64(): "d"}
 
 
 def arrow_array(kind: Any, values: Sequence[Any]) -> Any:
-    """What pa.array gives, which imports pandas to tell its objects from lists, and takes as long as twenty points."""
+    """The same as pa.array, without its import of pandas, which takes as long as twenty points of a sweep."""
     if all(value is None for value in values):
         return pa.nulls(len(values), kind)
     known, children = [value is not None for value in values], []

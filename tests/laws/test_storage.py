@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv
+from pdsim.core.page_store import PageStore
 from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.policy.eviction import FirstInFirstOut, LeastRecentlyUsed
@@ -19,7 +20,6 @@ from pdsim.scenario.sizing import host_caches, resolve
 from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.storage import PageStore
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios

@@ -37,8 +37,8 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
 """Kinds of rows without a form of their own."""
 LEAST_CONTEXT_TOKENS = 1000
-"""Of each request: decode steps of a model of experts behind fewer do not count. Their requests choose the same experts
-more often than those of a run do, so less is read.
+"""Tokens behind each request from which decode steps of a model of experts count. Behind fewer, requests choose the
+same experts more often than those of a run do, so less is read.
 """
 LEAST_NS = 1e-6
 """A smaller coefficient is written as 0: the fit comes close to its bound, but never reaches it."""
