@@ -120,7 +120,7 @@ class StepTimes:
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
     """Stall in ns of the n-th decode step of several requests."""
-    _num_shared_steps: int = field(init=False, default=0)
+    _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Decode steps of several requests, where there is a cold start."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
 

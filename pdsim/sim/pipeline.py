@@ -1,7 +1,5 @@
 """Drives a prefill instance of several pipeline stages."""
 
-from typing import Any
-
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.pipeline import PipelineTimes
 from pdsim.sim.actor import Actor
@@ -10,8 +8,7 @@ from pdsim.sim.actor import Actor
 class PipelinedActor(Actor):
     """Its forwards follow each other through the stages. The loop sees the result of one that has left the last."""
 
-    def __init__(self, *args: Any, pipeline: PipelineTimes, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def take_stages(self, pipeline: PipelineTimes) -> None:
         self._pipeline = pipeline
         self._stage_free_ns = [0] * len(pipeline.shares)
 

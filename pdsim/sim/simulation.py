@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from simpy.events import EventPriority
@@ -159,15 +158,16 @@ class Simulation:
         if lockstep is not None:
             assert isinstance(actor, Rank)
             actor.join(lockstep)
+        if isinstance(actor, PipelinedActor):
+            assert cluster.pipeline is not None
+            actor.take_stages(cluster.pipeline)
         return actor
 
-    def _kind_of_actor(self, instance: Any, lockstep: Lockstep | None) -> Callable[..., Actor]:
+    def _kind_of_actor(self, instance: Any, lockstep: Lockstep | None) -> type[Actor]:
         if lockstep is not None:
             return Rank
-        pipeline = self._cluster.pipeline
-        if pipeline is None or not isinstance(instance, PrefillInstance):
-            return Actor
-        return partial(PipelinedActor, pipeline=pipeline)
+        has_stages = self._cluster.pipeline is not None and isinstance(instance, PrefillInstance)
+        return PipelinedActor if has_stages else Actor
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
         """Locksteps of servers with data-parallel attention, by name."""
