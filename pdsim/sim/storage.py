@@ -70,7 +70,7 @@ class Storage:
 
 
 class StorageClient:
-    """Threads of one instance: they read one batch at a time, and write one node at a time."""
+    """Threads of one instance. One looks up prompts, one reads batches, one writes nodes: each does one at a time."""
 
     def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
         self._storage = storage
@@ -84,6 +84,7 @@ class StorageClient:
             storage.flows.set_capacity({own: self._costs.client_bandwidth})
             links = ((f"{kind} {name}", 1.0), (f"objects {name}", self._costs.objects_per_byte(kind)), (own, 1.0))
             self._paths[kind] = links
+        self._lookups: deque[Reading] = deque()
         self._reads: deque[Reading] = deque()
         self._by_id: dict[int, Reading] = {}
         self._writes: deque[StoreKv] = deque()
@@ -119,39 +120,49 @@ class StorageClient:
     # Reading.
 
     def prefetch(self, command: PrefetchKv) -> None:
-        """Look up what is there, then read it behind the prefetches before."""
+        """Look up what is there behind the lookups before, then read it behind the reads before."""
         reading = Reading(command)
         self._by_id[command.request_id] = reading
-        num_batches = -(-len(command.host_pages) // BATCH_PAGES)
-        self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, reading)
+        self._lookups.append(reading)
+        if len(self._lookups) == 1:
+            self._look_up()
 
     def stop(self, command: StopPrefetch) -> None:
-        reading = self._by_id.get(command.request_id)
-        if reading is None:
-            return  # that it is over was on the way
-        reading.is_stopped = True
-        if reading in self._reads and reading is not self._reads[0]:
-            self._reads.remove(reading)
-            self._timeline.after(0, self._end, reading)
+        """Its turn in a queue ends it; that it is over may be on the way already."""
+        if (reading := self._by_id.get(command.request_id)) is not None:
+            reading.is_stopped = True
 
-    def _on_looked_up(self, reading: Reading) -> None:
-        command = reading.command
-        found = self._store.num_found(command.prompt, command.start_tokens)
-        reading.num_found = min(found, len(command.host_pages))
-        if reading.is_stopped or reading.num_found < command.least_pages:
+    def _look_up(self) -> None:
+        """Ask for the pages of the first prompt, batch after batch until one is not there as a whole."""
+        while self._lookups and not self._is_dead:
+            reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
+            if not reading.is_stopped:
+                num_found = min(num_pages, self._num_there(reading))
+                num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
+                self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
+                return
+            self._end(self._lookups.popleft())
+
+    def _on_looked_up(self, num_found: int) -> None:
+        reading = self._lookups.popleft()
+        reading.num_found = num_found
+        if reading.is_stopped or num_found < reading.command.least_pages:
             self._end(reading)
-            return
-        self._tell(reading)
-        self._reads.append(reading)
-        if len(self._reads) == 1:
-            self._read_on()
+        else:
+            self._tell(reading)
+            self._reads.append(reading)
+            if len(self._reads) == 1:
+                self._read_on()
+        self._look_up()
+
+    def _num_there(self, reading: Reading) -> int:
+        return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
     def _read_on(self) -> None:
         """The next batch of the first prefetch, as far as its pages are still there."""
         while self._reads and not self._is_dead:
             reading = self._reads[0]
-            command = reading.command
-            there = min(reading.num_found, self._store.num_found(command.prompt, command.start_tokens))
+            there = min(reading.num_found, self._num_there(reading))
             num_pages = min(BATCH_PAGES, there - reading.num_read)
             if num_pages > 0 and not reading.is_stopped:
                 self._begin("read", num_pages)

@@ -1,6 +1,7 @@
 """Laws of storage behind host caches: what is found there, what reading it takes, and when a prompt waits for it."""
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +10,11 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv
+from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
 from pdsim.core.page_store import PageStore
 from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.sequence import Spans, TokenIds
+from pdsim.cost.copies import StorageCosts
 from pdsim.policy.eviction import FirstInFirstOut, LeastRecentlyUsed
 from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
@@ -20,6 +22,8 @@ from pdsim.scenario.sizing import host_caches, resolve
 from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.storage import BATCH_PAGES, Storage, StorageClient
+from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
@@ -304,6 +308,85 @@ def test_storage_that_nobody_reads_changes_no_request(scenario: Scenario):
     unread, none = (run(scenario.model_copy(update={"storage": one})) for one in (storage, None))
     assert all(row.kind != "read" for row in unread.records.host_copies)
     assert unread.records.requests == none.records.requests
+
+
+# Queues of one instance.
+
+PAGE_NS, NEVER_NS = 1000, 1 << 62
+
+
+class Asked(NamedTuple):
+    """A prompt whose first num_found pages are in storage. Only a stop is at odd times, so that nothing coincides."""
+
+    at_ns: int
+    num_pages: int
+    num_found: int
+    stop_ns: int
+
+
+@st.composite
+def asked_prompts(draw: st.DrawFn) -> list[Asked]:
+    prompts, at_ns = [], 0
+    for _ in range(draw(st.integers(1, 10))):
+        at_ns += 2 * draw(st.sampled_from([0, 500, 20_000, 400_000]))
+        num_pages = draw(st.sampled_from([1, 128, 129, 300]))
+        num_found = draw(st.sampled_from([0, 1, 127, 128, 299, 300]))
+        stop_ns = at_ns + 1 + draw(st.sampled_from([0, 2_000, 100_000, 600_000, NEVER_NS]))
+        prompts.append(Asked(at_ns, num_pages, min(num_pages, num_found), stop_ns))
+    return prompts
+
+
+def by_two_queues(asked: list[Asked], latency_ns: int) -> list[tuple[int, int, int]]:
+    """The naive twin. Times when each prompt was looked up and when it was over, and the pages read."""
+    ends, looked_up_ns, read_ns = [], 0, 0
+    for at_ns, num_pages, num_found, stop_ns in asked:
+        looked_up_ns = max(looked_up_ns, at_ns)
+        if looked_up_ns < stop_ns:
+            looked_up_ns += latency_ns * min(1 + num_found // BATCH_PAGES, -(-num_pages // BATCH_PAGES))
+        over_ns, num_read = looked_up_ns, 0
+        if num_found and looked_up_ns < stop_ns:
+            over_ns = read_ns = max(read_ns, looked_up_ns)
+            while num_read < num_found and read_ns < stop_ns:
+                batch_pages = min(BATCH_PAGES, num_found - num_read)
+                num_read += batch_pages
+                over_ns = read_ns = read_ns + latency_ns + batch_pages * PAGE_NS
+        ends.append((looked_up_ns, over_ns, num_read))
+    return ends
+
+
+@given(asked_prompts(), st.sampled_from([0, 2_000, 50_000]))
+@examples(300)
+def test_an_instance_looks_up_and_reads_one_prompt_after_another_as_they_come(asked, latency_ns):
+    timeline, told = Timeline(), []
+    costs = StorageCosts(
+        num_pages=1 << 20,
+        read_page_bytes=PAGE_NS,
+        write_page_bytes=PAGE_NS,
+        objects_per_page=1,
+        read_bandwidth=1e9,
+        write_bandwidth=1e9,
+        objects_per_s=1e12,
+        client_bandwidth=1e12,
+        latency_ns=latency_ns,
+    )
+
+    def tell(one: Tell) -> None:
+        told.append((timeline.now_ns, one.message))
+
+    storage = Storage(timeline, costs, shared=True, page_size=1, record=[].append, tell=tell)
+    client = StorageClient(storage, "prefill-0", "server-0")
+    _, store = storage.store_of("server-0")
+    for i, prompt in enumerate(asked):
+        tokens = Spans.of(i, prompt.num_pages)
+        store.write(tokens, 0, prompt.num_found)
+        timeline.after(prompt.at_ns, client.prefetch, PrefetchKv(i, tokens, 0, tuple(range(prompt.num_pages)), 1))
+        if prompt.stop_ns < NEVER_NS:
+            timeline.after(prompt.stop_ns, client.stop, StopPrefetch(i))
+    timeline.run_all()
+    reports = [[(now_ns, one) for now_ns, one in told if one.request_id == i] for i in range(len(asked))]
+    ends = [(each[0][0], each[-1][0], each[-1][1].num_read) for each in reports]
+    assert all([one.is_over for _, one in each] == [False] * (len(each) - 1) + [True] for each in reports)
+    assert ends == by_two_queues(asked, latency_ns)
 
 
 # Closed forms.
