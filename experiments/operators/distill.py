@@ -179,13 +179,17 @@ def experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
         ranks = measured["moe_tp_size"] * measured["moe_ep_size"]
         chosen = (measured["num_experts"] >= 32) & (measured["num_tokens"] <= MAX_TOKENS) & (ranks <= 8)  # noqa: PLR2004
         rows = measured.where(chosen).sampled()
-        tokens, active, num = rows["num_tokens"], rows["topk"], rows["num_experts"]
-        tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
-        params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
-        read = num / ep * (1 - (1 - active / num) ** tokens)
-        compute_s = 2 * params * active * tokens / ep / gpu.flops_for(dtype)
-        memory_s = read * params * num_bytes / gpu.memory_bandwidth
-        yield dtype, fitted(rows.seconds, compute_s, memory_s, fixed_us=(0, 10, 20, 30, 50, 80), power=1)
+        yield dtype, _experts_fit(rows, gpu.flops_for(dtype), num_bytes, gpu, (0, 10, 20, 30, 50, 80))
+
+
+def _experts_fit(rows: Table, flops: float, num_bytes: float, gpu: GpuSpec, fixed_us: Sequence[float]) -> Fit | None:
+    tokens, active, num = rows["num_tokens"], rows["topk"], rows["num_experts"]
+    tp, ep = rows["moe_tp_size"], rows["moe_ep_size"]
+    params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
+    read = num / ep * (1 - (1 - active / num) ** tokens)
+    compute_s = 2 * params * active * tokens / ep / flops
+    memory_s = read * params * num_bytes / gpu.memory_bandwidth
+    return fitted(rows.seconds, compute_s, memory_s, fixed_us=fixed_us, power=1)
 
 
 def prefill_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
@@ -223,19 +227,44 @@ def decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | No
         yield dtype, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25), power=1)
 
 
+def whole_experts(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """DeepSeek's and Kimi's experts, each whole on one of 8 to 32 GPUs; the busiest of these where loads are skewed."""
+    table = Table.newest(folder, "moe", "moe")
+    assert table is not None
+    for dtype, num_bytes, typed in by_weights(table, "moe_dtype", gpu):
+        if dtype == "bf16":  # of which A100 alone has rows
+            continue
+        measured = typed.first_of("kernel_source", EXPERT_KERNELS)
+        tokens, ep = measured["num_tokens"], measured["moe_ep_size"]
+        rows = measured.where(
+            (measured["hidden_size"] == 7168)  # noqa: PLR2004
+            & (measured["num_experts"] >= 256)  # noqa: PLR2004
+            & (measured["moe_tp_size"] == 1)
+            & (ep >= 8)  # noqa: PLR2004
+            & (ep <= 32)  # noqa: PLR2004
+            & (tokens <= 4096)  # noqa: PLR2004
+        )
+        yield f"whole {dtype}", _experts_fit(rows, gpu.flops_for(dtype), num_bytes, gpu, (20, 30, 40, 50, 60, 70, 80))
+
+
 def latent_decode_attention(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
-    """Latents of 576 elements, 8 to 32 heads on a GPU, batches with 4,096 tokens of context and more."""
+    """Latents of 576 elements, batches with 4,096 tokens of context and more.
+
+    By 8 to 32 heads on a GPU, or 64 to 128, as with data-parallel attention: operations take longer than bytes there.
+    """
     table = Table.newest(folder, "mla", "generation_mla")
     if table is None:
         return
     for dtype, (name, num_bytes) in KV.items():
         if dtype == "fp8" and gpu.name in SLOW_LATENT_FP8:
             continue
-        rows = table.equal("kv_cache_dtype", name)
-        heads, context = rows["num_heads"], rows["batch_size"] * rows["step"]
-        rows = rows.where((heads >= 8) & (heads <= 32) & (context >= 4096))  # noqa: PLR2004
-        memory_s = rows["batch_size"] * (rows["step"] + 1) * 576 * num_bytes / gpu.memory_bandwidth
-        yield f"latent {dtype}", fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25, 40), power=1)
+        typed = table.equal("kv_cache_dtype", name)
+        heads, context = typed["num_heads"], typed["batch_size"] * typed["step"]
+        for kind, (least, most) in {"latent": (8, 32), "latent wide": (64, 128)}.items():
+            rows = typed.where((heads >= least) & (heads <= most) & (context >= 4096))  # noqa: PLR2004
+            memory_s = rows["batch_size"] * (rows["step"] + 1) * 576 * num_bytes / gpu.memory_bandwidth
+            fit = fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(0, 5, 10, 15, 25, 40), power=1)
+            yield f"{kind} {dtype}", fit
 
 
 def all_reduce(folder: Path, gpu: GpuSpec) -> Iterator[tuple[int, Fit | None]]:
@@ -254,14 +283,30 @@ def all_reduce(folder: Path, gpu: GpuSpec) -> Iterator[tuple[int, Fit | None]]:
         yield num_gpus, fitted(rows.seconds, 0 * memory_s, memory_s, fixed_us=(2, 4, 6, 8, 10, 15, 20, 30), power=1)
 
 
+def expert_exchange(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, Fit | None]]:
+    """DeepEP's low-latency kernels among the GPUs of one host: a token goes to the GPUs of its experts, and back."""
+    paths = sorted(folder.glob("comm/sglang/0.5.12/wideep_deepep_ll_perf.parquet"))
+    if not paths:
+        return
+    rows = Table({name: np.array(values) for name, values in parquet.read_table(paths[-1]).to_pydict().items()})
+    num_gpus = gpu.gpus_per_host or gpu.gpus_per_server
+    copies = (num_gpus - 1) * (1 - (1 - 1 / num_gpus) ** rows["num_topk"])
+    moved = 3 * rows["hidden_size"] * rows["num_token"] * copies  # fp8 there, bf16 back
+    memory_s = moved / gpu.nvlink_bandwidth / 2
+    seconds = (rows["dispatch_avg_t_us"] + rows["combine_avg_t_us"]) * 1e-6 / 2
+    yield "deepep", fitted(seconds, 0 * memory_s, memory_s, fixed_us=range(5, 30), power=1)
+
+
 def distilled(folder: Path, gpu: GpuSpec) -> Iterator[tuple[str, str, Fit | None]]:
     for operator, fits in (
         ("gemm", gemm),
         ("experts", experts),
+        ("experts", whole_experts),
         ("prefill_attention", prefill_attention),
         ("decode_attention", decode_attention),
         ("decode_attention", latent_decode_attention),
         ("all_reduce", all_reduce),
+        ("expert_exchange", expert_exchange),
     ):
         for kind, fit in fits(folder, gpu):
             yield operator, str(kind), fit

@@ -95,7 +95,7 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
     }
     if spec.experts is not None:
         ranks = layout.tp * layout.dp
-        split = {"moe_tp_size": 1, "moe_ep_size": ranks} if layout.dp > 1 else {"moe_tp_size": ranks}
+        split = {"moe_tp_size": 1, "moe_ep_size": ranks} if layout.has_whole_experts else {"moe_tp_size": ranks}
         options |= {"moe_quant_mode": WEIGHTS[spec.weight_dtype], **split}
     return _compiled(MODELS[spec.name], SYSTEMS[gpu.name], backend, tuple(options.items()))
 

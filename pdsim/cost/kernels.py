@@ -11,6 +11,8 @@ from pdsim.system.model import LatentAttention
 
 MOST_REDUCED = 8
 """GPUs of the largest all-reduce that was measured."""
+WIDE_HEADS = 64
+"""Query heads of a GPU from which decode attention over latents takes longer for its operations than for its bytes."""
 _FILE = Path(__file__).with_name("kernels.csv")
 
 
@@ -49,7 +51,10 @@ def _others(operator: str, kind: str) -> list[Kernel]:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Operators of a layout, and the type or the number of GPUs that each is measured by."""
+    """Operators of a layout, and the type or the number of GPUs that each is measured by.
+
+    Models with latent attention have kernels of their own where a server's GPUs hold whole experts, or all heads.
+    """
     spec, gpu = layout.model, layout.gpu
     measured = {*gpu.flops, "int4"}
     weights, expert_weights = (
@@ -57,16 +62,24 @@ def kinds(layout: Layout) -> dict[str, str]:
     )
     return {
         "gemm": weights,
-        "experts": expert_weights,
+        "experts": _expert_kind(layout, expert_weights),
         "prefill_attention": "bf16",
         "decode_attention": _decode_kind(layout),
         "all_reduce": str(min(max(2, 1 << (layout.tp * layout.cp - 1).bit_length()), MOST_REDUCED)),
+        "expert_exchange": "deepep",
     }
 
 
+def _expert_kind(layout: Layout, weights: str) -> str:
+    is_latent = isinstance(layout.model.attention, LatentAttention)
+    return f"whole {weights}" if layout.has_whole_experts and is_latent and weights != "bf16" else weights
+
+
 def _decode_kind(layout: Layout) -> str:
-    kv = "fp8" if layout.kv_dtype == "fp8" else "bf16"
-    return f"latent {kv}" if isinstance(layout.model.attention, LatentAttention) else kv
+    kv, attention = "fp8" if layout.kv_dtype == "fp8" else "bf16", layout.model.attention
+    if not isinstance(attention, LatentAttention):
+        return kv
+    return f"latent wide {kv}" if attention.num_query_heads // layout.tp >= WIDE_HEADS else f"latent {kv}"
 
 
 def origins(layout: Layout) -> dict[str, str]:
@@ -76,6 +89,8 @@ def origins(layout: Layout) -> dict[str, str]:
         del operators["experts"]
     if layout.tp == 1:
         del operators["all_reduce"]
+    if layout.dp == 1 or layout.model.experts is None:
+        del operators["expert_exchange"]
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in operators.items()}
 
 

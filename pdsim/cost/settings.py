@@ -127,7 +127,8 @@ class Kernels:
     def roofline(self, layout: Layout) -> Roofline:
         """The roofline that kernels of this layout reach."""
         found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in kinds(layout).items()}
-        gemm, experts, link, reading = (found[name] for name in ("gemm", "experts", "all_reduce", "decode_attention"))
+        gemm, experts, link, exchange = (found[name] for name in ("gemm", "experts", "all_reduce", "expert_exchange"))
+        reading = found["decode_attention"]
         return Roofline(
             matrix_efficiency=gemm.compute / self.factor,
             memory_efficiency=gemm.memory / self.factor,
@@ -139,6 +140,8 @@ class Kernels:
             expert_efficiency=experts.compute / self.factor,
             expert_memory_efficiency=experts.memory / self.factor,
             expert_layer_ns=1e3 * experts.fixed_us * self.factor,
+            expert_exchange_ns=1e3 * exchange.fixed_us * self.factor,
+            expert_exchange_efficiency=exchange.memory / self.factor,
             prefill_layer_ns=self.prefill_layer_ns * self.factor,
             expert_prefill_layer_ns=self._expert_prefill_layer_ns(layout) * self.factor,
             decode_layer_ns=self.decode_layer_ns * self.factor,
@@ -148,7 +151,7 @@ class Kernels:
 
     def _expert_prefill_layer_ns(self, layout: Layout) -> float:
         is_latent = isinstance(layout.model.attention, LatentAttention)
-        if is_latent and kinds(layout)["experts"] in ("fp8", "fp4"):
+        if is_latent and kinds(layout)["experts"].endswith(("fp8", "fp4")):
             return self.latent_expert_prefill_layer_ns
         return self.expert_prefill_layer_ns
 

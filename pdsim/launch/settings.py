@@ -34,7 +34,10 @@ RULES: dict[str, Rule] = {
     "context_tokens": None,
     "page_size": None,
     **dict.fromkeys(ROLES),
-    **{f"*.{name}": None for name in ("instances", "gpu", "tp", "dp", "mem_fraction", "pool_tokens", "radix_cache")},
+    **{
+        f"*.{name}": None
+        for name in ("instances", "gpu", "tp", "dp", "ep", "mem_fraction", "pool_tokens", "radix_cache")
+    },
     "*.expert_skew": Aside("a property of the load"),
     "*.redundant_experts": None,
     **{f"*.{name}": None for name in ("max_running_requests", "chunked_prefill_tokens", "overlap")},

@@ -25,6 +25,7 @@ from pdsim.scenario.servers import (
 )
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.storage import HostCacheSettings
+from pdsim.system.catalog import load_model
 from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
@@ -222,12 +223,13 @@ def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
 
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
+    has_whole_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
     flags: Flags = [
         ("tp-size", servers.tp),
         ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
         ("dp-size", servers.dp if servers.dp > 1 else None),
         ("enable-dp-attention", servers.dp > 1),
-        ("ep-size", None if servers.redundant_experts is None else servers.tp),
+        ("ep-size", servers.tp if has_whole_experts else None),
         ("enable-eplb", servers.redundant_experts is not None),
         ("ep-num-redundant-experts", servers.redundant_experts),
         ("page-size", scenario.page_size),

@@ -164,7 +164,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     flags: Flags = [
         ("tensor-parallel-size", servers.tp // servers.dp),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
-        ("enable-expert-parallel", servers.dp > 1),
+        ("enable-expert-parallel", servers.has_whole_experts),
         ("enable-eplb", servers.redundant_experts is not None),
         ("eplb-config", eplb),
         ("block-size", block),

@@ -27,8 +27,11 @@ class ServerSettings(Section):
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): so many instances share the server's GPUs and its experts;
     divides tp."""
+    ep: int | None = Field(default=None, ge=1)
+    """GPUs that hold whole experts (--ep-size): tp, or 1, which divides each expert among all. None: tp with dp > 1,
+    else 1."""
     expert_skew: float = Field(default=0, ge=0)
-    """Excess of the busiest GPU's expert tokens over the mean, with dp > 1, before redundant experts help."""
+    """Excess of the busiest GPU's expert tokens over the mean, with whole experts, before redundant experts help."""
     redundant_experts: int | None = Field(default=None, ge=0)
     """Copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts); None: no balancer."""
     mem_fraction: float | None = Field(default=None, gt=0, le=1)
@@ -49,6 +52,11 @@ class ServerSettings(Section):
         if self.host_cache is not None and not self.radix_cache:
             raise ValueError("host_cache lies behind the prefix cache: it needs radix_cache: true")
         return self
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """True if each GPU holds some experts, and not a part of all."""
+        return self.dp > 1 if self.ep is None else self.ep > 1
 
     @property
     def resolved_max_running(self) -> int:

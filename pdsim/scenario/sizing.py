@@ -55,6 +55,8 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     settings: ServerSettings = getattr(scenario, role)
     if settings.tp % settings.dp:
         raise ConfigError(f"{role}: dp {settings.dp} does not divide tp {settings.tp}")
+    if settings.ep not in (None, 1, settings.tp):
+        raise ConfigError(f"{role}.ep: {settings.ep}, but experts lie on 1 or all {settings.tp} GPUs of a server")
     try:
         model = load_model(scenario.model)
         gpu = load_gpu(settings.gpu)
@@ -70,6 +72,8 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:
             raise ConfigError(f"{role}: pp {num_stages} for the {model.num_layers} layers of {model.name}")
+        if model.experts is None and settings.ep not in (None, 1):
+            raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
         return memory.Layout(
             model=model.largest_stage(num_stages),
             gpu=gpu,
@@ -77,6 +81,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             dp=settings.dp,
             pp=num_stages,
             cp=cp,
+            has_whole_experts=settings.has_whole_experts,
             expert_skew=skew,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
@@ -94,8 +99,9 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
     field = f"{role}.{'expert_skew' if skew else 'redundant_experts'}"
     if model.experts is None:
         raise ConfigError(f"{field}: {model.name} has no experts; leave it out")
-    if settings.dp == 1:
-        raise ConfigError(f"{field}: experts are spread over a server's GPUs with dp > 1 only, found dp 1")
+    if not settings.has_whole_experts:
+        found = f"dp {settings.dp}" + ("" if settings.ep is None else f" and ep {settings.ep}")
+        raise ConfigError(f"{field}: a server's GPUs hold whole experts with dp > 1 or ep > 1 only, found {found}")
     costs = (scenario.cost.prefill, scenario.cost.decode) if role == "aggregated" else (getattr(scenario.cost, role),)
     if not all(isinstance(cost, Kernels | Roofline) for cost in costs):
         raise ConfigError(f"{field}: only the costs kernels and roofline tell experts apart")

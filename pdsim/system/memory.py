@@ -32,8 +32,8 @@ class LayoutError(ValueError):
 class Layout:
     """A model on the GPUs of one instance, its attention split over tp ranks.
 
-    With data-parallel attention several instances make one server: each has its own tp ranks and its own KV, and the
-    routed experts are spread over the GPUs of all.
+    With data-parallel attention several instances make one server: each has its own tp ranks and its own KV, and all
+    share the routed experts.
     """
 
     model: ModelSpec
@@ -46,6 +46,8 @@ class Layout:
     """Pipeline stages of the instance, each on tp GPUs."""
     cp: int = 1
     """Groups of tp GPUs that share the tokens of a prompt. Each has its KV, and all weights but the routed experts'."""
+    has_whole_experts: bool = False
+    """True if each GPU of a server holds some experts, and not a part of all."""
     expert_skew: float = 0
     """Excess of the busiest GPU's experts over the mean in tokens."""
     kv_dtype: KvDtype

@@ -42,6 +42,7 @@ SERVERS = {
     "gpu": ["h200"],
     "tp": ["4"],
     "dp": ["2"],
+    "ep": [],
     "expert_skew": [],
     "redundant_experts": [],
     "mem_fraction": ["0.7"],
@@ -192,6 +193,16 @@ def test_redundant_experts_are_said_and_their_skew_is_left_aside(engine, flags):
     commands, notes = text(engine, scenario(*without, *changes))
     assert sum(flags in command.replace(" \\\n ", "") for command in commands) == 2
     assert any("expert_skew" in note for note in notes)
+
+
+@pytest.mark.parametrize(("engine", "flag"), [("sglang", "--ep-size 8"), ("vllm", "--enable-expert-parallel")])
+@pytest.mark.parametrize(("ranks", "is_whole"), [("dp: 8", 1), ("dp: 8, ep: 1", 0), ("ep: 8", 1), ("ep: 1", 0)])
+def test_an_engine_is_told_that_experts_are_whole(engine, flag, ranks, is_whole):
+    servers = f"{{gpu: h200, tp: 8, {ranks}}}"
+    changes = [("model", "deepseek-v3"), ("prefill", servers), ("decode", servers)]
+    without = [(section, None) for section in WITHOUT[engine] if section.partition(".")[0] not in ("prefill", "decode")]
+    commands, _ = text(engine, scenario(*without, *changes))
+    assert sum(flag in command.replace(" \\\n ", "") for command in commands) == 2 * is_whole
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -73,6 +73,14 @@ def test_a_balancer_shares_one_popular_expert_among_its_copies():
     assert balance([2, 1, 1, 1, 1, 1, 1, 1], 1, 3) == [3, 3, 3]
 
 
+def test_experts_that_are_whole_take_the_memory_of_divided_ones():
+    layouts = [layout_of(server(0, dp=dp, ep=ep), "aggregated") for dp, ep in ((1, 1), (1, 8), (8, 1), (8, None))]
+    assert [one.has_whole_experts for one in layouts] == [False, True, False, True]
+    assert layouts[0].weight_bytes_per_rank == layouts[1].weight_bytes_per_rank
+    assert layouts[2].weight_bytes_per_rank == layouts[3].weight_bytes_per_rank
+    assert layout_of(server(1, dp=1, ep=8), "aggregated").expert_skew == 1
+
+
 def test_copies_take_memory():
     weights = [layout_of(server(0, redundant), "aggregated").weight_bytes_per_rank for redundant in (None, 0, 128)]
     experts = layout_of(server(0), "aggregated").model.expert_bytes / 8
@@ -82,7 +90,9 @@ def test_copies_take_memory():
 @pytest.mark.parametrize(
     ("servers", "cost", "wrong"),
     [
-        ({"skew": 1, "dp": 1}, "kernels", "aggregated.expert_skew: .* dp > 1 only, found dp 1"),
+        ({"skew": 1, "dp": 1}, "kernels", "aggregated.expert_skew: .* dp > 1 or ep > 1 only, found dp 1"),
+        ({"skew": 1, "ep": 1}, "kernels", "aggregated.expert_skew: .* found dp 8 and ep 1"),
+        ({"skew": 0, "ep": 4}, "kernels", "aggregated.ep: 4, but experts lie on 1 or all 8 GPUs of a server"),
         ({"skew": 8}, "kernels", "one of 8 GPUs is at most 7 above the mean, found 8"),
         ({"skew": 0, "redundant": 3}, "kernels", r"128 \+ 3 experts do not divide among 8 GPUs; try 0 or 8"),
         ({"skew": 1}, "affine", "only the costs kernels and roofline tell experts apart"),

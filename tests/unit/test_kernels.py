@@ -76,6 +76,35 @@ def test_only_what_a_layout_has_is_told():
     assert origins(layout("deepseek-r1", "h200", 8))["all_reduce"].startswith("8 GPUs")
 
 
+def test_whole_experts_and_all_heads_have_kernels_of_their_own():
+    divided = layout("deepseek-r1", "b200", 8)
+    whole, ranks = replace(divided, has_whole_experts=True), replace(divided, tp=1, dp=8, has_whole_experts=True)
+    assert [origins(one)["experts"].partition(",")[0] for one in (divided, whole, ranks)] == ["fp8", *["whole fp8"] * 2]
+    assert [origins(one)["decode_attention"].partition(",")[0] for one in (whole, ranks)] == [
+        "latent bf16",
+        "latent wide bf16",
+    ]
+    launches = [Kernels().roofline(one).expert_prefill_layer_ns for one in (divided, whole, ranks)]
+    assert launches == [Kernels().latent_expert_prefill_layer_ns] * 3
+    slow, fast = (Kernels().model(one).decode_terms(4)["experts"] for one in (whole, divided))
+    assert slow > 1.4 * fast
+    reads = [Kernels().model(one).decode_line(1) for one in (whole, ranks)]
+    assert (
+        reads[0].per_context_token + reads[0].per_distinct_token
+        < reads[1].per_context_token + reads[1].per_distinct_token
+    )
+
+
+def test_tokens_go_to_their_experts_only_among_ranks_and_longer_the_more_they_are():
+    ranks = replace(layout("deepseek-r1", "h200", 1), dp=8, has_whole_experts=True)
+    assert origins(ranks)["expert_exchange"].startswith("deepep, measured on h200")
+    assert "expert_exchange" not in origins(replace(ranks, tp=8, dp=1))
+    few, many = (Kernels().roofline(ranks).model(ranks).decode_terms(batch)["matrices"] for batch in (1, 128))
+    copies = 7 * (1 - (7 / 8) ** 8)
+    reached_bytes = reached("h200", "expert_exchange", "deepep").memory * load_gpu("h200").nvlink_bandwidth
+    assert many - few == pytest.approx(58 * 127 * 3 * 7168 * copies / reached_bytes * 1e9)
+
+
 @given(
     model=st.sampled_from(MODELS),
     gpu=st.sampled_from(["h100", "b200", "rtx-pro-6000"]),
