@@ -32,6 +32,8 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
+    stacks: bool = False
+    """Its columns stand one below the other, row by row, where the page is narrow."""
 
     def markdown(self) -> str:
         """Columns and rows, without title and caption."""
@@ -65,6 +67,8 @@ class FigureBlock:
     figure: Figure
     wide: bool = True
     """It takes the page's width; two that do not stand side by side."""
+    narrow: bool = False
+    """A telephone shows it whole."""
 
     @property
     def svg(self) -> str:

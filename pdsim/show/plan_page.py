@@ -8,13 +8,15 @@ from typing import Any
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell
-from pdsim.show.style import FULL, INK, MUTED, new_figure, percent_axis, tidy
+from pdsim.show.style import INK, MUTED, new_figure, percent_axis, tidy
 from pdsim.study.planning.plan import REMARKS
 
 FILE = "plan.json"
 
 _COLORS = {"misses it": "#882255", "the plan": "#117733", "as cheap": "#0072B2", "faster": "#332288"}
 _MOST_SHOWN = 2.0
+_WIDTH = 3.6
+"""Inches, of which a telephone shows all."""
 
 Row = Mapping[str, Any]
 
@@ -67,22 +69,21 @@ def _figures(rows: list[tuple[str, Row]]) -> list[FigureBlock]:
     known = [(remark, row, worst) for remark, row in rows if (worst := _worst(row)) is not None]
     if not known:
         return []
-    figure = new_figure(FULL, 0.7 + 0.36 * len(known))
+    figure = new_figure(_WIDTH, 0.6 + 0.55 * len(known))
     ax: Any = figure.subplots()
     for place, (remark, row, worst) in enumerate(reversed(known)):
-        ax.barh(place, min(worst, _MOST_SHOWN), height=0.6, color=_COLORS[remark])
+        ax.barh(place, min(worst, _MOST_SHOWN), height=0.25, color=_COLORS[remark])
+        ax.vlines(1, place - 0.2, place + 0.2, color=INK, lw=1.5)
         label = f"{worst:.0%}, {row['price_per_h']:g} an hour: {remark}"
-        right = max(1, min(worst, _MOST_SHOWN))  # of the bar, and of the line
-        ax.annotate(label, (right, place), xytext=(5, 0), textcoords="offset points", va="center")
-    ax.axvline(1, color=INK, lw=1)
+        for text, height, color in ((row["cluster"], 18, INK), (label, 8, MUTED)):
+            ax.annotate(text, (0, place), xytext=(0, height), textcoords="offset points", color=color, fontsize=8)
     tidy(ax, "the percentile nearest to its limit, of that limit", grid="x")
-    ax.set_yticks(range(len(known)), [row["cluster"] for _, row, _ in reversed(known)])
-    ax.set_xlim(0, _MOST_SHOWN + 0.6)
+    ax.set_yticks([])
+    ax.set_ylim(-0.3, len(known))
+    ax.set_xlim(0, _MOST_SHOWN)
     percent_axis(ax.xaxis)
-    for text in ax.texts:
-        text.set(color=MUTED, fontsize=8)
     caption = f"Left of the line a cluster meets the SLO. Bars end at {_MOST_SHOWN:.0%}."
-    return [FigureBlock("clusters", "How near to the SLO", caption, figure)]
+    return [FigureBlock("clusters", "How near to the SLO", caption, figure, narrow=True)]
 
 
 def _worst(row: Row) -> float | None:
@@ -106,7 +107,7 @@ def _clusters(terms: list[str], rows: list[tuple[str, Row]]) -> Table:
     ]
     shares = [f"{term}, of its limit" for term in terms]
     columns = ["cluster", "GPUs", "an hour", *shares, "within all", "which", "what limits it"]
-    return Table("Clusters", columns, lines)
+    return Table("Clusters", columns, lines, stacks=True)
 
 
 def _classes(chosen: Row | None) -> list[Table]:
@@ -122,7 +123,7 @@ def _classes(chosen: Row | None) -> list[Table]:
         for name, one in ((chosen or {}).get("classes") or {}).items()
     ]
     columns = ["class", "requests", "within all limits", "goodput, requests/s", "of its own limits"]
-    return [Table("Classes of requests", columns, rows)] if rows else []
+    return [Table("Classes of requests", columns, rows, stacks=True)] if rows else []
 
 
 def _share(strain: float | None) -> Cell:
