@@ -13,7 +13,7 @@ from pdsim.study.planning.plan import REMARKS
 
 FILE = "plan.json"
 
-_COLORS = {"misses it": "#882255", "the plan": "#117733", "as cheap": "#0072B2", "faster": "#332288"}
+_COLORS = {"misses it": "#882255", "the plan": "#117733", "as cheap": "#0072B2", "safe": "#44AA99", "faster": "#332288"}
 _MOST_SHOWN = 2.0
 _WIDTH = 3.6
 """Inches, of which a telephone shows all."""
@@ -31,7 +31,7 @@ def plan_page(folder: Path) -> Page:
             title=folder.absolute().name,
             subtitle=f"{plan['about']}; {plan['tried']:,} of {plan['candidates']:,} clusters simulated",
             answer=plan["text"],
-            detail=f"SLO: {plan['slo']}",
+            detail=" ".join(filter(None, [f"SLO: {plan['slo']}.", plan["safety"]])),
             cards=_cards(plan),
             figures=_figures(rows),
             tables=[_clusters(plan["terms"], rows), *_classes(plan["plan"]), *_notes(plan["notes"])],

@@ -158,6 +158,29 @@ def test_a_page_shows_what_a_plan_says(scenario, tmp_path):
         plan_page(tmp_path / "plan")
 
 
+def test_the_safe_choice_is_the_cheapest_on_the_slowest_server(scenario):
+    arguments = {"slo": "ttft p90 < 400 ms, tpot p90 < 12 ms", "seeds": 1, "engine": "here"}
+    made = plan(scenario, **arguments, max_gpus=4, changes=["cost=kernels"])
+    slow = plan(scenario, **arguments, max_gpus=4, changes=["cost=kernels", "corner=slowest"])
+    assert made.chosen is not None
+    assert made.safe is not None
+    assert slow.chosen is not None
+    assert made.chosen.candidate.price_per_h < made.safe.candidate.price_per_h == slow.chosen.candidate.price_per_h
+    assert made.safe.candidate.label in {row.candidate.label for row in (slow.chosen, *slow.others)}
+    told = (
+        f"{made.safe.candidate.label}, {made.safe.candidate.num_gpus} GPUs, {made.safe.candidate.price_per_h:g} an hour"
+    )
+    assert made.safety == f"Safe is {told}: it meets the SLO on the slowest server that this may be, too."
+    assert made.notes[0] == made.safety
+    assert made.cells(made.safe)[-1] == "safe"
+    few = plan(scenario, **arguments, max_gpus=made.chosen.candidate.num_gpus, changes=["cost=kernels"])
+    assert few.safety.startswith("Not safe: nothing of up to")
+    easy = plan(scenario, slo="ttft p90 < 60 s", max_gpus=2, seeds=1, engine="here", changes=["cost=kernels", *RARE])
+    assert easy.safety.startswith("Safe: it meets the SLO on the slowest server")
+    assert easy.safe is None
+    assert slow.safety == ""
+
+
 def test_nothing_meets_it(scenario, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(scenario), "--slo", "ttft p99 < 1 ms", "--max-gpus", "2", "--engine", "here"])

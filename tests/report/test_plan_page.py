@@ -74,9 +74,11 @@ def test_the_answer_is_on_the_first_screen_and_all_else_below(made, folder, widt
     first, text, heights, overflow, cut = asyncio.run(read())
     assert made.chosen is not None
     candidate = made.chosen.candidate
+    assert made.safe is not None
     for words in (
         made.text,
         str(made.slo),
+        made.safety,
         f"GPUs {candidate.num_gpus}",
         f"price an hour {candidate.price_per_h:g}",
     ):

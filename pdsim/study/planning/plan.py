@@ -25,7 +25,7 @@ class Row(NamedTuple):
         return found if self.limit is None else {**found, "limit": self.limit._asdict()}
 
 
-REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "faster": "faster"}
+REMARKS = {"nearest": "misses it", "plan": "the plan", "as_cheap": "as cheap", "safe": "safe", "faster": "faster"}
 """Remarks on each kind of row, in the order in which they are listed."""
 
 
@@ -54,8 +54,8 @@ class Plan:
     ends: Mapping[str, Outcome] = field(default_factory=dict)
     """Outcomes on the fastest and the slowest server that it may be, where no server was measured."""
 
-    certain: Row | None = None
-    """The cheapest that meets it on the slowest server, too, where the plan does not."""
+    safe: Row | None = None
+    """The cheapest that meets it on the slowest server, too, where the plan does not at both ends."""
     measure: str = ""
     """Times to measure, where an end misses the SLO."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
@@ -81,6 +81,7 @@ class Plan:
     def notes(self) -> list[str]:
         """Sentences on how firm it stands."""
         found = [] if self.lone is None else [f"{self.lone}."]
+        found += [self.safety] if self.safety else []
         if self.chosen is not None:
             found += self._attained(self.chosen.outcome)
         found += [
@@ -104,10 +105,19 @@ class Plan:
             found.append(f"With one {role} instance lost: {self._tails(outcome)}.")
         for end, outcome in self.ends.items():
             found.append(f"On the {end} server that this may be: {self._tails(outcome)}.")
-        if any(not outcome.meets for outcome in self.ends.values()):
-            sure = "none" if self.certain is None else f"{self._priced(self.certain.candidate)},"
-            found.append(f"On the slowest, {sure} meets it. {self.measure}".strip())
-        return found
+        return [*found, self.measure] if self.measure else found
+
+    @property
+    def safety(self) -> str:
+        """What to take so that the SLO holds on the slowest server, too; empty where servers were measured."""
+        if not self.ends:
+            return ""
+        slow = "on the slowest server that this may be"
+        if all(outcome.meets for outcome in self.ends.values()):
+            return f"Safe: it meets the SLO {slow}, too."
+        if self.safe is None:
+            return f"Not safe: nothing of up to {self.max_gpus} GPUs meets the SLO {slow}."
+        return f"Safe is {self._priced(self.safe.candidate)}: it meets the SLO {slow}, too."
 
     @staticmethod
     def _attained(outcome: Outcome) -> list[str]:
@@ -136,11 +146,14 @@ class Plan:
     def kinds(self) -> dict[str, tuple[Row, ...]]:
         """Rows by their kind, a key of REMARKS and of plan.json."""
         chosen = () if self.chosen is None else (self.chosen,)
-        return {"nearest": self.nearest, "plan": chosen, "as_cheap": self.others, "faster": self.faster}
+        listed = {row.candidate for row in (*chosen, *self.others)}
+        safe = () if self.safe is None or self.safe.candidate in listed else (self.safe,)
+        faster = tuple(row for row in self.faster if self.safe is None or row.candidate != self.safe.candidate)
+        return {"nearest": self.nearest, "plan": chosen, "as_cheap": self.others, "safe": safe, "faster": faster}
 
     @property
     def rows(self) -> list[Row]:
-        """Rows by price: the plan after those that miss the SLO."""
+        """Rows by kind: the plan after those that miss the SLO."""
         return [row for kind in REMARKS for row in self.kinds[kind]]
 
     @property
@@ -167,19 +180,20 @@ class Plan:
             "terms": [str(term) for term in self.slo.terms],
             "text": self.text,
             "notes": self.notes,
+            "safety": self.safety,
             "candidates": self.num_candidates,
             "tried": self.num_tried,
             "plan": None if self.chosen is None else self.chosen.to_json(),
             "as_cheap": [row.to_json() for row in self.others],
             "nearest": [row.to_json() for row in self.nearest],
-            "faster": [row.to_json() for row in self.faster],
+            "faster": [row.to_json() for row in self.kinds["faster"]],
             "load_factor": self.load_factor,
             "breaks": self.breaks,
             "loads": {f"{factor:g}": None if row is None else row.to_json() for factor, row in self.loads.items()},
             "lost": {role: outcome.to_json() for role, outcome in self.lost.items()},
             "ends": {end: outcome.to_json() for end, outcome in self.ends.items()},
             "measure": self.measure,
-            "certain": None if self.certain is None else self.certain.to_json(),
+            "safe": None if self.safe is None else self.safe.to_json(),
             "own": None if self.own is None else self.own.to_json(),
             "checked": None if self.checked is None else self.checked.to_json(),
             "lone": None if self.lone is None else self.lone.to_json(),

@@ -172,7 +172,7 @@ class Finder:
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
         if all(outcome.meets for outcome in made.ends.values()):
             return made
-        return replace(made, certain=self._certain(chosen), measure=self._measurement(chosen))
+        return replace(made, safe=self._safe(chosen), measure=self._measurement(chosen))
 
     def _evaluate(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
         found = self._trials.outcomes([one.changes for one in candidates])
@@ -284,10 +284,11 @@ class Finder:
         deciding = [group for group, both in ends.items() if not all(one.meets for one in self._trials.outcomes(both))]
         return measurement(deciding or base.scenario.uncertain, base.scenario, self._trials.sizes(chosen.changes))
 
-    def _certain(self, chosen: CandidateCluster) -> Row | None:
-        """The cheapest that meets it on the slowest server, too."""
+    def _safe(self, chosen: CandidateCluster) -> Row | None:
+        """The cheapest that meets it on the slowest server, with its outcome on the server as it is known."""
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
-        return self._cheapest(dearer, self._trials.base.ends["slowest"])
+        found = self._cheapest(dearer, self._trials.base.ends["slowest"])
+        return None if found is None else Row(found.candidate, self._trials.whole([found.candidate.changes])[0])
 
     def _at_load(self, factor: float, chosen: CandidateCluster) -> Row | None:
         """The cheapest at so many times the load: no cheaper than the plan for more of it, nor dearer for less."""
