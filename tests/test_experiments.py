@@ -13,7 +13,7 @@ from pdsim.study.sweep_file import load_sweep
 from pdsim.system.catalog import names
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-SCENARIOS = list(FOLDER.glob("*/scenario.yaml"))
+SCENARIOS = [*FOLDER.glob("*/scenario.yaml"), FOLDER / "host-cache" / "retraction.yaml"]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: str(path.relative_to(FOLDER)))
