@@ -31,4 +31,4 @@ def write_sweep(folder: Path, sweep: str = SWEEP, scenario: str = SCENARIO) -> P
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "points").glob("*.parquet"))}
+    return {path.name: path.read_bytes() for path in sorted((folder / "points").glob("*.json"))}

@@ -1,4 +1,4 @@
-"""Computes one point and writes its shard. Equal tasks give equal shards, in whatever process and order."""
+"""Computes one point. Equal tasks give equal rows, in whatever process and order."""
 
 import gc
 import time
@@ -17,7 +17,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.identity import workload_of
 from pdsim.study.plan import Task
 from pdsim.study.planning.slo import MissedError, Tally
-from pdsim.study.shard import as_read, to_shard
+from pdsim.study.shard import with_all_columns
 from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of
@@ -38,9 +38,8 @@ class Done:
     """A task's result, and what it took to compute."""
 
     key: str
-    shard: bytes
     row: Mapping[str, Any]
-    """The shard's row."""
+    """Its shard's."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -79,8 +78,7 @@ def crashed(task: Task, how: str) -> Done:
 
 
 def _done(task: Task, result: Mapping[str, Any]) -> Done:
-    row = as_read({"key": task.key, "identity": task.identity, **result})
-    return Done(task.key, to_shard(row), row)
+    return Done(task.key, with_all_columns({"key": task.key, "identity": task.identity, **result}))
 
 
 def _failure(status: str, message: str) -> dict[str, Any]:

@@ -11,10 +11,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-from pyarrow import parquet
-
 from pdsim.metrics.ranges import Ranges, ranges
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.scenario.cost import ENDS
@@ -89,6 +85,8 @@ class Attained(NamedTuple):
 
 def attained(slo: SloSettings, row: Any, ttft_ns: Any, e2e_ns: Any, output_tokens: Any) -> Attained:
     """Result of a row and its arrays over finished requests. A request of one token has no time per token to meet."""
+    import numpy as np  # noqa: PLC0415
+
     meets = np.ones(len(ttft_ns), dtype=bool)
     if slo.ttft is not None:
         meets &= ttft_ns <= slo.ttft
@@ -200,7 +198,7 @@ class PointResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Points in the order of the sweep file. The folder has points/*.parquet, plan.parquet and log.jsonl."""
+    """Points in the order of the sweep file. The folder has points/*.json, plan.jsonl and log.jsonl."""
 
     name: str
     folder: Path
@@ -300,22 +298,26 @@ def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettin
 
 
 def read_replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
-    table = read_shard(path)
-    (row,) = table.drop_columns(_ARRAYS).to_pylist()
-    return replication(row | {name: table[name].combine_chunks().flatten().to_numpy() for name in _ARRAYS}, slos)
+    return replication(read_shard(path), slos)
 
 
 def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:
     """A run by its shard's row."""
     row = dict(row)
     scenario = scenario_of(row.pop("identity"))
-    arrays = [row.pop(name) for name in _ARRAYS]
-    classes = np.asarray(row.pop("classes", None) or [], str)
+    arrays, classes = [row.pop(name) for name in _ARRAYS], row.pop("classes", None)
     if row["status"] != "ok":
         return Replication(row, {})
+    if not slos:
+        return Replication(row, {}, scenario)
+    import numpy as np  # noqa: PLC0415  slow to import
+
     arrays = [np.asarray(values, np.int64) for values in arrays]
     found = {name: attained(slo, row, *arrays) for name, slo in slos.items()}
-    by_class = {name: _by_class(slo, row, classes, arrays) for name, slo in slos.items()} if len(classes) else {}
+    by_class = {}
+    if classes:
+        classes = np.asarray(classes, str)
+        by_class = {name: _by_class(slo, row, classes, arrays) for name, slo in slos.items()}
     return Replication(row, found, scenario, by_class)
 
 
@@ -345,8 +347,8 @@ def read_sweep(folder: Path) -> SweepResult:
     try:
         head = json.loads((folder / HEAD).read_text(encoding="utf-8"))
         slos = {name: SloSettings.model_validate(wanted) for name, wanted in head["slos"].items()}
-        rows = parquet.read_table(folder / PLAN).to_pylist()
-    except (pa.ArrowException, ValueError, KeyError, TypeError) as broken:
+        rows = list(map(json.loads, (folder / PLAN).read_text(encoding="utf-8").splitlines()))
+    except (OSError, ValueError, KeyError, TypeError) as broken:
         raise ConfigError(f"{folder}: {HEAD} or {PLAN} is damaged: {broken}; start its sweep again") from None
     keys: dict[tuple[int, str], list[str]] = {}
     changes: dict[int, Changes] = {}

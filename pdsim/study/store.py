@@ -1,9 +1,9 @@
 """A sweep's folder: one shard for each computed task, which task is which point, and a log of the work.
 
-points/KEY.parquet   results, each written whole or not at all
-plan.parquet         one row for each point and seed: its fields, and the key of its shard
-sweep.json           the sweep's name, and its SLOs
-log.jsonl            one line for each computed shard: CPU and wall seconds
+points/KEY.json   results, each written whole or not at all
+plan.jsonl        one line for each point and seed: its fields, and the key of its shard
+sweep.json        the sweep's name, and its SLOs
+log.jsonl         one line for each computed shard: CPU and wall seconds
 """
 
 import json
@@ -11,18 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import pyarrow as pa
-from pyarrow import parquet
 
 from pdsim.metrics.run_folder import require_out
 from pdsim.study.compute import Done
-from pdsim.study.plan import Point, shown
-from pdsim.study.shard import arrow_array, read_shard
+from pdsim.study.plan import Point
+from pdsim.study.shard import read_shard, to_shard
 from pdsim.study.sweep_file import SloSettings
 
-PLAN = "plan.parquet"
+PLAN = "plan.jsonl"
 HEAD = "sweep.json"
 DAMAGED = "damaged"
 """Cut short, or no shard at all: whoever copied the folder, or a disk, broke it."""
@@ -47,7 +43,7 @@ class Store:
         self._points.mkdir(parents=True, exist_ok=True)
 
     def path(self, key: str) -> Path:
-        return self._points / f"{key}.parquet"
+        return self._points / f"{key}.json"
 
     def status(self, key: str) -> str | None:
         """Status of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
@@ -55,14 +51,13 @@ class Store:
         if not path.is_file():
             return None
         try:
-            (status,) = read_shard(path, ["status"])["status"].to_pylist()
-        except (pa.ArrowException, OSError, KeyError, ValueError):
+            return str(read_shard(path)["status"])
+        except (OSError, ValueError, KeyError, TypeError):
             return DAMAGED
-        return str(status)
 
     def keep(self, done: Done) -> None:
         """The shard, and then a line in the log."""
-        _write_whole(self.path(done.key), done.shard)
+        _write_whole(self.path(done.key), to_shard(done.row))
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
@@ -72,36 +67,17 @@ class Store:
         _write_whole(self.folder / HEAD, (json.dumps(head, indent=2) + "\n").encode())
 
     def write_plan(self, points: Sequence[Point]) -> None:
-        rows = [(point, seed, task.key) for point in points for seed, task in point.tasks.items()]
-        columns: dict[str, Any] = {
-            "point": [point.number for point, _, _ in rows],
-            "range_end": [point.end for point, _, _ in rows],
-            "seed": [seed for _, seed, _ in rows],
-            "key": [key for _, _, key in rows],
-        }
-        for field in dict.fromkeys(name for point in points for name in point.changes):
-            columns[field] = [point.changes.get(field) for point, _, _ in rows]
-        sink = pa.BufferOutputStream()
-        parquet.write_table(pa.Table.from_pydict({name: _column(values) for name, values in columns.items()}), sink)
-        _write_whole(self.folder / PLAN, sink.getvalue().to_pybytes())
-
-
-def _column(values: Sequence[Any]) -> Any:
-    """A column of one type, if all values are; else of text."""
-    kinds = {type(value) for value in values if value is not None}
-    for kind, types in _TYPES.items():
-        if kinds <= types:
-            return arrow_array(kind, values)
-    return arrow_array(pa.string(), [None if value is None else shown(value) for value in values])
-
-
-_TYPES: dict[Any, set[type]] = {
-    pa.null(): set(),
-    pa.bool_(): {bool},
-    pa.int64(): {int},
-    pa.float64(): {int, float},
-    pa.string(): {str},
-}
+        fields = dict.fromkeys(name for point in points for name in point.changes)
+        lines = [
+            json.dumps(
+                {"point": point.number, "range_end": point.end, "seed": seed, "key": task.key}
+                | {name: point.changes.get(name) for name in fields},
+                default=str,
+            )
+            for point in points
+            for seed, task in point.tasks.items()
+        ]
+        _write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _write_whole(path: Path, content: bytes) -> None:

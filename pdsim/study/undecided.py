@@ -20,10 +20,6 @@ class Sizes:
     """Tokens of each of them."""
 
 
-SIZE_FIELDS = ("completed", "total_input_tokens", "total_output_tokens", "mean_running_requests")
-"""Fields of a summary that sizes come from."""
-
-
 def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
     """Sizes of a run by its summary."""
     decoding = scenario.decode or scenario.aggregated

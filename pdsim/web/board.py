@@ -96,7 +96,7 @@ class Board:
         scenario = self.base.changed(changes)
         ends = replace(self.base, scenario=scenario).ends
         shards = self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
-        row, *others = [read_shard(paths[0]).to_pylist()[0] for paths in shards]
+        row, *others = [read_shard(paths[0]) for paths in shards]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
         known = [row, *(other for other in others if other["status"] == "ok")]

@@ -140,7 +140,7 @@ def test_a_plan_that_was_killed_goes_on_without_computing_anything_again(scenari
 
 
 def shards(folder):
-    return sorted((folder / "points").glob("*.parquet"))
+    return sorted((folder / "points").glob("*.json"))
 
 
 def test_a_page_shows_what_a_plan_says(scenario, tmp_path):

@@ -8,7 +8,7 @@ from pdsim.cli import main
 @pytest.fixture
 def sweep_folder(tmp_path):
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "plan.parquet").touch()
+    (tmp_path / "sweep" / "plan.jsonl").touch()
     return tmp_path / "sweep"
 
 

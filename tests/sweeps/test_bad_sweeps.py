@@ -92,13 +92,11 @@ def test_damaged_points_are_computed_again(tmp_path, capsys):
     assert shards(out) == before
 
 
-@pytest.mark.parametrize("name", ["plan.parquet", "sweep.json"])
+@pytest.mark.parametrize("name", ["plan.jsonl", "sweep.json"])
 def test_a_damaged_head_of_a_sweep_is_named(tmp_path, capsys, name):
     main_of("sweep", str(write_sweep(tmp_path)), "--out", str(tmp_path / "out"), "--engine", "here")
     (tmp_path / "out" / name).write_bytes(b"PAR1")
-    assert f"{name} is damaged" in message(capsys, "report", tmp_path / "out").replace(
-        "sweep.json or plan.parquet", name
-    )
+    assert f"{name} is damaged" in message(capsys, "report", tmp_path / "out").replace("sweep.json or plan.jsonl", name)
 
 
 def main_of(*words):

@@ -9,11 +9,9 @@ from pathlib import Path
 from random import Random
 from types import ModuleType
 
-import pyarrow.dataset
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 import pdsim
 from pdsim.scenario.build import build
@@ -74,12 +72,11 @@ def test_points_are_computed_once_and_read_together(tmp_path):
     assert (again.num_computed, again.num_kept) == (0, 8)
     assert json.dumps(again.to_json()["points"]) == json.dumps(first.to_json()["points"])
     assert again.points == first.points
-    table = pyarrow.dataset.dataset(tmp_path / "out" / "points").to_table()
-    assert table.num_rows == 8
-    assert set(table["completed"].to_pylist()) == {20}
-    planned = pyarrow.dataset.dataset(tmp_path / "out" / "plan.parquet").to_table()
-    assert sorted(planned["key"].to_pylist()) == sorted(table["key"].to_pylist())
-    assert planned["page_size"].to_pylist() == [4] * 4 + [8] * 4
+    rows = list(map(json.loads, shards(tmp_path / "out").values()))
+    assert [row["completed"] for row in rows] == [20] * 8
+    planned = list(map(json.loads, (tmp_path / "out" / "plan.jsonl").read_text().splitlines()))
+    assert sorted(row["key"] for row in planned) == sorted(row["key"] for row in rows)
+    assert [row["page_size"] for row in planned] == [4] * 4 + [8] * 4
 
 
 def test_neither_jobs_nor_the_order_of_points_change_a_shard(tmp_path):
@@ -89,7 +86,7 @@ def test_neither_jobs_nor_the_order_of_points_change_a_shard(tmp_path):
     pdsim.sweep(write_sweep(tmp_path, turned), out=tmp_path / "three", jobs=3)
     assert shards(tmp_path / "one") == shards(tmp_path / "three")
     (task, *_) = plan(path)[0].tasks.values()
-    assert compute(task).shard == shards(tmp_path / "one")[f"{task.key}.parquet"]
+    assert compute(task).row == json.loads(shards(tmp_path / "one")[f"{task.key}.json"])
 
 
 def test_a_process_reads_a_trace_once(tmp_path):
@@ -100,8 +97,7 @@ def test_a_process_reads_a_trace_once(tmp_path):
     first, second = plan(write_sweep(tmp_path, "scenario: base.yaml\ngrid: {page_size: [4, 8]}\n", scenario))
     compute(first.tasks[0])
     trace.unlink()
-    done = compute(second.tasks[0])
-    assert parquet.read_table(pyarrow.BufferReader(done.shard))["completed"].to_pylist() == [3]
+    assert compute(second.tasks[0]).row["completed"] == 3
 
 
 def test_a_wider_sweep_computes_what_is_new(tmp_path):
@@ -244,7 +240,7 @@ def test_what_was_computed_before_a_sudden_end_is_kept(tmp_path, how):
     if how == signal.SIGINT and running.returncode:
         assert running.returncode == 130
         assert error.endswith("interrupted; the same command goes on with what is missing\n")
-    kept = {path: path.stat().st_mtime_ns for path in (out / "points").glob("*.parquet")}
+    kept = {path: path.stat().st_mtime_ns for path in (out / "points").glob("*.json")}
     result = pdsim.sweep(path, out=out, jobs=2)
     assert (result.num_kept, result.num_computed) == (len(kept), 16 - len(kept)), f"after {moment} s"
     assert kept == {path: path.stat().st_mtime_ns for path in kept}

@@ -157,11 +157,11 @@ def test_a_worker_on_another_machine_gets_the_entries(own, tmp_path, monkeypatch
     path = put(own, "gpus", "mine", GPU)
     planner = Planner(tmp_path / "sweep.yaml", tmp_path / "base.yaml", changes=(), seeds=None)
     (task,) = planner.plan([{}])[0].tasks.values()
-    there = compute(task).shard
+    there = compute(task).row
     path.unlink()
     with pytest.raises(CatalogError):
         load_gpu("mine")
-    assert compute(task).shard == there
+    assert compute(task).row == there
 
 
 def test_a_changed_file_is_read_again(own):

@@ -85,7 +85,7 @@ def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
     """Reads the shards of a point, one for each seed. Generated arrivals must not leave a growing queue;
     a record, with its own times, is judged as it was.
     """
-    rows = [read_shard(path).to_pylist()[0] for path in paths]
+    rows = [read_shard(path) for path in paths]
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
     if bad:

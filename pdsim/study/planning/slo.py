@@ -11,8 +11,6 @@ from itertools import groupby
 from math import ceil, inf, isfinite
 from typing import Any
 
-import numpy as np
-
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
@@ -148,6 +146,8 @@ class Term:
 
     def strain_of_row(self, row: Mapping[str, Any]) -> float:
         """Strain in a shard: the smallest value that so many requests are within; infinite: failures."""
+        import numpy as np  # noqa: PLC0415  slow to import, and workers do without
+
         times_ns = _times_ns(row)
         values = np.max([times_ns[metric] / (limit_ms * 1e6) for metric, limit_ms in self.limits_ms], axis=0)
         num_missed = int(row["failed"] + row["unfinished"])
@@ -169,6 +169,8 @@ def _time_ms(metric: str, request: RequestRecord) -> float:
 
 
 def _times_ns(row: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np  # noqa: PLC0415
+
     ttft_ns, e2e_ns, tokens = (np.asarray(row[name], float) for name in ("ttft_ns", "e2e_ns", "output_tokens"))
     return {"ttft": ttft_ns, "e2e": e2e_ns, "tpot": (e2e_ns - ttft_ns) / np.maximum(tokens - 1, 1)}
 
@@ -215,6 +217,8 @@ class Slo:
 
     def kept(self, row: Mapping[str, Any]) -> Any:
         """A mask of a shard's finished requests: true where all limits that cover one are kept."""
+        import numpy as np  # noqa: PLC0415
+
         times_ns = _times_ns(row)
         kept = np.full(len(times_ns["e2e"]), fill_value=True)
         for term in self.terms:

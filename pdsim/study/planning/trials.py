@@ -20,7 +20,7 @@ from pdsim.study.running import Work
 from pdsim.study.shard import read_shard
 from pdsim.study.store import Store
 from pdsim.study.sweep_file import SloSettings
-from pdsim.study.undecided import SIZE_FIELDS, Sizes, sizes_of
+from pdsim.study.undecided import Sizes, sizes_of
 
 
 class Trials:
@@ -53,7 +53,7 @@ class Trials:
     def sizes(self, changes: Changes) -> Sizes:
         """Typical sizes of a cluster's steps, by its first run."""
         ((path, *_),) = self.whole_runs([changes])
-        return sizes_of(self.base.changed(changes), read_shard(path, SIZE_FIELDS).to_pylist()[0])
+        return sizes_of(self.base.changed(changes), read_shard(path))
 
     def results(self, changes: Sequence[Changes], slos: Mapping[str, SloSettings]) -> list[PointResult]:
         """Numbers of whole runs, and what they attained."""
