@@ -7,9 +7,8 @@
 # %%
 # %matplotlib inline
 import pandas as pd
-from setting import REAL
+from setting import REAL, residuals
 
-from pdsim.calibration.fit.plots import residuals
 from pdsim.calibration.fit.profile import calibrate
 from pdsim.calibration.fit.rows import read_rows
 

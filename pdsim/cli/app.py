@@ -1,12 +1,8 @@
 """The commands. A wrong file or flag is one message and exit code 2; a run that stalls exits with 1."""
 
 from collections.abc import Sequence
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from pdsim.cli.command import program, run_app
-from pdsim.scenario.yaml_file import ConfigError
 
 app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
 for path in (
@@ -31,11 +27,6 @@ for path in (
     "starting:fields",
 ):
     app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
-
-
-@app.command(show=False)
-def sglang(*_: Annotated[str, Parameter(allow_leading_hyphen=True, help="Ignored.")]) -> None:
-    raise ConfigError("sglang: the command is now pdsim launch SCENARIO --engine sglang")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ def ask(
     /,
     *,
     options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
-    set_: Set = None,
+    set_: Set = (),
     seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
     jobs: Jobs = None,
     out: Annotated[
@@ -32,7 +32,7 @@ def ask(
     from pdsim.show.study_tables import print_answer, print_questions
     from pdsim.study.questions.question import NAMES, question
 
-    given = {**options.given(), "changes": set_ or (), "seeds": seeds, "jobs": jobs, "out": out}
+    given = {**options.given(), "changes": set_, "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
         if notebook is not None:
             raise ConfigError(f"--notebook {notebook}: name its question; there are {', '.join(NAMES)}")

@@ -21,7 +21,8 @@ from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputWarning
 
 Set = Annotated[
-    list[str] | None, Parameter(name="--set", negative=(), help="Change a field: path=value. May be given again.")
+    tuple[str, ...],
+    Parameter(name="--set", negative=(), show_default=False, help="Change a field: path=value. May be given again."),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON instead of tables.")]
 Seed = Annotated[int | None, Parameter(help="Instead of the scenario's seed.")]
@@ -129,10 +130,6 @@ def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
     finally:
         if is_wanted:
             sys.path.remove("")
-
-
-def changes_of(changes: list[str] | None, seed: int | None) -> tuple[str, ...]:
-    return (*(changes or ()), *(() if seed is None else (f"seed={seed}",)))
 
 
 def print_json(value: Any) -> None:

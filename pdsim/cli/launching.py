@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Json, Seed, Set, changes_of, print_json
+from pdsim.cli.command import Json, Set, print_json
 
 if TYPE_CHECKING:
     from pdsim.launch.commands import Launch
@@ -24,8 +24,7 @@ def launch(
     model_path: Annotated[
         str | None, Parameter(help="Path of the model, or its name on Hugging Face [the catalog's name].")
     ] = None,
-    set_: Set = None,
-    seed: Seed = None,
+    set_: Set = (),
     out: Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write a file for each command here.")] = None,
     json_: Json = False,
 ) -> None:
@@ -41,10 +40,9 @@ def launch(
     from pdsim.metrics.run_folder import require_out
     from pdsim.scenario.loading import load_scenario
 
-    changes = changes_of(set_, seed)
-    loaded = load_scenario(scenario, changes)
+    loaded = load_scenario(scenario, set_)
     model = model_path or loaded.model
-    source = shlex.join([str(scenario), *(word for change in changes for word in ("--set", change))])
+    source = shlex.join([str(scenario), *(word for change in set_ for word in ("--set", change))])
     made = ENGINES[engine or loaded.engine](loaded, source, model)
     if model_path is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")

@@ -11,6 +11,9 @@ from pdsim.cli.command import Json, print_json
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
+_EXPERIMENTS = Path("experiments")
+"""Folder where cases are looked for by name."""
+
 
 def observe(
     url: str,
@@ -88,15 +91,12 @@ def observe(
 def calibrate(
     *rows: Path,
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
-    name: Annotated[str | None, Parameter(help="Of the profile, instead of its file's.")] = None,
     gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
     prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
     decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
-    plots: Annotated[Path | None, Parameter(help="Write a figure of held-out errors for each part here.")] = None,
     host_slowdown: Annotated[
         float, Parameter(help="How many times as long this host's work takes in a run as in the rows.")
     ] = 1,
-    table_above: Annotated[str, Parameter(help="Held-out error from which a table is tried instead of lines.")] = "5%",
     json_: Json = False,
 ) -> None:
     """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to.
@@ -112,7 +112,6 @@ def calibrate(
     from pdsim.calibration.fit.profile import calibrate as fit_rows
     from pdsim.calibration.fit.profile import profile_of
     from pdsim.calibration.fit.rows import read_rows
-    from pdsim.calibration.validate.case import percent
     from pdsim.cli.finished import saying
     from pdsim.show.measurement_tables import print_calibration
 
@@ -121,17 +120,13 @@ def calibrate(
     if not host_slowdown > 0:
         raise ConfigError(f"--host-slowdown: expected a factor above 0, found {host_slowdown}")
     require_out(out, is_file=True)
-    measurements, bound = read_rows(rows).of_ranks(prefill_tp, decode_tp), percent(table_above, "--table-above")
+    measurements = read_rows(rows).of_ranks(prefill_tp, decode_tp)
     with saying("fitting ...", quiet=json_):
-        made = fit_rows(measurements, gpu=gpu, table_above=bound)
+        made = fit_rows(measurements, gpu=gpu)
     flags = [("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp), ("--host-slowdown", host_slowdown)]
     given = [str(word) for flag in flags if flag[1] != 1 for word in flag]
     command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *given])
-    profile = profile_of(made, name or out.stem, command, host_slowdown=host_slowdown)
-    if plots is not None:
-        from pdsim.calibration.fit.plots import write_residuals
-
-        write_residuals(made, plots)
+    profile = profile_of(made, out.stem, command, host_slowdown=host_slowdown)
     _write_profile(profile, out, made.notes, None if json_ else lambda: print_calibration(made, profile))
 
 
@@ -197,7 +192,6 @@ def scale(
 
 def validate(
     *cases: str,
-    experiments: Annotated[Path, Parameter(help="Where cases are looked for.")] = Path("experiments"),
     profile: Annotated[Path | None, Parameter(help="Of a matrix: whose costs are simulated.")] = None,
     runs: Annotated[Path | None, Parameter(help="Of a matrix: where the folders of real runs are, or go.")] = None,
     real_only: Annotated[bool, Parameter(negative=(), help="Of a matrix: run it for real, and stop there.")] = False,
@@ -226,14 +220,14 @@ def validate(
         return
     from pdsim.calibration.validate.suite import is_suite
 
-    suites = [name for name in cases if is_suite(name, experiments)]
+    suites = [name for name in cases if is_suite(name, _EXPERIMENTS)]
     if suites:
         from pdsim.cli.validation import validate_suite
 
         if len(cases) > 1:
             raise ConfigError(f"{suites[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
         where: dict[str, Any] = {"profile": profile, "runs": runs}
-        validate_suite(suites[0], experiments, **where, real_only=real_only, quiet=json_)
+        validate_suite(suites[0], _EXPERIMENTS, **where, real_only=real_only, quiet=json_)
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
@@ -242,7 +236,7 @@ def validate(
     from pdsim.show.measurement_tables import print_errors
     from pdsim.sim.simulation import simulate
 
-    found = find_cases(cases, experiments)
+    found = find_cases(cases, _EXPERIMENTS)
     total = sum(len(case.arms) * len(case.seeds) for case in found)
     with progress_over("validating", total, quiet=json_) as advance:
 

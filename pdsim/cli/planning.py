@@ -35,7 +35,7 @@ def plan(
     speedup: Annotated[
         str, Parameter(help="Times the load for which the cheapest cluster is found, too, as 0.5,2,4.")
     ] = "",
-    set_: Set = None,
+    set_: Set = (),
     seeds: Annotated[int, Parameter(help="Runs of each cluster, where arrivals are drawn.")] = NUM_SEEDS,
     jobs: Jobs = None,
     engine: Engine = "pool",
@@ -67,7 +67,7 @@ def plan(
                 max_gpus=max_gpus,
                 tried=fields_of(try_ or ()),
                 speedup=speedup,
-                changes=set_ or (),
+                changes=set_,
                 seeds=seeds,
                 jobs=jobs,
                 engine=engine,

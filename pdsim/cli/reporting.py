@@ -4,10 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdsim.calibration.interop.imported import read_results
 from pdsim.cli.runner import obtain_runs, obtain_sensitivities
 from pdsim.metrics.run_folder import SCENARIO
-from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
@@ -21,21 +19,17 @@ from pdsim.sim.sensitivity import Sensitivity
 from pdsim.study.result import is_sweep_folder, read_sweep
 
 
-def make_page(
-    paths: Sequence[Path], measured: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool
-) -> Page:
-    """Raises ConfigError for a sweep beside something else, and for results that belong to no run."""
+def make_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> Page:
+    """Raises ConfigError for a sweep beside something else."""
     if len(paths) == 1 and (paths[0] / PLAN).is_file():
         return plan_page(paths[0])
     sweeps = [path for path in paths if is_sweep_folder(path)]
     if not sweeps:
-        return run_page(_reported(paths, measured, changes, with_tornado=with_tornado, quiet=quiet))
+        return run_page(_reported(paths, changes, with_tornado=with_tornado, quiet=quiet))
     if len(paths) > 1:
         raise ConfigError(f"{sweeps[0]} is a sweep: report one at a time, or runs side by side")
     if with_tornado:
         raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
-    if measured:
-        raise ConfigError(f"--measured {measured[0]}: belongs to a run, and {sweeps[0]} is a sweep")
     result = read_sweep(sweeps[0])
     if result.num_damaged:
         left_out = f"damaged runs: {result.num_damaged}; their points are left out, until the sweep is started again"
@@ -43,17 +37,8 @@ def make_page(
     return sweep_page(result)
 
 
-def _reported(
-    paths: Sequence[Path], measured: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool
-) -> list[ReportedRun]:
-    summaries = [result.summary for path in measured for result in read_results(path)]
+def _reported(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> list[ReportedRun]:
     runs = obtain_runs(paths, changes, None, quiet=quiet)
-    if len(summaries) > len(runs):
-        raise ConfigError(
-            f"--measured: {counted(len(summaries), 'result')} for {counted(len(runs), 'run')}; "
-            "give one for each, in their order"
-        )
-    summaries += [{}] * (len(runs) - len(summaries))
     scenarios = [_scenario(path, changes) for path in paths]
     if len(scenarios) != len(runs):  # a file with the results of several runs
         scenarios = [None] * len(runs)
@@ -63,8 +48,8 @@ def _reported(
             raise ConfigError("--tornado is of one run: report it alone")
         found = obtain_sensitivities(paths[0], changes, quiet=quiet)
     return [
-        ReportedRun(run.name, run.summary, run.records, scenario, found, measured_summary)
-        for run, scenario, measured_summary in zip(runs, scenarios, summaries, strict=True)
+        ReportedRun(run.name, run.summary, run.records, scenario, found)
+        for run, scenario in zip(runs, scenarios, strict=True)
     ]
 
 

@@ -9,18 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import (
-    Force,
-    Json,
-    Out,
-    Seed,
-    Set,
-    Tornado,
-    changes_of,
-    fail_if_incomplete,
-    print_json,
-    print_warnings,
-)
+from pdsim.cli.command import Force, Json, Out, Seed, Set, Tornado, fail_if_incomplete, print_json, print_warnings
 from pdsim.cli.finished import FinishedRun
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tail import TailMetric
@@ -33,7 +22,7 @@ def run(
     no_ranges: Annotated[
         bool, Parameter(negative=(), help="Simulate once, where no server was measured: numbers without their ranges.")
     ] = False,
-    set_: Set = None,
+    set_: Set = (),
     seed: Seed = None,
     out: Out = None,
     force: Force = False,
@@ -51,26 +40,23 @@ def run(
     from pdsim.garbage import garbage_collection_paused
 
     with garbage_collection_paused():
-        changes = changes_of(set_, seed)
+        changes = set_ if seed is None else (*set_, f"seed={seed}")
         finished = run_scenario(scenario, changes, out, quiet=json_, force=force, with_ranges=not no_ranges)
         gc.freeze()  # the process ends soon: what is there need not be searched
     if json_:
         print_json(finished.summary)
     else:
-        from pdsim.show.tables import print_intervals, print_stages, print_summaries
+        from pdsim.show.tables import print_stages, print_summaries
 
         print_warnings(finished)
         print_summaries({finished.name: finished.summary})
-        print_intervals({finished.name: finished.summary})
         print_stages({finished.name: finished.records})
         if out is not None:
             print(f"run folder: {out}")
     fail_if_incomplete(finished)
 
 
-def compare(
-    *runs: Path, set_: Set = None, seed: Seed = None, out: Out = None, force: Force = False, json_: Json = False
-) -> None:
+def compare(*runs: Path, set_: Set = (), out: Out = None, force: Force = False, json_: Json = False) -> None:
     """Show runs side by side, each with its difference from the first.
 
     Parameters
@@ -86,18 +72,19 @@ def compare(
 
     if len(runs) < 2:  # noqa: PLR2004
         raise ConfigError(f"compare needs two or more scenarios, run folders or results, found {len(runs)}")
-    finished = obtain_runs(runs, changes_of(set_, seed), out, quiet=json_, force=force)
+    finished = obtain_runs(runs, set_, out, quiet=json_, force=force)
     if json_:
         print_json([{"run": run.name, **run.summary} for run in finished])
     else:
-        from pdsim.show.tables import print_intervals, print_stages, print_summaries, print_usage
+        from pdsim.metrics.ranges import ranges_of
+        from pdsim.show.tables import print_ranges, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]
         records = {run.name: run.records for run in observed}
         for run in finished:
             print_warnings(run)
         print_summaries({run.name: run.summary for run in finished})
-        print_intervals({run.name: run.summary for run in finished})
+        print_ranges({run.name: ranges_of(run.summary) for run in finished})
         if observed:
             print_stages(records)
             print_usage(records)
@@ -121,8 +108,7 @@ def explain(
     ] = None,
     tail_percent: Annotated[float, Parameter(help="Percent of the requests that are the tail.")] = 1.0,
     tornado: Tornado = False,
-    set_: Set = None,
-    seed: Seed = None,
+    set_: Set = (),
     json_: Json = False,
 ) -> None:
     """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of;
@@ -148,20 +134,20 @@ def explain(
     if not 0 < tail_percent <= 100:  # noqa: PLR2004
         raise ConfigError(f"--tail-percent {tail_percent:g}: above 0, at most 100")
     if cost:
-        _explain_cost(run, changes_of(set_, seed), json_=json_)
+        _explain_cost(run, set_, json_=json_)
         return
-    (finished,) = obtain_runs((run,), changes_of(set_, seed), None, quiet=json_)
+    (finished,) = obtain_runs((run,), set_, None, quiet=json_)
     if request is not None:
         _explain_request(finished, request, json_=json_)
         return
-    found = obtain_sensitivities(run, changes_of(set_, seed), quiet=json_) if tornado else []
+    found = obtain_sensitivities(run, set_, quiet=json_) if tornado else []
     made: dict[str, Any] = {}
     if tornado:
         made["limits"] = [limit._asdict() for limit in limits(found)]
         made["sensitivities"] = [asdict(one) for one in found]
     command = f"pdsim explain {run}"
     if tail is not None:
-        given = [word for change in changes_of(set_, seed) for word in ("--set", change)]
+        given = [word for change in set_ for word in ("--set", change)]
         command = shlex.join(["pdsim", "explain", str(run), *given])
         _explain_tail(finished, tail, tail_percent, command, beside=made, json_=json_)
     elif json_:
@@ -237,15 +223,8 @@ def _explain_tail(
 def report(
     *paths: Path,
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the page here.")] = Path("report.html"),
-    measured: Annotated[
-        list[Path] | None,
-        Parameter(
-            negative=(), help="What a load generator measured of a run, in the order of the runs. Again for each."
-        ),
-    ] = None,
     tornado: Tornado = False,
-    set_: Set = None,
-    seed: Seed = None,
+    set_: Set = (),
     json_: Json = False,
 ) -> None:
     """Write a page with figures and tables of a run, of several, of a sweep or a plan: one HTML file, all in it.
@@ -263,7 +242,7 @@ def report(
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
     require_out(out, is_file=True)
-    page = make_page(paths, measured or (), changes_of(set_, seed), with_tornado=tornado, quiet=json_)
+    page = make_page(paths, set_, with_tornado=tornado, quiet=json_)
     html = render(page)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(html, encoding="utf-8")
@@ -315,8 +294,7 @@ def export(
     ],
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
     block_tokens: Annotated[int, Parameter(help="Traces: prompt tokens of one hash id.")] = 512,
-    set_: Set = None,
-    seed: Seed = None,
+    set_: Set = (),
 ) -> None:
     """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
 
@@ -334,9 +312,8 @@ def export(
     if block_tokens < 1:
         raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
     require_out(out, is_file=True)
-    changes = changes_of(set_, seed)
-    scenario = scenario_of(run, changes)
-    (finished,) = obtain_runs((run,), changes, None, quiet=False)
+    scenario = scenario_of(run, set_)
+    (finished,) = obtain_runs((run,), set_, None, quiet=False)
     rows = {"mooncake": mooncake_rows, "agentic_mooncake": agentic_rows}
     if to in rows:
         sent_ns = {request.request_id: request.arrival_ns for request in finished.records.requests}

@@ -24,7 +24,7 @@ def serve(
     gpu: Annotated[
         list[str] | None, Parameter(negative="", help="A GPU's price an hour: h100=2.5; others have none.")
     ] = None,
-    set_: Set = None,
+    set_: Set = (),
     num_requests: Annotated[int, Parameter(help="At most so many, for answers within a second.")] = _NUM_REQUESTS,
     port: Annotated[int, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
     jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
@@ -49,7 +49,7 @@ def serve(
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
     with TemporaryDirectory(prefix="pdsim-serve-") as name:
         folder = Path(name)
-        base = base_of(scenario, AskOptions(trace=trace), set_ or (), folder=folder, starter=_STARTER)
+        base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         wanted.require_classes(with_fewer(base, num_requests).scenario)
         store = Store(folder)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:

@@ -17,7 +17,7 @@ def init(
     /,
     *,
     options: Annotated[StarterOptions, Parameter(name="*", help="Cluster and load.")] = StarterOptions(),  # noqa: B008  it is frozen
-    set_: Set = None,
+    set_: Set = (),
     json_: Json = False,
 ) -> None:
     """Write a first scenario with comments. On a terminal, without --set, it asks for what no flag says.
@@ -35,7 +35,7 @@ def init(
         except (EOFError, KeyboardInterrupt):
             print("\npdsim: nothing is written", file=sys.stderr)
             raise SystemExit(130) from None
-    data = first_scenario(options, set_ or (), file=file)
+    data = first_scenario(options, set_, file=file)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("x", encoding="utf-8") as new:
         new.write(commented(data))

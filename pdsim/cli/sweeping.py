@@ -21,7 +21,7 @@ def sweep(
     ranges: Annotated[
         int, Parameter(help="So many points, the best first, are simulated at their fastest and slowest, too.")
     ] = NUM_RANGES,
-    set_: Set = None,
+    set_: Set = (),
     json_: Json = False,
 ) -> None:
     """Simulate many points of a scenario, and print the best. What the folder has is not computed again.
@@ -37,9 +37,7 @@ def sweep(
 
     try:
         with progress_over("sweeping", None, quiet=json_) as advance:
-            result = run_sweep(
-                sweep, out=out, changes=set_ or (), jobs=jobs, engine=engine, ranges=ranges, progress=advance
-            )
+            result = run_sweep(sweep, out=out, changes=set_, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
     except KeyboardInterrupt:
         print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
         raise SystemExit(130) from None

@@ -27,6 +27,12 @@ def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {field: [min(found), max(found)] for field, found in known.items() if len(found) == len(summaries)}
 
 
+def ranges_of(summary: Mapping[str, Any]) -> Ranges:
+    """Ranges that a summary has; none of a run whose times are certain."""
+    found: Ranges = summary.get("pdsim", {}).get("interval") or {}
+    return found
+
+
 def shown(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
     """Text such as "1.2 to 3.4", in the unit of the values that it stands beside."""
     if row.field not in found:

@@ -20,28 +20,6 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_y
 from pdsim.system.catalog import lend, own_entries, write_entries
 from pdsim.workload.trace_file import InputWarning
 
-GONE = {
-    "network.deduplicate_kv_heads": "is gone: as in SGLang, prefill ranks send all copies of a KV head",
-    "network.ranks": "is gone: ranks agree in the time that a step was measured to take",
-    "network.staging.oversized": "is gone: as in SGLang, a request with a cell larger than the ring fails",
-    "front_end.latency_in_per_token": "is gone: service_per_token is what a prompt's tokens take",
-    "front_end.stall_within": "is gone: it is 40 ms, as long as Linux delays an acknowledgement",
-    "cost.graphs": "is gone: graph_sizes, graph_empty_row_kv and eager_layer stand in its place",
-    "cost.interval": "is gone: prefill_interval and decode_interval stand in its place, each [fastest, slowest]",
-    "cost.measured.on": "is gone: its fields stand in cost.measured",
-    "cost.rest": "is gone: host.decode_step and host.decode_request stand in its place",
-    "router.snapshot_interval": "is gone: a router knows the loads as they are",
-    "router.memory_tokens": "is gone: a cache-aware policy remembers 2^24 tokens of each instance",
-    "health.initial_backoff": "is gone: it is 50 ms, as in SGLang's gateway",
-    "health.backoff_multiplier": "is gone: it is 1.5, as in SGLang's gateway",
-    "health.max_backoff": "is gone: it is 30 s, as in SGLang's gateway",
-    **dict.fromkeys(
-        ("decode.speculative", "aggregated.speculative"),
-        "is gone: speculative_draft_tokens, speculative_accept_length and speculative_drafting stand in its place",
-    ),
-}
-"""Fields of earlier versions, and where to turn."""
-
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
     """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""
@@ -111,8 +89,6 @@ def _explain(error: Any, section: type[Section], where: str, text: str) -> str:
     line = line_of(text, path) if text else None
     place = f"{where}, line {line}" if line else where
     name = ".".join(map(str, path))
-    if error["type"] == "extra_forbidden" and (gone := GONE.get(name if section is Scenario else f"cost.{name}")):
-        return f"{place}: {name} {gone}"
     if error["type"] == "extra_forbidden":
         known = _fields_at(section, error["loc"][:-1])
         hint = did_you_mean(str(path[-1]), known)

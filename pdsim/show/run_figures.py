@@ -12,7 +12,7 @@ from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.metrics.usage import moving_span
-from pdsim.show.style import FULL, GRID, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
+from pdsim.show.style import FULL, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
 
 Runs = Mapping[str, Sequence[RequestRecord]]
 """Requests by the run's name."""
@@ -145,27 +145,6 @@ def critical_path(mean_ms: Mapping[str, float]) -> Figure:
     tidy(ax, "mean of finished requests, ms", grid="x")
     ax.tick_params(axis="y", labelcolor=INK)
     ax.margins(x=0.14)
-    return figure
-
-
-def parity(pairs: Mapping[str, Sequence[tuple[str, float, float]]]) -> Figure:
-    """Simulated against measured: by metric, (run, measured, simulated), all above 0. Ten percent lie in the band."""
-    figure = new_figure(FULL / 2, 4.2)
-    ax: Any = figure.subplots()
-    values = [value for rows in pairs.values() for row in rows for value in row[1:]]
-    ends = np.array([min(values) / 1.6, max(values) * 1.6])
-    ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color=GRID, alpha=0.6, lw=0, label="within 10 %")
-    ax.plot(ends, ends, color=MUTED, lw=1)
-    marks = "osD^vP*X"
-    for i, (metric, rows) in enumerate(pairs.items()):
-        _, measured, simulated = zip(*rows, strict=True)
-        style = {"color": SERIES[i % len(SERIES)], "marker": marks[i % len(marks)], "ms": 6, "ls": "none"}
-        ax.plot(measured, simulated, label=metric, **style)
-    tidy(ax, "measured", "simulated")
-    for which in ("x", "y"):
-        plots.plain_log_axis(ax, which, *ends)
-    ax.set(xlim=ends, ylim=ends)
-    legend(ax)
     return figure
 
 

@@ -1,12 +1,12 @@
 """The page of a run, and of several side by side."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pdsim.metrics.explain import mean_parts_ms, stage_times
-from pdsim.metrics.ranges import Ranges, between
+from pdsim.metrics.ranges import Ranges, between, ranges_of
 from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
@@ -23,15 +23,6 @@ _MOST_REQUESTS = 200
 _VISIBLE = 0.001
 """A change that is shown."""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
-_PARITY = {
-    "request_throughput": "requests/s",
-    "output_throughput": "output tokens/s",
-    "mean_ttft_ms": "mean TTFT, ms",
-    "p99_ttft_ms": "p99 TTFT, ms",
-    "mean_tpot_ms": "mean TPOT, ms",
-    "mean_itl_ms": "mean ITL, ms",
-    "mean_e2e_latency_ms": "mean latency, ms",
-}
 
 
 @dataclass(frozen=True)
@@ -46,8 +37,6 @@ class ReportedRun:
     """Resolved; None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
     """Sensitivities, if they were asked for."""
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """A summary with the same fields, from a real system."""
 
     @property
     def num_gpus(self) -> int | None:
@@ -55,8 +44,7 @@ class ReportedRun:
 
     @property
     def ranges(self) -> Ranges:
-        found: Ranges = self.summary.get("pdsim", {}).get("interval") or {}
-        return found
+        return ranges_of(self.summary)
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -82,7 +70,7 @@ def run_page(runs: Sequence[ReportedRun]) -> Page:
 
 
 def _single(run: ReportedRun) -> Page:
-    figures = [*_latency_figures([run]), *_inside(run), *_parity_figures([run])]
+    figures = [*_latency_figures([run]), *_inside(run)]
     tables = [_summary_table([run])]
     if run.num_finished:
         tables += [*_class_table(run), _stage_table(run), _instance_table(run), _request_table(run.records.requests)]
@@ -119,7 +107,7 @@ def _comparison(runs: Sequence[ReportedRun]) -> Page:
         answer=answer,
         detail=" ".join(f"{run.name}: {_longest_stages(run)}" for run in ours),
         cards=[],
-        figures=[*_trade(runs), *_latency_figures(ours), *_parity_figures(runs)],
+        figures=[*_trade(runs), *_latency_figures(ours)],
         tables=[_summary_table(runs)],
         warnings=[f"{run.name}: {warning}" for run in runs for warning in _warnings(run)],
         setup=setup_sentence(list(known.values())),
@@ -284,22 +272,6 @@ def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
             wide=False,
         ),
     ]
-
-
-def _parity_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
-    pairs = {
-        title: [
-            (run.name, float(run.measured[name]), float(run.summary[name]))
-            for run in runs
-            if run.measured.get(name) and run.summary.get(name)
-        ]
-        for name, title in _PARITY.items()
-    }
-    known = {title: rows for title, rows in pairs.items() if rows}
-    if not known:
-        return []
-    caption = "Each mark is one metric of one run; on the line both agree."
-    return [FigureBlock("parity", "Simulated against measured", caption, run_figures.parity(known), wide=False)]
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:

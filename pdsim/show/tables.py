@@ -11,48 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
-from pdsim.metrics.ranges import HEADLINES, RANGED, Ranges
+from pdsim.metrics.ranges import HEADLINES, RANGED, Ranges, ranges_of
 from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import (
-    Difference,
-    counted,
-    in_unit,
-    percentage,
-    rows_to_show,
-    unit_of,
-)
+from pdsim.metrics.summary_rows import Difference, counted, in_unit, percentage, rows_to_show, unit_of
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
 """Width where the output is no terminal and COLUMNS is not set: wide enough for every column."""
-_LEFT = (
-    "",
-    "stage",
-    "what happens",
-    "resource",
-    "arm",
-    "case",
-    "metric",
-    "run",
-    "model",
-    "GPU",
-    "instance",
-    "what",
-    "section",
-    "settings",
-    "asked for",
-    "part",
-    "form",
-    "coefficients, ns",
-    "variant",
-    "in variant",
-    "decisions equal at first",
-    "operator",
-    "coefficient",
-)
+_LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
+"""Columns of words, besides the first."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -69,7 +39,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
     """A run that is alone has its range beside it."""
     first = next(iter(summaries))
     shown = [first, *others]
-    interval = _interval(summaries[first]) if len(summaries) == 1 else {}
+    interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}
     table = new_table("", "")
     for i, name in enumerate(shown):
         table.add_column(_folded(name), justify="right", vertical="bottom")
@@ -86,11 +56,6 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
             line.append(shown_range(row, interval, *values))
         table.add_row(*line)
     return table
-
-
-def _interval(summary: Mapping[str, Any]) -> Ranges:
-    found: Ranges = summary.get("pdsim", {}).get("interval") or {}
-    return found
 
 
 def _colored(difference: Difference) -> str:
@@ -121,12 +86,6 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
     print_first_that_fits(
         new_console(), partial(table, [row.field for row in rows]), *(partial(table, few) for few in sizes)
     )
-
-
-def print_intervals(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Ranges of runs side by side; one alone has its own in the table of its numbers."""
-    if len(summaries) > 1:
-        print_ranges({name: _interval(summary) for name, summary in summaries.items()})
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
@@ -306,8 +265,8 @@ def print_catalog() -> None:
 
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in _LEFT else "right", vertical="bottom")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 or column in _LEFT else "right", vertical="bottom")
     return table
 
 

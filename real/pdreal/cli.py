@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from pdreal.hosts import read_hosts
 from pdreal.options import Dtype, OnDevice, Options, Threads
-from pdsim.cli.command import Force, Json, Out, Seed, Set, changes_of, fail_if_incomplete, print_json, program, run_app
+from pdsim.cli.command import Force, Json, Out, Seed, Set, fail_if_incomplete, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
@@ -28,7 +28,7 @@ OnHosts = Annotated[Path | None, Parameter(name="--hosts", help="Which hosts hav
 def run(
     scenario: Path,
     *,
-    set_: Set = None,
+    set_: Set = (),
     seed: Seed = None,
     out: Out = None,
     force: Force = False,
@@ -56,7 +56,8 @@ def run(
     elif record_experts:
         raise ConfigError("--record-experts: expected --out FOLDER beside it, which keeps them")
     options = replace(options, record_experts=record_experts, hosts=read_hosts(hosts))
-    finished, real = run_scenario(scenario, changes_of(set_, seed), options, out, quiet=json_)
+    changes = set_ if seed is None else (*set_, f"seed={seed}")
+    finished, real = run_scenario(scenario, changes, options, out, quiet=json_)
     if json_:
         print_json(finished.summary)
     else:
@@ -80,7 +81,7 @@ def run(
 def serve(
     scenario: Path,
     *,
-    set_: Set = None,
+    set_: Set = (),
     host: str = "127.0.0.1",
     port: int = 30000,
     model_name: str | None = None,
@@ -113,7 +114,7 @@ def serve(
     from pdsim.scenario.loading import load_scenario
 
     options = replace(options, hosts=read_hosts(hosts))
-    served = served_scenario(load_scenario(scenario, changes_of(set_, None)), options)
+    served = served_scenario(load_scenario(scenario, set_), options)
     name = model_name or served.model
 
     def announce(url: str) -> None:
@@ -195,7 +196,7 @@ def campaign(
     matrix: str,
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="The folder to make; one that was begun is completed.")],
-    set_: Set = None,
+    set_: Set = (),
     hosts: OnHosts = None,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
 ) -> None:
@@ -217,7 +218,7 @@ def campaign(
         print(f"pdreal: {line}", file=sys.stderr, flush=True)
 
     limits = {"rounds": rounds, "num_gpus": torch.cuda.device_count()}
-    archive = carry_out(matrix, out, changes_of(set_, None), hosts, **limits, tell=tell)
+    archive = carry_out(matrix, out, set_, hosts, **limits, tell=tell)
     print(f"campaign: {out}, packed in {archive}")
 
 

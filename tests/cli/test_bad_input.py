@@ -38,7 +38,6 @@ CHANGES = [
     ("network.gpus_per_nic=0", "network.gpus_per_nic: Input should be greater than or equal to 1"),
     ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
     ("prefill.layer_groups=99", "99 layer_groups for the 28 layers of qwen3-0.6b"),
-    ("network.staging.oversized=fail", "network.staging.oversized is gone: as in SGLang, a request with a cell larger"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
     ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
@@ -371,7 +370,6 @@ def test_a_broken_trace_line(capsys, scenario, tmp_path):
         (["explain", "."], "is no run folder: it has no summary.json"),
         (["replay", "."], "is no run folder"),
         (["validate", "decode-radix-b20"], "did you mean 'decode-radix-b200'?"),
-        (["validate", "--experiments", "docs"], "no case in docs/"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, says):

@@ -35,7 +35,7 @@ def call(capsys, monkeypatch):
 
 
 def test_groups_have_their_cause_their_relief_and_an_example_to_look_at(call, path):
-    words = ("explain", path, "--tail", "ttft", "--tail-percent", "10", "--set", BURST, "--seed", "3")
+    words = ("explain", path, "--tail", "ttft", "--tail-percent", "10", "--set", BURST, "--set", "seed=3")
     found = json.loads(call(*words, "--json"))
     assert found["num_requests"] == sum(group["num_requests"] for group in found["groups"]) == 16
     group = found["groups"][0]

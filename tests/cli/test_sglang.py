@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from tests.cli.test_commands import exit_code, output, output_json
+from tests.cli.test_commands import output, output_json
 
 SCENARIO = """\
 name: pair
@@ -122,8 +122,3 @@ def test_the_notes_name_the_way_back(capsys, tmp_path):
     text = output(capsys, "launch", tmp_path / "pair.yaml", "--model-path", "models/Qwen3-8B")
     assert "--model-path models/Qwen3-8B" in text
     assert f"pdsim compare {tmp_path / 'pair.yaml'} pair.jsonl" in text
-
-
-def test_the_former_command_names_this_one(capsys, tmp_path):
-    assert exit_code("sglang", tmp_path / "pair.yaml", "--model", "x") == 2
-    assert "pdsim launch SCENARIO --engine sglang" in capsys.readouterr().err

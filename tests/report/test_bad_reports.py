@@ -19,7 +19,6 @@ def sweep_folder(tmp_path):
         (["nowhere"], "nowhere does not exist"),
         (["SWEEP", "SWEEP"], "is a sweep: report one at a time"),
         (["SWEEP", "--tornado"], "--tornado is of a run"),
-        (["SWEEP", "--measured", "a.json"], "--measured a.json: belongs to a run"),
         (["SWEEP"], "has no sweep.json: start its sweep again"),
     ],
 )

@@ -120,13 +120,6 @@ def test_a_tornado_leaves_out_what_changes_nothing_and_says_so(one):
     assert "what limits TTFT p99: prefill compute" in page.detail
 
 
-def test_parity_is_drawn_of_what_was_measured(one):
-    page = run_page([replace(one, measured={"mean_ttft_ms": 400.0, "request_throughput": 0.0})])
-    (shown,) = (shown for shown in page.figures if shown.name == "parity")
-    points = [line for line in shown.figure.axes[0].get_lines() if line.get_label() == "mean TTFT, ms"]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in points] == [(400.0, one.summary["mean_ttft_ms"])]
-
-
 def test_runs_side_by_side_show_differences_from_the_first(one):
     slow = reported("slow", cost={"use": "affine", "prefill_per_token": "2 ms", "decode_base": "10 ms"})
     page = run_page([one, slow])
