@@ -11,6 +11,7 @@ from pdkernels.append import append
 from pdkernels.decode import paged_decode
 from pdkernels.gather import gather, gather_batch
 from pdkernels.layout import Pool
+from pdkernels.push import push
 from pdkernels.reference import (
     append_reference,
     gather_fp8_reference,
@@ -23,7 +24,6 @@ from pdkernels.reference import (
 from pdkernels.scatter import scatter
 from pdkernels.staging import staging_bytes
 from pdkernels.unused.fp8_wire import gather_fp8, scatter_fp8
-from pdkernels.unused.push import push
 
 _DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 _TOKENS = 37  # of pages of 8: the last page is ragged

@@ -86,6 +86,10 @@ class Pool:
     def planes(self) -> list[torch.Tensor]:
         return [*self.keys, *self.values]
 
+    @property
+    def num_planes(self) -> int:
+        return len(self.planes)
+
     def table_on(self, device: torch.device) -> torch.Tensor:
         """The table for a kernel that runs on another device, which must have this one's memory mapped."""
         if device not in self._tables:
@@ -93,7 +97,29 @@ class Pool:
         return self._tables[device]
 
     def _make_table(self, device: torch.device) -> torch.Tensor:
-        return torch.tensor([plane.data_ptr() for plane in self.planes], dtype=torch.int64, device=device)
+        return _table_of([plane.data_ptr() for plane in self.planes], device)
+
+
+@dataclass(eq=False)
+class MappedPool:
+    """The KV pages of another process's rank: the addresses at which its planes are mapped here."""
+
+    addresses: Sequence[int]
+    layout: KvLayout
+
+    def __post_init__(self) -> None:
+        _check_layout(self.layout, self.addresses)
+
+    @property
+    def num_planes(self) -> int:
+        return len(self.addresses)
+
+    def table_on(self, device: torch.device) -> torch.Tensor:
+        return _table_of(self.addresses, device)
+
+
+def _table_of(addresses: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
 def _layout(planes: list[torch.Tensor], page_size: int | None) -> KvLayout:
@@ -101,8 +127,8 @@ def _layout(planes: list[torch.Tensor], page_size: int | None) -> KvLayout:
     for plane in planes:
         if (plane.shape, plane.dtype, plane.device) != (first.shape, first.dtype, first.device):
             raise ValueError(f"planes differ: {_describe(plane)} beside {_describe(first)}")
-        if not plane.is_contiguous() or plane.data_ptr() % UNIT_BYTES:
-            raise ValueError(f"planes must be contiguous and begin at multiples of {UNIT_BYTES} bytes")
+        if not plane.is_contiguous():
+            raise ValueError("planes must be contiguous")
     if first.dim() not in {3, 4}:
         raise ValueError(
             f"a plane is [slots, heads, head_dim] or [pages, heads, page_size, head_dim], not {_describe(first)}"
@@ -115,11 +141,17 @@ def _layout(planes: list[torch.Tensor], page_size: int | None) -> KvLayout:
         if page_size not in {None, first.shape[2]}:
             raise ValueError(f"page_size is {page_size}, but the planes are {_describe(first)}")
         layout = KvLayout(first.shape[1], first.shape[3], first.dtype, first.shape[2], "HND")
+    _check_layout(layout, [plane.data_ptr() for plane in planes])
+    return layout
+
+
+def _check_layout(layout: KvLayout, addresses: Sequence[int]) -> None:
+    if any(address % UNIT_BYTES for address in addresses):
+        raise ValueError(f"planes must begin at multiples of {UNIT_BYTES} bytes")
     if layout.page_size & (layout.page_size - 1):
         raise ValueError(f"page_size must be a power of two, not {layout.page_size}")
     if layout.head_bytes % UNIT_BYTES:
         raise ValueError(f"a head must be a multiple of {UNIT_BYTES} bytes, not {layout.head_bytes}")
-    return layout
 
 
 def _describe(plane: torch.Tensor) -> str:

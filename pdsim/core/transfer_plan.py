@@ -38,17 +38,24 @@ class RankPairLayout:
     """Heads are laid out differently on the two sides: each token of each plane is a piece of its own."""
     coalesces: bool = True
     """The engine joins pages that follow each other on both sides (Mooncake does, NIXL does not)."""
+    pushes: bool = False
+    """A kernel writes all pages: whatever they are, one descriptor."""
     state_bytes: int = 0
     """State of linear-attention layers per request, sent behind the last page."""
     num_state_planes: int = 0
 
     def size(self, source: tuple[int, ...], target: tuple[int, ...], *, with_state: bool) -> "TransferSize":
         """The size of these pages, and of the request's state."""
+        if self.pushes:
+            return self._size(len(source), min(1, len(source)), with_state=with_state)
         if self.slices:
             pieces = len(source) * self.page_size
         else:
             pieces = num_runs(source, target) if self.coalesces else len(source)
-        num_bytes, num_descriptors = len(source) * self.page_bytes, pieces * self.num_planes
+        return self._size(len(source), pieces * self.num_planes, with_state=with_state)
+
+    def _size(self, num_pages: int, num_descriptors: int, *, with_state: bool) -> "TransferSize":
+        num_bytes = num_pages * self.page_bytes
         if with_state:
             return TransferSize(num_bytes + self.state_bytes, num_descriptors + self.num_state_planes)
         return TransferSize(num_bytes, num_descriptors)

@@ -72,7 +72,8 @@ def transport(scenario: Scenario) -> Transport:
 
 
 def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> RankPairLayout:
-    found = wire(prefill, decode, scenario.page_size, transport(scenario).coalesces)
+    engine = transport(scenario)
+    found = replace(wire(prefill, decode, scenario.page_size, engine.coalesces), pushes=engine.pushes)
     if scenario.engine == "vllm" and found.slices:
         # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
         return replace(found, slices=False, coalesces=False)
@@ -126,6 +127,8 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
         raise ConfigError(f"prefill: {groups} layer_groups for the {num_layers} layers of {prefill.model.name}")
     if groups and layout.slices:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
+    if layout.pushes and staging is not None:
+        raise ConfigError("network.staging: a push writes into decode's pages and needs no staging; leave it out")
     plan = None if staging is None else staging_plan(scenario, staging)
     policy = deepcopy(scenario.pair.prefill.transfer)
     return SendPlanner(prefill_id, layout, policy, staging=plan, layer_groups=groups)

@@ -67,6 +67,8 @@ class Transport:
     """
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
+    pushes: bool = False
+    """A kernel writes all pages of a batch, however heads lie: one descriptor."""
     sources: dict[str, str]
 
     def posting_ns(self, num_descriptors: int) -> int:

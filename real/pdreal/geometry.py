@@ -149,7 +149,11 @@ def planes_of(unit: TransferUnit, exchange: Exchange) -> range:
     """All, or those of the unit's group of layers."""
     if unit.after_layers is None:
         return range(exchange.prefill.num_planes)
-    layers = layers_of_group(exchange.prefill.num_layers, unit.after_layers[1], exchange.layer_groups)
+    return planes_of_group(unit.after_layers[1], exchange)
+
+
+def planes_of_group(group: int, exchange: Exchange) -> range:
+    layers = layers_of_group(exchange.prefill.num_layers, group, exchange.layer_groups)
     planes_per_layer = exchange.prefill.planes_per_layer
     return range(planes_per_layer * layers.start, planes_per_layer * layers.stop)
 

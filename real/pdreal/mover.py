@@ -7,12 +7,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pdreal.geometry import CacheGeometry, Exchange, Integers, Move, RankPair, heads_of_rank, move_of
+from pdreal.geometry import (
+    CacheGeometry,
+    Exchange,
+    Integers,
+    Move,
+    RankPair,
+    heads_of_rank,
+    move_of,
+    planes_of,
+    planes_of_group,
+)
 from pdreal.model.config import from_catalog
 from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
+from pdreal.push import Push, push_of
 from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines
-from pdreal.transports.protocol import TransferError, Transport
+from pdreal.transports.protocol import MappingTransport, TransferError, Transport
 from pdsim.core.messages import Scatter
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.scenario import wiring
@@ -51,8 +62,13 @@ class PrefillMover:
         *,
         buffer_bytes: int = 0,
         num_buffers: int = 0,
+        pushes: bool = False,
     ) -> None:
         """buffer_bytes: of the largest staged cell, for one decode rank."""
+        if pushes:
+            assert isinstance(transport, MappingTransport)
+        self._mapping = transport if isinstance(transport, MappingTransport) and pushes else None
+        self._pushes: dict[tuple[RankPair, str, range], Push] = {}
         self._exchange = exchange
         self._planes = planes
         self._transport = transport
@@ -76,7 +92,9 @@ class PrefillMover:
 
     def disconnect(self, decode_id: str, rank: int) -> None:
         if (decode_id, rank) in self._peers:
-            self._transport.disconnect(self._peers.pop((decode_id, rank)).address)
+            address = self._peers.pop((decode_id, rank)).address
+            self._transport.disconnect(address)
+            self._pushes = {key: push for key, push in self._pushes.items() if key[1] != address}
 
     def warm_up(self) -> None:
         """Compile what gathers, which takes a second, before the first transfer."""
@@ -93,6 +111,11 @@ class PrefillMover:
         Engines meet a peer, and map its memory, at the first write. Raises TransferError.
         """
         _enter(self._planes)
+        for pair in self._pairs if self._mapping is not None else ():
+            if (peer := self._peers.get((decode_id, pair.decode_rank))) is not None:
+                groups = range(self._exchange.layer_groups)
+                for planes in (range(len(self._planes)), *(planes_of_group(group, self._exchange) for group in groups)):
+                    self._push(peer, pair, planes, (SCRATCH_PAGE,), (SCRATCH_PAGE,))
         for (instance_id, _), peer in list(self._peers.items()):
             if instance_id == decode_id:
                 ranges = np.broadcast_to(self._begins[0], len(peer.greetings)), np.array(peer.greetings, np.int64)
@@ -108,10 +131,27 @@ class PrefillMover:
             peer = self._peers.get((unit.target, pair.decode_rank))
             if peer is None:
                 raise TransferError(f"{unit.target} is not connected")
-            if staging_offset_bytes is None:
+            if self._mapping is not None:
+                self._push(peer, pair, planes_of(unit, self._exchange), unit.source_pages, unit.target_pages)
+            elif staging_offset_bytes is None:
                 self._write(peer, move_of(unit, pair, self._exchange))
             else:
                 self._write_cell(peer, unit, pair, staging_offset_bytes)
+
+    def _push(
+        self, peer: PeerMemory, pair: RankPair, planes: range, source_pages: Sequence[int], target_pages: Sequence[int]
+    ) -> None:
+        assert self._mapping is not None
+        target, which = self._exchange.decode, slice(planes.start, planes.stop)
+        begins = np.array(peer.planes[which], np.int64)
+        lengths = np.full(len(begins), (max(target_pages) + 1) * target.page_bytes)
+        with self._mapping.mapped(peer.address) as regions:
+            addresses = regions.translate(begins, lengths)
+            key = pair, peer.address, planes
+            push = self._pushes.get(key)
+            if push is None or not np.array_equal(push.addresses, addresses):  # mapped anew
+                push = self._pushes[key] = push_of(self._planes[which], addresses, pair, target)
+            push(source_pages, target_pages)
 
     def _write(self, peer: PeerMemory, move: Move) -> None:
         planes = slice(move.planes.start, move.planes.stop)
@@ -253,6 +293,7 @@ def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor],
         transport,
         buffer_bytes=_largest_cell_bytes(scenario, exchange),
         num_buffers=wiring.transport(scenario).num_queues,
+        pushes=wiring.transport(scenario).pushes,
     )
 
 

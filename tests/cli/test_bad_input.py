@@ -58,6 +58,10 @@ CHANGES = [
     ("prefill.chunked_prefill_tokens=2", "chunked_prefill_tokens 2 is less than a page of 4 tokens"),
     ("kv_dtype=int4", "kv_dtype: Input should be 'fp32', 'bf16', 'fp8' or 'fp4', found 'int4'"),
     ("page_size=0", "line 2: page_size: Input should be greater than or equal to 1, found 0"),
+    (
+        "network={transport: push, staging: {}}",
+        "network.staging: a push writes into decode's pages and needs no staging; leave it out",
+    ),
     ("seed=soon", "seed: Input should be a valid integer"),
     ("router=roundrobin", "no RoutingPolicy 'roundrobin' (did you mean 'round_robin'?)"),
     ("network.message_latency=1e400 ms", "a duration cannot be infinite, found '1e400 ms'"),

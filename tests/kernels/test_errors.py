@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pdkernels import Pool, append, gather, paged_decode, scatter, staging_bytes
-from pdkernels.unused import gather_fp8, push
+from pdkernels import Pool, append, gather, paged_decode, push, scatter, staging_bytes
+from pdkernels.unused import gather_fp8
 
 from tests.kernels.pools import DEVICE, normal_pool, random_bytes, random_pages, random_pool
 

@@ -26,8 +26,8 @@ from tests.real.test_model import save
 FAMILIES = ("tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-deepseek-v3")
 DENSE = FAMILIES[:2]
 TRANSPORTS = {
-    "cpu": ("shared-memory", "mooncake-tcp", "nixl-cma"),
-    "cuda": ("cuda-ipc", "mooncake-nvlink", "nixl-cuda-ipc"),
+    "cpu": ("shared-memory", "push", "mooncake-tcp", "nixl-cma"),
+    "cuda": ("cuda-ipc", "push", "mooncake-nvlink", "nixl-cuda-ipc"),
 }
 TP_PAIRS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _ROUNDING = {"float32": 1e-3, "bfloat16": 0.05}

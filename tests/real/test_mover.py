@@ -30,7 +30,8 @@ SCRIPT = Path(__file__).with_name("decode_side.py")
 SOURCE = (3, 4, 5, 9, 1, 2, 15)
 TARGET = (7, 8, 9, 10, 0, 1, 14)
 PAGE = 4
-ENGINES = ["mooncake-tcp", "nixl-cma", "shared-memory"]
+ENGINES = ["mooncake-tcp", "nixl-cma", "shared-memory", "push"]
+STAGING_ENGINES = ENGINES[:-1]
 
 
 def settings_of(engine, prefill_tp=1, decode_tp=1, **network):
@@ -150,9 +151,10 @@ def test_equal_ranks_exchange_runs_of_pages(engine, pair):
     sides.expect(SOURCE, TARGET)
 
 
-def test_groups_of_layers_arrive_one_by_one(pair):
+@pytest.mark.parametrize("engine", ["shared-memory", "push"])
+def test_groups_of_layers_arrive_one_by_one(engine, pair):
     """Three groups of the 28 layers."""
-    settings = settings_of("shared-memory")
+    settings = settings_of(engine)
     settings["prefill"]["layer_groups"] = 3
     sides = pair(settings)
     for group in (2, 0):
@@ -163,14 +165,14 @@ def test_groups_of_layers_arrive_one_by_one(pair):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (4, 2)])
 def test_ranks_of_other_sizes_exchange_slices(engine, ranks, pair):
     sides = pair(settings_of(engine, *ranks))
     sides.send(sides.unit(SOURCE, TARGET))
     sides.expect(SOURCE, TARGET)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", STAGING_ENGINES)
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
 def test_cells_pass_the_ring(engine, ranks, pair):
     stage_and_scatter(pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"})))
@@ -180,7 +182,8 @@ def test_cells_pass_the_ring(engine, ranks, pair):
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)])
 def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engine, ranks, pair):
     """The ring too takes its greeting where no cell lies."""
-    sides = pair(settings_of(engine, *ranks, staging={"ring": "16 MiB"}))
+    staging = {} if engine == "push" else {"staging": {"ring": "16 MiB"}}
+    sides = pair(settings_of(engine, *ranks, **staging))
     sides.there("warm_up")
     before = sides.there("read")
     with ThreadPoolExecutor(2) as pool:
@@ -190,7 +193,7 @@ def test_what_is_done_before_the_first_transfer_touches_scratch_pages_only(engin
     for rank_before, rank_after in zip(before, sides.there("read"), strict=True):
         assert (rank_after[:, :PAGE] != rank_before[:, :PAGE]).any(axis=(1, 2, 3)).all()
         assert (rank_after[:, PAGE:] == FILLED_WITH).all()
-    if ranks != (1, 1):
+    if ranks != (1, 1) and staging:
         stage_and_scatter(sides)
 
 
@@ -209,7 +212,7 @@ def stage_and_scatter(sides):
     sides.expect(SOURCE, TARGET)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", STAGING_ENGINES)
 def test_threads_send_at_a_time(engine, pair):
     """Two queues, a cell each."""
     sides = pair(settings_of(engine, 2, 1, staging={"ring": "16 MiB"}))
@@ -265,10 +268,12 @@ def is_here(engine):
 
 def test_memory_that_is_not_shared_is_not_written_to(pair):
     """Nor is the wrong page: an address behind the ring's end."""
-    for engine in filter(is_here, ENGINES):
+    for engine in filter(is_here, STAGING_ENGINES):
         sides = pair(settings_of(engine, 2, 1, staging={"ring": "16 MiB"}))
         with pytest.raises(TransferError):
             sides.send(sides.unit(SOURCE[:4], TARGET[:4], cell=0), 1 << 50)
+    with pytest.raises(TransferError, match="not within registered memory"):
+        pair(settings_of("push", 2, 1)).send(sides.unit(SOURCE[:1], (1 << 20,)))
 
 
 def test_models_that_only_the_simulator_has_are_refused():

@@ -48,7 +48,9 @@ def random_changes(draw):
             changes[f"{role}__host_cache"] = {"size": draw.choice(["0.2 MB", "2 MB"]), "write": write}
     if prefill_tp == decode_tp:
         changes["prefill__layer_groups"] = draw.choice([0, 0, 1, 4])
-    elif draw.random() < 0.5:
+    elif (chosen := draw.random()) > 0.8:
+        changes["network__transport"] = "push"
+    elif chosen < 0.5:
         changes["network__staging"] = {"ring": draw.choice(["400 kB", "2 MB"])}
     return changes
 

@@ -45,6 +45,14 @@ PATHS = {
     "TP1 to TP2, slices": {"decode__tp": 2},
     "TP2 to TP1, staged": {"prefill__tp": 2, "network__staging": STAGING},
     "TP1 to TP2, staged": {"decode__tp": 2, "network__staging": STAGING},
+    "TP2 to TP1, pushed": {"prefill__tp": 2, "network__transport": "push"},
+    "TP1 to TP2, pushed": {"decode__tp": 2, "network__transport": "push", "decode__radix_cache": True},
+    "TP4 to TP2, pushed": {"prefill__tp": 4, "decode__tp": 2, "network__transport": "push"},
+    "latents, layer by layer, pushed": {
+        "model": "tiny-deepseek-v3",
+        "prefill__layer_groups": 2,
+        "network__transport": "push",
+    },
     "experts, TP2 to TP1, slices": {"model": "tiny-qwen3-moe", "prefill__tp": 2},
     "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
     "latents, aggregated": {"model": "tiny-deepseek-v3", "prefill": None, "decode": None, "aggregated": AGGREGATED},
@@ -103,6 +111,7 @@ def test_tokens_are_those_of_one_process(path, tmp_path):
 
 FP8_PATHS = {
     "experts, TP2 to TP1, staged": {"model": "tiny-qwen3-moe", "prefill__tp": 2, "network__staging": STAGING},
+    "experts, TP2 to TP1, pushed": {"model": "tiny-qwen3-moe", "prefill__tp": 2, "network__transport": "push"},
     "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
     "latents, aggregated": PATHS["latents, aggregated"],
 }

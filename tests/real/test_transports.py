@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
-from pdreal.measure.transfers import measure_engine, transfer_rows
+from pdreal.measure.transfers import measure_engine, push_rows, transfer_rows
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
 from pdreal.transports.names import NAMES
 from pdreal.transports.protocol import DEBIAN_PACKAGES, TransferError, UnavailableError, load_engine, open_transport
@@ -110,10 +110,17 @@ def test_on_a_cpu_mooncake_never_polls_on_the_core_that_computes(mooncake, monke
     assert row.num_descriptors == 4
 
 
+def test_a_push_is_measured_by_pages():
+    """The benchmark checks the bytes itself: the halves of all tokens, from pages of 1 MiB."""
+    rows = list(push_rows([65536, 3 << 20, 1 << 20], (CPU, CPU), 0))
+    assert [(row.payload_bytes, row.num_descriptors, row.repeats) for row in rows] == [(3 << 20, 1, 3), (1 << 20, 1, 3)]
+
+
 @pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU")
 def test_gpu_memory_crosses():
     """The benchmark checks the bytes itself."""
     missing = []
     rows = list(transfer_rows(torch.device("cuda", 0), [65536], [1, 16], 0, missing.append))
     assert [row.transport for row in rows][:2] == 2 * ["cuda-ipc"]
-    assert not [line for line in missing if line.startswith("cuda-ipc")]
+    assert not [line for line in missing if line.startswith(("cuda-ipc", "push"))]
+    assert len(list(push_rows([4 << 20], (torch.device("cuda", 0),) * 2, 0))) == 1

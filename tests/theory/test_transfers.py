@@ -136,12 +136,24 @@ def test_staged_and_plain_transfers_begin_after_times_of_their_own(network, stag
         (RankPairLayout(page_size=64, page_bytes=1, num_planes=30), 30),
         (RankPairLayout(page_size=64, page_bytes=1, num_planes=30, coalesces=False), 30 * 16),
         (RankPairLayout(page_size=64, page_bytes=1, num_planes=30, slices=True), 30 * 16 * 64),
+        (RankPairLayout(page_size=64, page_bytes=1, num_planes=30, slices=True, pushes=True), 1),
     ],
 )
 def test_descriptors_by_path(wire, descriptors):
     """Qwen3.5-397B has 15 layers with KV: 30 planes. 1,000 tokens are 16 pages of 64."""
     pages = tuple(range(5, 21))
     assert wire.size(pages, tuple(range(100, 116)), with_state=False).num_descriptors == descriptors
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 2), (2, 2)])
+def test_a_push_takes_a_batch_for_each_decode_rank_and_its_bytes(prefill_tp, decode_tp):
+    """However heads lie. Each rank's share of 64 tokens leaves its GPU, or arrives at one, at 1 GB/s."""
+    tp = {"prefill__tp": prefill_tp, "decode__tp": decode_tp}
+    network = {"transport": "push", "transfer_latency": "1 ms", "bandwidth": "1 GB/s"}
+    (transfer,) = run(small(request(0, 64, 2), network=network, **tp)).records.transfers
+    num_batches = max(1, decode_tp // prefill_tp)
+    moving_ns = 64 * TOKEN_BYTES / min(prefill_tp, decode_tp)
+    assert transfer.end_ns - transfer.start_ns == pytest.approx(num_batches * MILLISECOND + moving_ns, rel=1e-6)
 
 
 @pytest.mark.parametrize("transport", ["mooncake-rdma", "nixl-rdma", "nixl-cuda-ipc-sglang"])

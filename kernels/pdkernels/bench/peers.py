@@ -13,8 +13,8 @@ from pdkernels.bench.staging import Bench
 from pdkernels.bench.timing import Call
 from pdkernels.gather import gather
 from pdkernels.layout import Pool
+from pdkernels.push import map_peer, push
 from pdkernels.scatter import scatter
-from pdkernels.unused.push import map_peer, push
 
 _HERE, _THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 

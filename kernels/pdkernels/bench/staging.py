@@ -15,11 +15,11 @@ from pdkernels.bench.rows import Row
 from pdkernels.bench.timing import Call, event_us, graph_us, repeats_for, submit_us, whole_us
 from pdkernels.gather import gather, gather_batch
 from pdkernels.layout import Pool
+from pdkernels.push import push
 from pdkernels.scatter import scatter, scatter_batch
 from pdkernels.tiling import Tiling
 from pdkernels.unused.captured import CapturedCopy
 from pdkernels.unused.fp8_wire import gather_fp8, scatter_fp8
-from pdkernels.unused.push import push
 
 SIDES = ("gather", "scatter")
 _BASELINE_TOKENS = 1000

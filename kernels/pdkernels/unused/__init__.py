@@ -1,7 +1,6 @@
-"""Kernels that are tested and measured, and that no path of real mode uses yet: push, an fp8 wire, captured copies."""
+"""Kernels that are tested and measured, and that no path of real mode uses yet: an fp8 wire, captured copies."""
 
 from pdkernels.unused.captured import CapturedCopy
 from pdkernels.unused.fp8_wire import fp8_scales, gather_fp8, scatter_fp8
-from pdkernels.unused.push import map_peer, push
 
-__all__ = ["CapturedCopy", "fp8_scales", "gather_fp8", "map_peer", "push", "scatter_fp8"]
+__all__ = ["CapturedCopy", "fp8_scales", "gather_fp8", "scatter_fp8"]

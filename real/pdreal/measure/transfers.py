@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from random import Random
 from statistics import median
 from time import perf_counter_ns
@@ -11,15 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from pdreal.geometry import CacheGeometry, RankPair
 from pdreal.hosts import Hosts
 from pdreal.measure.forwards import free_bytes, kv_page_bytes
-from pdreal.measure.rows import Kind, Row, repeat_us, row_of
+from pdreal.measure.rows import Kind, Row, repeat_each_us, repeat_us, row_of
 from pdreal.measure.target import FILL, target_of
 from pdreal.model.config import ModelConfig
 from pdreal.paged_kv import PagedKv
+from pdreal.push import push_of
 from pdreal.staging import KernelStaging, Staging, staging_of
 from pdreal.transports.names import BETWEEN_HOSTS, LOOPBACK
-from pdreal.transports.protocol import Addresses, Transport, UnavailableError, open_transport
+from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError, open_transport
 
 _SHARE_OF_MEMORY = 0.4
 """Share of what is free: cells are as large as the cache."""
@@ -80,8 +84,8 @@ def _submit_us(launch: Callable[[], torch.cuda.Stream], repeats: int) -> float:
 
 
 ENGINES: dict[str, tuple[str, ...]] = {
-    "cpu": ("shared-memory", "nixl-cma", "mooncake-tcp"),
-    "cuda": ("cuda-ipc", "mooncake-nvlink", "nixl-cuda-ipc", "mooncake-tcp"),
+    "cpu": ("shared-memory", "push", "nixl-cma", "mooncake-tcp"),
+    "cuda": ("cuda-ipc", "push", "mooncake-nvlink", "nixl-cuda-ipc", "mooncake-tcp"),
 }
 _LEAST_BLOCK_BYTES = 1024
 
@@ -107,7 +111,10 @@ def transfer_rows(
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
     for transport in engines(device.type, hosts):
         try:
-            yield from measure_engine(transport, shapes, (device, last), seconds, hosts)
+            if transport == "push":
+                yield from push_rows(sizes, (device, last), seconds)
+            else:
+                yield from measure_engine(transport, shapes, (device, last), seconds, hosts)
         except UnavailableError as missing:
             left_out(f"{transport}: {missing}")
 
@@ -123,15 +130,46 @@ def measure_engine(
     with _opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
         address,
-        local,
+        source,
         remote,
     ):
+        local = source.data_ptr()
         for num_bytes, num_descriptors in shapes:
             ranges = _ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
             times_us = repeat_us(partial(engine.write, address, *ranges), seconds)
             yield row_of(
                 "transfer", times_us, transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
             )
+
+
+_PUSHED = CacheGeometry(num_pages=0, page_size=16, num_layers=32, num_kv_heads=8, head_dim=128, itemsize=2)
+"""The cache of a target with twice the heads of the sender."""
+
+
+def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
+    """A row for each size that has a page. devices: of sender and target. Raises UnavailableError."""
+    page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
+    counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
+    if not counts:
+        return
+    with _opened("push", max(counts) * page_bytes, devices, None) as (engine, address, source, remote):
+        assert isinstance(engine, MappingTransport)
+        for num_pages in counts:
+            target = replace(_PUSHED, num_pages=num_pages)
+            plane_bytes = num_pages * target.page_bytes
+            planes = source[: num_pages * page_bytes // 2].view(torch.bfloat16).view(target.num_planes, -1, 4, 128)
+            begins = remote + plane_bytes * np.arange(target.num_planes)
+            with engine.mapped(address) as regions:
+                addresses = regions.translate(begins, np.full_like(begins, plane_bytes))
+                halves = [
+                    push_of(planes.unbind(), addresses, RankPair(0, 0, 0, range(4), heads), target)
+                    for heads in (range(4), range(4, 8))
+                ]
+                pages = range(num_pages), Random(num_pages).sample(range(num_pages), num_pages)
+                pushes = cycle(partial(push, *pages) for push in halves)
+                times_us = repeat_each_us(pushes, seconds, warm_ups=len(halves))
+            size = num_pages * page_bytes // 2
+            yield row_of("transfer", times_us, transport="push", payload_bytes=size, num_descriptors=1)
 
 
 def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple[Addresses, Addresses, Addresses]:
@@ -143,8 +181,8 @@ def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple
 @contextmanager
 def _opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
-) -> Iterator[tuple[Transport, str, int, int]]:
-    """The engine, the target's address, and where the memory of the sender and of the target begins."""
+) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
+    """The engine, the target's address, memory of the sender, and where that of the target begins."""
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
     source = engine.allocate(num_bytes).fill_(FILL)
@@ -152,7 +190,7 @@ def _opened(
     try:
         with target_of(transport, there, num_bytes, hosts) as target:
             engine.connect(target.address)
-            yield engine, target.address, source.data_ptr(), target.begin
+            yield engine, target.address, source, target.begin
             if not target.is_full():
                 raise AssertionError(f"{transport} did not write what it was given")
     finally:

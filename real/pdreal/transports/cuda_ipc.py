@@ -1,13 +1,15 @@
 """GPU memory mapped into another process of the host. The target reads: a sender asks it to pull.
 
-Reads through a mapping run at the rate of the link and a batch of copies is one call. Writes through a mapping were ten
-times slower where this was measured (experiments/transfer-micro/fits.yaml), so nothing is pushed.
+Reads through a mapping run at the rate of the link and a batch of copies is one call. The same call wrote ten times
+slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may write into what `mapped` maps.
 """
 
 import ctypes
 import json
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from pdreal.streams import copy_stream
+from pdreal.transports.peer_process import PeerProcess
 from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
 
@@ -118,6 +121,7 @@ class CudaIpcTransport:
         self._regions: list[tuple[int, int, int, str]] = []
         """Address, bytes, begin of the allocation and its handle."""
         self._peers: dict[str, PullClient] = {}
+        self._targets: dict[str, _Target] = {}
         self._opened = _Opened(self._runtime)
         self._server = PullServer(self._open_sender)
 
@@ -135,26 +139,31 @@ class CudaIpcTransport:
 
     @property
     def address(self) -> str:
-        return json.dumps({"socket": self._server.name})
+        return json.dumps({"socket": self._server.name, "pid": os.getpid(), "regions": self._regions})
 
     def connect(self, address: str) -> None:
-        self._peers[address] = PullClient(json.loads(address)["socket"], self._regions)
+        described = json.loads(address)
+        self._peers[address] = PullClient(described["socket"], self._regions)
+        self._targets[address] = _Target(self._opened, described["pid"], described["regions"])
 
     def disconnect(self, address: str) -> None:
         if address in self._peers:
             self._peers.pop(address).close()
+            self._targets.pop(address).close()
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         if len(lengths):
             connected(self._peers, address).write(local, remote, lengths)
 
-    def _open_sender(self, regions: Any) -> "_Mapped":
+    @contextmanager
+    def mapped(self, address: str) -> Iterator[Regions]:
+        with connected(self._targets, address).mapped() as regions:
+            yield regions
+
+    def _open_sender(self, regions: Any) -> "_Sender":
         torch.cuda.set_device(self._device)
         targets = Regions((address, num_bytes, address) for address, num_bytes, *_ in self._regions)
-        try:
-            return _Mapped(self._runtime, self._opened, regions, targets, copy_stream(self._device))
-        except CudaError as wrong:
-            raise TransferError(f"CUDA IPC: {wrong}") from None
+        return _Sender(self._runtime, _Mapping(self._opened, regions), targets, copy_stream(self._device))
 
     def close(self) -> None:
         self._server.close()
@@ -163,9 +172,9 @@ class CudaIpcTransport:
 
 
 class _Opened:
-    """Allocations of other processes that are mapped here, with how many senders use each: none is opened twice.
+    """Allocations of other processes that are mapped here, with how many peers use each: none is opened twice.
 
-    They are closed with their last sender, for memory of a process that died is kept while it is mapped elsewhere.
+    They are closed with their last peer, for memory of a process that died is kept while it is mapped elsewhere.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
@@ -188,24 +197,68 @@ class _Opened:
                 self._runtime.close(mapped)
 
 
-class _Mapped:
-    """A sender's memory, mapped."""
+class _Mapping:
+    """Memory of another process, mapped for the current GPU. Raises TransferError."""
 
-    def __init__(
-        self, runtime: CudaRuntime, opened: _Opened, regions: Any, targets: Regions, stream: torch.cuda.Stream
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, opened: _Opened, regions: Any) -> None:
         self._opened = opened
-        self._targets = targets
-        self._stream = stream
         self._handles = sorted({handle for *_, handle in regions})
-        begins = {handle: opened.acquire(handle) for handle in self._handles}
-        self._sources = Regions(
+        try:
+            begins = {handle: opened.acquire(handle) for handle in self._handles}
+        except CudaError as wrong:
+            raise TransferError(f"CUDA IPC: {wrong}") from None
+        self.regions = Regions(
             (address, num_bytes, begins[handle] + address - begin) for address, num_bytes, begin, handle in regions
         )
 
+    def close(self) -> None:
+        for handle in self._handles:
+            self._opened.release(handle)
+
+
+class _Target:
+    """A peer whose memory is mapped here when it is first written to, by one thread at a time."""
+
+    def __init__(self, opened: _Opened, pid: int, regions: Any) -> None:
+        self._opened = opened
+        self._pid = pid
+        self._regions = regions
+        self._lock = threading.Lock()
+        self._process: PeerProcess | None = None
+        self._mapping: _Mapping | None = None
+        self._is_closed = False
+
+    @contextmanager
+    def mapped(self) -> Iterator[Regions]:
+        with self._lock:
+            if self._is_closed:
+                raise TransferError("the peer is not connected any more")
+            self._process = self._process or PeerProcess(self._pid)
+            self._process.check_alive()
+            self._mapping = self._mapping or _Mapping(self._opened, self._regions)
+            yield self._mapping.regions
+            self._process.check_alive()
+
+    def close(self) -> None:
+        """Waits for who writes: a kernel must not lose the memory under it."""
+        with self._lock:
+            self._is_closed = True
+            for held in (self._process, self._mapping):
+                if held is not None:
+                    held.close()
+
+
+class _Sender:
+    """A sender's memory, from which ranges are pulled."""
+
+    def __init__(self, runtime: CudaRuntime, mapping: _Mapping, targets: Regions, stream: torch.cuda.Stream) -> None:
+        self._runtime = runtime
+        self._mapping = mapping
+        self._targets = targets
+        self._stream = stream
+
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-        ranges = self._sources.translate(sources, lengths), self._targets.translate(targets, lengths), lengths
+        ranges = self._mapping.regions.translate(sources, lengths), self._targets.translate(targets, lengths), lengths
         try:
             self._runtime.copy_batch(*ranges, self._stream)
             self._stream.synchronize()
@@ -213,5 +266,4 @@ class _Mapped:
             raise TransferError(f"CUDA IPC: {wrong}") from None
 
     def close(self) -> None:
-        for handle in self._handles:
-            self._opened.release(handle)
+        self._mapping.close()

@@ -11,6 +11,7 @@ NAMES = (
     "nixl-cuda-ipc-sglang",
     "nixl-rdma",
     "cuda-ipc",
+    "push",
     "shared-memory",
 )
 

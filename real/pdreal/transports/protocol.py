@@ -2,8 +2,9 @@
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,6 +70,15 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class MappingTransport(Transport, Protocol):
+    """An engine that maps the memory of its peers here."""
+
+    def mapped(self, address: str) -> AbstractContextManager["Regions"]:
+        """A peer's memory, to be written to for as long as this lasts. Raises TransferError, also if it died."""
+        ...
+
+
 DEBIAN_PACKAGES = {
     "libibverbs.so.1": "libibverbs1",
     "libmlx5.so.1": "ibverbs-providers",
@@ -115,6 +125,8 @@ def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> 
 
     Raises UnavailableError if this machine cannot run it.
     """
+    if name == "push":  # the sender's own work, in memory that these map
+        name = "cuda-ipc" if device.type == "cuda" else "shared-memory"
     match name:
         case "mooncake-tcp" | "mooncake-nvlink" | "mooncake-rdma" | "mooncake-mnnvl":
             from pdreal.transports.mooncake import MooncakeTransport, kind_of  # noqa: PLC0415

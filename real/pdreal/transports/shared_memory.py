@@ -1,19 +1,20 @@
 """Host memory that two processes of one machine map: a write is a memcpy by the sender.
 
 Memory is an anonymous file (memfd) that peers open through /proc: it has no name to clean up when a process is killed.
-A process descriptor (pidfd) of the peer tells whether it lives. Linux only.
+Linux only.
 """
 
 import ctypes
 import json
 import mmap
 import os
-import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
+from pdreal.transports.peer_process import PeerProcess
 from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -47,14 +48,18 @@ class SharedMemoryTransport:
 
     def disconnect(self, address: str) -> None:
         if address in self._peers:
-            self._peers.pop(address).close()
+            self._peers.pop(address).process.close()
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
+        with self.mapped(address) as regions:
+            copy_ranges(local, regions.translate(remote, lengths), lengths)
+
+    @contextmanager
+    def mapped(self, address: str) -> Iterator[Regions]:
         peer = connected(self._peers, address)
-        targets = peer.regions.translate(remote, lengths)
-        peer.check_alive()
-        copy_ranges(local, targets, lengths)
-        peer.check_alive()
+        peer.process.check_alive()
+        yield peer.regions
+        peer.process.check_alive()
 
     def close(self) -> None:
         for address in list(self._peers):
@@ -68,25 +73,15 @@ class _Peer:
     """A process whose memory is mapped here."""
 
     def __init__(self, pid: int, regions: list[tuple[int, int, int]]) -> None:
+        self.process = PeerProcess(pid)
         try:
-            self._process = os.pidfd_open(pid)
             self._maps = [_map(f"/proc/{pid}/fd/{file}", num_bytes) for _, num_bytes, file in regions]
-        except (ProcessLookupError, FileNotFoundError):
+        except FileNotFoundError:
             raise TransferError(f"process {pid} is gone") from None
-        self._pid = pid
         here = [np.frombuffer(memory, np.uint8).ctypes.data for memory in self._maps]
         self.regions = Regions(
             (address, num_bytes, at) for (address, num_bytes, _), at in zip(regions, here, strict=True)
         )
-
-    def check_alive(self) -> None:
-        poll = select.poll()  # one for each thread: it refuses to be asked by two at a time
-        poll.register(self._process, select.POLLIN)
-        if poll.poll(0):
-            raise TransferError(f"process {self._pid} died")
-
-    def close(self) -> None:
-        os.close(self._process)
 
 
 def copy_ranges(sources: Addresses, targets: Addresses, lengths: Addresses) -> None:

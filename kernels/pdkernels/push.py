@@ -11,7 +11,7 @@ import triton.language as tl
 
 from pdkernels.addressing import plane_pointer, table_entry, unit_in_pool, words
 from pdkernels.launch import Launcher
-from pdkernels.layout import UNIT_BYTES, KvLayout, Pool
+from pdkernels.layout import UNIT_BYTES, KvLayout, MappedPool, Pool
 from pdkernels.staging import check_pages
 from pdkernels.tiling import FEW_PROGRAMS, SCATTER, Tiling, grid_of
 
@@ -66,7 +66,7 @@ def push_kernel(
 def push(
     source: Pool,
     source_pages: torch.Tensor,
-    target: Pool,
+    target: Pool | MappedPool,
     target_pages: torch.Tensor,
     tokens: int,
     *,
@@ -79,7 +79,7 @@ def push(
 
     Args:
         source, target: pools of the same layers, head dimension and dtype. The target may lie on a peer GPU (see
-            map_peer) and may differ in heads, page size and order.
+            map_peer) or in another process (MappedPool) and may differ in heads, page size and order.
         source_pages, target_pages: int32 on the source's device.
         source_heads, target_heads: equally many; all of the pool's if None.
         programs: at most this many programs at a time; no limit if None.
@@ -107,18 +107,23 @@ class _Push:
     """A push with all that does not change from call to call."""
 
     def __init__(
-        self, source: Pool, target: Pool, source_heads: range | None, target_heads: range | None, tiling: Tiling
+        self,
+        source: Pool,
+        target: Pool | MappedPool,
+        source_heads: range | None,
+        target_heads: range | None,
+        tiling: Tiling,
     ) -> None:
-        self._source, self._target = source, target  # kept: the addresses below are theirs
+        self._source, self._target = source, target  # kept: the addresses are theirs
         source_heads = source.layout.check_heads(source_heads, 1)
         target_heads = target.layout.check_heads(target_heads, 1)
         _check_alike(source, target)
         if len(source_heads) != len(target_heads):
             raise ValueError(f"{len(source_heads)} source heads cannot fill {len(target_heads)} target heads")
-        self._planes = len(source.planes)
+        self._planes = source.num_planes
         self._row = len(source_heads) * source.layout.head_bytes // UNIT_BYTES
         self._units = tiling.units
-        self._tables = source.table.data_ptr(), target.table_on(source.device).data_ptr()
+        self._target_table = target.table_on(source.device)
         self._first_bytes = source.layout.first_byte(source_heads.start), target.layout.first_byte(target_heads.start)
         constants = {
             "ROW": self._row,
@@ -133,7 +138,8 @@ class _Push:
     def __call__(self, source_pages: int, target_pages: int, tokens: int, at_most: int | None) -> None:
         grid = grid_of(-(-tokens * self._row // self._units), 1, self._planes, at_most)
         pages = source_pages, target_pages
-        self._launch(self._source.device, grid, *self._tables, *pages, tokens, *self._first_bytes)
+        tables = self._source.table.data_ptr(), self._target_table.data_ptr()
+        self._launch(self._source.device, grid, *tables, *pages, tokens, *self._first_bytes)
 
 
 def _of(side: str, layout: KvLayout) -> dict[str, int | bool]:
@@ -144,12 +150,12 @@ def _of(side: str, layout: KvLayout) -> dict[str, int | bool]:
     }
 
 
-def _check_alike(source: Pool, target: Pool) -> None:
+def _check_alike(source: Pool, target: Pool | MappedPool) -> None:
     for what in ("head_dim", "dtype"):
         if getattr(source.layout, what) != getattr(target.layout, what):
             raise ValueError(f"the pools differ in {what}: {source.layout} and {target.layout}")
-    if len(source.planes) != len(target.planes):
-        raise ValueError(f"the pools have {len(source.planes)} and {len(target.planes)} planes")
+    if source.num_planes != target.num_planes:
+        raise ValueError(f"the pools have {source.num_planes} and {target.num_planes} planes")
 
 
 def map_peer(source: torch.device, target: torch.device) -> None:
