@@ -118,7 +118,7 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"--try {one}: expected FIELD=[VALUE, ...], such as decode.radix_cache=[true, false]")
         found[path.strip()] = values
-        if path.strip().endswith((".tp", ".instances")) and not all(
+        if path.strip().endswith((".tp", ".pp", ".cp", ".instances")) and not all(
             type(value) is int and value > 0 for value in values
         ):
             raise ConfigError(f"--try {one}: whole numbers above 0")

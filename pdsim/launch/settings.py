@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from pdsim.scenario.component import component_name
 from pdsim.scenario.fields import DIMENSIONS, Section
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
 
@@ -118,14 +119,13 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 def _servers(scenario: Scenario) -> list[str]:
     given = {role: getattr(scenario, role) for role in ROLES if getattr(scenario, role) is not None}
     return [
-        f"{role}: instances {servers.instances}, tp {servers.tp}{_stages(servers)}, gpu {servers.gpu}"
+        f"{role}: instances {servers.instances}, {_sizes(servers.split)}, gpu {servers.gpu}"
         for role, servers in given.items()
     ]
 
 
-def _stages(servers: Any) -> str:
-    sizes = {name: getattr(servers, name, 1) for name in ("pp", "cp")}
-    return "".join(f", {name} {size}" for name, size in sizes.items() if size > 1)
+def _sizes(split: Split) -> str:
+    return ", ".join(f"{name} {size}" for name, size in split._asdict().items() if size > 1 or name == "tp")
 
 
 def _nearest(rules: Mapping[str, Rule], path: str, missing: str) -> Rule:

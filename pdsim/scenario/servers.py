@@ -15,6 +15,22 @@ from pdsim.scenario.storage import HostCacheSettings
 from pdsim.workload.lengths import Acceptance
 
 
+class Split(NamedTuple):
+    """How the GPUs of a server share its work."""
+
+    tp: int
+    pp: int = 1
+    cp: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.pp
+
+    @property
+    def words(self) -> str:
+        return " ".join(f"{name.upper()}{size}" for name, size in self._asdict().items() if size > 1 or name == "tp")
+
+
 class ServerSettings(Section):
     """Servers of every kind."""
 
@@ -64,9 +80,13 @@ class ServerSettings(Section):
         return self.max_running_requests
 
     @property
+    def split(self) -> Split:
+        return Split(self.tp)
+
+    @property
     def num_server_gpus(self) -> int:
         """GPUs of one server."""
-        return self.tp
+        return self.split.num_gpus
 
     @property
     def num_gpus(self) -> int:
@@ -160,8 +180,8 @@ class PrefillSettings(ComputingSettings):
     """
 
     @property
-    def num_server_gpus(self) -> int:
-        return self.tp * self.pp
+    def split(self) -> Split:
+        return Split(self.tp, self.pp, self.cp)
 
 
 class DecodeSettings(DecodingSettings):

@@ -67,7 +67,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             model = replace(model, max_context_tokens=scenario.context_tokens)
         if settings.redundant_experts is not None:
             model = model.with_redundant(settings.redundant_experts)
-        num_stages, cp = (settings.pp, settings.cp) if isinstance(settings, PrefillSettings) else (1, 1)
+        _, num_stages, cp = settings.split
         if settings.tp % cp:
             raise ConfigError(f"{role}: cp {cp} does not divide tp {settings.tp}")
         if num_stages > model.num_layers:

@@ -135,7 +135,7 @@ class Board:
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float | None:
         if any(server.gpu not in self.prices for server in servers):
             return None
-        return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
+        return sum(self.prices[one.gpu] * one.num_gpus * count for one, count in zip(servers, counts, strict=True))
 
     def _command(self, changes: Changes) -> str:
         """The same on a command line, which writes a scenario first where there is none."""

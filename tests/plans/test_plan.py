@@ -364,6 +364,22 @@ def test_sizes_and_numbers_of_a_role_may_be_named(scenario, tmp_path):
         assert one.num_gpus == base.changed(one.changes).num_gpus
 
 
+@pytest.mark.parametrize(
+    ("changes", "tried"), [([], {"prefill.pp": [1, 2, 4], "prefill.cp": [1, 2]}), (["prefill.pp=2"], {})]
+)
+def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario, tmp_path, changes, tried):
+    base = base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
+    space = Space({"h100": 1.0}, 9, tried)
+    pairs = [one for one in space.candidates(base) if not one.is_aggregated]
+    splits = {base.changed(one.changes).prefill.split[1:] for one in pairs}
+    assert splits == ({(1, 1), (2, 1), (4, 1), (1, 2)} if tried else {(2, 1)})
+    for one in pairs:
+        made = base.changed(one.changes)
+        assert (one.num_gpus, one.servers[0].split) == (made.num_gpus, made.prefill.split)
+        assert f"PP{made.prefill.pp}" in one.label or made.prefill.pp == 1
+    assert space.own(base).num_gpus == base.scenario.num_gpus
+
+
 def without(one, path):
     return {field: value for field, value in one.changes.items() if field != path}
 

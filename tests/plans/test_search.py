@@ -60,6 +60,7 @@ TRIED = [
     {"network.staging": [None, {"ring": "1 GiB"}]},
     {"aggregated.chunked_prefill_tokens": [1024, 8192], "decode.tp": [4]},
 ]
+STAGES = {"prefill.pp": [1, 2, 4], "prefill.cp": [1, 2], "prefill.tp": [2, 4], "decode.tp": [4], "aggregated.tp": [1]}
 
 
 @cache
@@ -119,6 +120,17 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     assert [one.price_per_h for one in found[:1]] == [one.price_per_h for one in best[:1]]
     assert len(asked) == len(set(asked))
     assert not best or len(runs) < 20 or len(asked) < len(runs)
+
+
+@pytest.mark.parametrize(("ttft_ms", "wins"), [(200, "TP4 PP2"), (400, "TP4"), (800, "TP4"), (5000, "TP2 PP2")])
+def test_search_finds_what_trying_all_finds_of_stages_and_groups(ttft_ms, wins):
+    """The model does not fit an aggregated server of one GPU."""
+    runs = every_run(0, Space({"h100": 1.0}, 20, {**STAGES, "prefill.chunked_prefill_tokens": [512]}))
+    slo = Slo.parse(f"ttft p50 < {ttft_ms} ms, tpot p99 < 60 ms")
+    outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
+    found = cheapest(search(list(runs), lambda batch: [outcomes[one] for one in batch]))
+    assert found == cheapest(outcomes)
+    assert found[0].servers[0].split.words == wins
 
 
 @pytest.mark.parametrize("load", range(len(LOADS)))

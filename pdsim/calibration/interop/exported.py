@@ -163,7 +163,7 @@ def _inferencex_cluster(summary: Mapping[str, Any], scenario: Scenario) -> dict[
 
 
 def _role(name: str, role: ServerSettings) -> dict[str, Any]:
-    has = {"tp": role.tp, "pp": getattr(role, "pp", 1), "dp_attention": role.dp > 1, "num_workers": role.instances}
+    has = {"tp": role.tp, "pp": role.split.pp, "dp_attention": role.dp > 1, "num_workers": role.instances}
     return {f"{name}_{field}": value for field, value in has.items()}
 
 

@@ -1,4 +1,4 @@
-"""The clusters that a plan chooses from: roles, GPUs, tensor parallelism, numbers of instances, and settings."""
+"""The clusters that a plan chooses from: roles, GPUs, splits of a server, numbers of instances, and settings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,6 +6,7 @@ from itertools import chain, product
 from typing import Any
 
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.wiring import is_sliced
 from pdsim.scenario.yaml_file import ConfigError
@@ -18,8 +19,9 @@ from pdsim.system.catalog import load_gpu
 _LARGEST_TP = 8
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 """Roles of a cluster, by their number."""
-_OF_SERVERS = ("gpu", "tp", "instances")
-"""Fields of a role by which clusters differ, whatever else is tried."""
+_OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances")}
+_OF_SERVERS |= {"prefill.pp", "prefill.cp"}
+"""Fields by which clusters differ, whatever else is tried."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class Server:
 
     gpu: str
     tp: int
+    pp: int = 1
+    cp: int = 1
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp, self.pp, self.cp)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.split.num_gpus
 
 
 @dataclass(frozen=True)
@@ -70,14 +82,11 @@ class Space:
 
     def candidates(self, base: Base) -> list[CandidateCluster]:
         """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
-        prefill = base.scenario.prefill
-        for name in ("pp", "cp"):
-            if (size := getattr(prefill, name, 1)) > 1:
-                wrong = f"prefill.{name} {size}: a plan tries sizes of tensor parallelism alone; leave it out"
-                raise ConfigError(f"{base.path}: {wrong}")
         found: list[CandidateCluster] = []
         reasons: list[str] = []
-        for roles in chain.from_iterable(product(*map(self._servers, names)) for names in ROLES.values()):
+        own = base.scenario.pair.prefill.split
+        servers = {role: list(self._servers(role, own)) for role in chain(*ROLES.values())}
+        for roles in chain.from_iterable(product(*map(servers.__getitem__, names)) for names in ROLES.values()):
             changes = cluster(base, roles, (1,) * len(roles))
             try:
                 scenario = resolve(base.changed(changes))
@@ -89,16 +98,21 @@ class Space:
             raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
-    def _servers(self, role: str) -> list[Server]:
-        return [Server(gpu, tp) for gpu in self.prices for tp in self.tried.get(f"{role}.tp", _sizes(gpu))]
+    def _servers(self, role: str, own: Split) -> Iterator[Server]:
+        """Prefill has the scenario's own stages and groups, unless others are tried."""
+        kept = {"pp": own.pp, "cp": own.cp} if role == "prefill" else {"pp": 1, "cp": 1}
+        others = [self.tried.get(f"{role}.{name}", (size,)) for name, size in kept.items()]
+        for gpu in self.prices:
+            for sizes in product(self.tried.get(f"{role}.tp", tp_sizes(gpu)), *others):
+                yield Server(gpu, *sizes)
 
     def _counts(self, role: str, server: Server) -> Sequence[int]:
-        return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.tp + 1))
+        return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def own(self, base: Base) -> CandidateCluster | None:
         """The scenario's; None: a GPU of it has no price."""
         pair = base.scenario.pair
-        servers = tuple(Server(one.gpu, one.tp) for one in pair)
+        servers = tuple(Server(one.gpu, *one.split) for one in pair)
         counts = tuple(one.instances for one in pair)
         if any(server.gpu not in self.prices for server in servers):
             return None
@@ -109,7 +123,7 @@ class Space:
         return label_of(servers, counts, names_gpu=len(self.prices) > 1)
 
     def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
-        return sum(self.prices[one.gpu] * one.tp * count for one, count in zip(servers, counts, strict=True))
+        return sum(self.prices[one.gpu] * one.num_gpus * count for one, count in zip(servers, counts, strict=True))
 
     def _needs_staging(self, base: Base, scenario: Scenario) -> bool:
         return not any(path.startswith("network.staging") for path in self.tried) and needs_staging(base, scenario)
@@ -117,7 +131,7 @@ class Space:
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Candidates of these servers that have no more GPUs than they may."""
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
-            num_gpus = sum(count * server.tp for count, server in zip(counts, roles, strict=True))
+            num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
                 continue
             price = self._price(roles, counts)
@@ -136,12 +150,11 @@ class Space:
         Every router sends all requests to a single instance.
         """
         roles = ROLES[len(counts)]
-        taken = {f"{role}.{field}" for role in roles for field in _OF_SERVERS}
         absent = {*chain(*ROLES.values()), "network"} - {*roles, *(("network",) if len(roles) > 1 else ())}
         tried = {
             path: list(values)
             for path, values in self.tried.items()
-            if path.partition(".")[0] not in absent and path not in taken
+            if path.partition(".")[0] not in absent and path not in _OF_SERVERS
         }
         if max(counts) > 1 and not any(path.partition(".")[0] == "router" for path in tried):
             tried["router"] = list(ROUTERS)
@@ -176,20 +189,24 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:
-    """True if each token's heads would be sent in slices, and nobody chose that."""
-    return scenario.aggregated is None and not base.names("network.staging") and is_sliced(scenario)
+    """True if each token's heads would be sent in slices, nobody chose that, and staging is possible."""
+    prefill = scenario.prefill
+    is_whole = prefill is not None and prefill.pp == prefill.cp == 1
+    return is_whole and not base.names("network.staging") and is_sliced(scenario)
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
     """The most that their boards draw; None: a GPU's is not known."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     found = [
-        w * server.tp * count / 1e3 for w, server, count in zip(watts, roles, counts, strict=True) if w is not None
+        w * server.num_gpus * count / 1e3
+        for w, server, count in zip(watts, roles, counts, strict=True)
+        if w is not None
     ]
     return sum(found) if len(found) == len(roles) else None
 
 
-def _sizes(gpu: str) -> list[int]:
+def tp_sizes(gpu: str) -> list[int]:
     most = min(_LARGEST_TP, load_gpu(gpu).gpus_per_server)
     return [tp for tp in (1, 2, 4, 8) if tp <= most]
 
@@ -203,6 +220,11 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
     changes = {}
     for role, server, count in zip(("prefill", "decode"), roles, counts, strict=True):
         changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.tp}
+    own, prefill = base.scenario.pair.prefill.split, roles[0].split
+    if prefill.pp != own.pp:
+        changes["prefill.pp"] = prefill.pp
+    if prefill.cp != own.cp:
+        changes["prefill.cp"] = prefill.cp
     return changes
 
 
@@ -210,11 +232,11 @@ def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool)
     """A name as "3P1D of TP4 on h100"; without counts for all of a family. Unlike GPUs are always named."""
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)
+    counted = [f"{number}{letter}" for number, letter in zip(numbers, letters, strict=True)]
+    parts = [f"{number} of {server.split.words}" for number, server in zip(counted, roles, strict=True)]
     gpus = list(dict.fromkeys(server.gpu for server in roles))
     if len(gpus) > 1:
-        parts = [f"{n}{letter} of TP{s.tp} on {s.gpu}" for n, letter, s in zip(numbers, letters, roles, strict=True)]
-        return ", ".join(parts)
-    gpu = f" on {gpus[0]}" if names_gpu else ""
-    if len({server.tp for server in roles}) == 1:
-        return f"{''.join(f'{n}{letter}' for n, letter in zip(numbers, letters, strict=True))} of TP{roles[0].tp}{gpu}"
-    return ", ".join(f"{n}{letter} of TP{s.tp}" for n, letter, s in zip(numbers, letters, roles, strict=True)) + gpu
+        return ", ".join(f"{part} on {server.gpu}" for part, server in zip(parts, roles, strict=True))
+    if len({server.split for server in roles}) == 1:
+        parts = [f"{''.join(counted)} of {roles[0].split.words}"]
+    return ", ".join(parts) + (f" on {gpus[0]}" if names_gpu else "")
