@@ -32,12 +32,10 @@ class Prompt(Protocol):
     @property
     def num_tokens(self) -> int:
         """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
-        ...
 
     @property
     def num_growth_tokens(self) -> int:
         """Tokens that it may come to hold beyond these."""
-        ...
 
 
 PromptT = TypeVar("PromptT", bound=Prompt)

@@ -46,7 +46,6 @@ class Instance(Protocol):
     @property
     def max_steps_in_flight(self) -> int:
         """1, or more for an instance that chooses a step before it has seen the result of the last."""
-        ...
 
     def on_message(self, message: Message, now_ns: int) -> list[Command]: ...
 
@@ -58,7 +57,6 @@ class Instance(Protocol):
 
     def waiting_for(self) -> list[str]:
         """Lines of the stall report: each request that is held up here and what it waits for."""
-        ...
 
 
 _PAUSE = Pause()

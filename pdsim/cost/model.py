@@ -43,19 +43,15 @@ class CostModel(Protocol):
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         """Duration of one forward that begins at start_ns, at least 1. Called once for each, in order."""
-        ...
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         """Durations of decode steps of this batch size: equal arguments, equal answers."""
-        ...
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         """Parts of the duration of a forward on a GPU that has rested."""
-        ...
 
     def decode_terms(self, num_requests: int) -> Terms:
         """Parts of a decode line's base."""
-        ...
 
 
 class CostSettings(Protocol):

@@ -32,7 +32,6 @@ class PrefillPolicy(Protocol):
         The one partly computed prompt always goes first and is not among them. Return a generator where the order
         is expensive: the core pulls no more picks than it can use.
         """
-        ...
 
 
 class Admitted(NamedTuple):
@@ -60,7 +59,6 @@ class PreemptionPolicy(Protocol):
 
     def victim(self, view: views.DecodeView) -> int:
         """The request_id of one of view.running."""
-        ...
 
 
 class EvictionPolicy(Protocol):
@@ -68,7 +66,6 @@ class EvictionPolicy(Protocol):
 
     def key(self, leaf: views.CachedLeaf) -> Any:
         """Smaller goes first. May depend only on the leaf."""
-        ...
 
 
 class TransferPolicy(Protocol):
@@ -76,7 +73,6 @@ class TransferPolicy(Protocol):
 
     def send_until(self, request: views.SendingPrefill) -> int:
         """The token up to which to send now, at most request.num_computed_tokens. A prompt's end always goes."""
-        ...
 
 
 class RoutingPolicy(Protocol):
@@ -84,7 +80,6 @@ class RoutingPolicy(Protocol):
 
     def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
         """The instance_id of one of view.instances."""
-        ...
 
 
 class SheddingPolicy(Protocol):
@@ -92,7 +87,6 @@ class SheddingPolicy(Protocol):
 
     def shed(self, request: views.WaitingRequest, view: views.SheddingView) -> int | None:
         """The request_id of the one that arrives, or of one of view.waiting; None: nobody."""
-        ...
 
 
 class DisaggregationPolicy(Protocol):
@@ -100,7 +94,6 @@ class DisaggregationPolicy(Protocol):
 
     def is_remote(self, prompt: views.TokenSequence, view: views.PairView) -> bool:
         """True: a prefill instance computes it, and sends the KV."""
-        ...
 
 
 class Servers(NamedTuple):
@@ -115,4 +108,3 @@ class ScalingPolicy(Protocol):
 
     def servers(self, view: views.ScalingView) -> Servers:
         """Returns at least one server of each role, and at most view.max_servers together."""
-        ...

@@ -16,15 +16,12 @@ class TokenSequence(Protocol):
 
     def page_key(self, start: int, size: int) -> Hashable:
         """Equal for equal tokens: identifies tokens [start, start + size)."""
-        ...
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
         """Count the tokens from `start` that equal those of `other` from `other_start`."""
-        ...
 
     def then(self, other: Any) -> "TokenSequence":
         """This sequence followed by another of the same kind."""
-        ...
 
 
 class QueuedRequest(Protocol):
@@ -39,7 +36,6 @@ class QueuedRequest(Protocol):
     @property
     def priority(self) -> int:
         """Larger goes first; 0 unless the scenario gives its class one."""
-        ...
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
@@ -59,7 +55,6 @@ class InstanceView(Protocol):
     @property
     def num_available_pages(self) -> int:
         """Free pages, and cached ones that nobody uses."""
-        ...
 
 
 class PrefillView(InstanceView, Protocol):
@@ -68,11 +63,9 @@ class PrefillView(InstanceView, Protocol):
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
         """Ordered as decode granted them; aggregated: as they came or were retracted."""
-        ...
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
         """Prompt tokens that the prefix cache holds now. Costs a tree walk."""
-        ...
 
 
 class SendingPrefill(Protocol):
@@ -85,7 +78,6 @@ class SendingPrefill(Protocol):
     @property
     def num_cached_tokens(self) -> int:
         """Found in the prefill instance's prefix cache; computed, as soon as the prompt has begun."""
-        ...
 
     @property
     def num_computed_tokens(self) -> int: ...
@@ -108,27 +100,22 @@ class DecodeView(InstanceView, Protocol):
     @property
     def num_active(self) -> int:
         """Requests that run, are ready to run, or wait for their KV: len(active)."""
-        ...
 
     @property
     def num_ahead_tokens(self) -> int:
         """Tokens beyond its KV for which a running request needs pages: 1, or more with speculative decoding."""
-        ...
 
     @property
     def num_running_tokens(self) -> int:
         """Prompt and output tokens of everything that runs."""
-        ...
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
         """Running requests in batch order. Costs time in proportion to the batch."""
-        ...
 
     @property
     def active(self) -> Collection[QueuedDecode]:
         """Requests that run, are ready to run, or wait for their KV. Costs time in proportion to their number."""
-        ...
 
     @property
     def retracted(self) -> Collection[QueuedDecode]: ...
@@ -155,17 +142,14 @@ class CachedLeaf(Protocol):
     @property
     def last_access(self) -> int:
         """Grows with every access to the tree."""
-        ...
 
     @property
     def num_hits(self) -> int:
         """Requests that used it and are done."""
-        ...
 
     @property
     def born(self) -> int:
         """The access at which it was inserted."""
-        ...
 
     @property
     def num_pages(self) -> int: ...
@@ -179,12 +163,10 @@ class InstanceLoad(Protocol):
     @property
     def num_requests(self) -> int:
         """Routed there and not done."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """Their prompt tokens."""
-        ...
 
 
 class RoutingView(Protocol):
@@ -195,11 +177,9 @@ class RoutingView(Protocol):
     @property
     def instances(self) -> Sequence[InstanceLoad]:
         """Never empty, always in the same order."""
-        ...
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Prompt tokens that were routed to this instance before, as far as the router remembers."""
-        ...
 
 
 class WaitingRequest(Protocol):
@@ -210,7 +190,6 @@ class WaitingRequest(Protocol):
     @property
     def num_tokens(self) -> int:
         """Length of its prompt."""
-        ...
 
     @property
     def priority(self) -> int: ...
@@ -222,7 +201,6 @@ class SheddingView(Protocol):
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
         """Requests whose clients have no token yet, in the order in which they were routed."""
-        ...
 
 
 class PairView(Protocol):
@@ -231,12 +209,10 @@ class PairView(Protocol):
     @property
     def num_decode_cached_tokens(self) -> int:
         """Prompt tokens that were routed to this decode instance before, as far as the router remembers."""
-        ...
 
     @property
     def decode(self) -> InstanceLoad:
         """The chosen decode instance, without this prompt."""
-        ...
 
     @property
     def prefill(self) -> Sequence[InstanceLoad]: ...
@@ -248,19 +224,16 @@ class RoleSeen(Protocol):
     @property
     def num_servers(self) -> int:
         """Servers that have the role, start with it, or switch to it."""
-        ...
 
     @property
     def num_requests(self) -> int:
         """Requests at servers that serve or drain: routed there and not done."""
-        ...
 
     @property
     def num_queued(self) -> int: ...
     @property
     def page_use(self) -> float:
         """Mean share of their pages that requests hold."""
-        ...
 
 
 class ScalingView(Protocol):
@@ -273,7 +246,6 @@ class ScalingView(Protocol):
     @property
     def max_servers(self) -> int:
         """Servers of both roles together."""
-        ...
 
     @property
     def prefill(self) -> RoleSeen: ...
@@ -288,12 +260,10 @@ class ScalingView(Protocol):
     @property
     def num_output_tokens(self) -> int:
         """Output tokens of finished requests."""
-        ...
 
     @property
     def mean_ttft_ns(self) -> float:
         """Mean over finished requests; 0 if none did."""
-        ...
 
     @property
     def mean_tpot_ns(self) -> float: ...

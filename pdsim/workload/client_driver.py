@@ -44,7 +44,6 @@ class Clock(Protocol):
 
     def after(self, delay_ns: int, callback: Callable[[Any], None]) -> Any:
         """Call back once, with anything."""
-        ...
 
 
 class ClientDriver:
