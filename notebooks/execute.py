@@ -10,8 +10,6 @@ from typing import Any
 import jupytext
 from nbclient import NotebookClient
 
-from pdsim.study.questions.notebook import notebook_of
-
 HERE = Path(__file__).parent
 HELPERS = {"execute", "setting"}
 MINUTES = 10
@@ -22,8 +20,12 @@ def sources() -> list[Path]:
 
 
 def read_source(path: Path) -> Any:
-    """A notebook without outputs."""
-    return notebook_of(path.read_text(encoding="utf-8"))
+    """A notebook without outputs. Cells are numbered, so that it is the same whenever it is made."""
+    notebook = jupytext.read(path, fmt="py:percent")
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
 
 
 def execute(path: Path) -> Any:

@@ -22,33 +22,19 @@ def ask(
         Path | None,
         Parameter(name=("--out", "-o"), help="Write answer.md, answer.json, answer.png and all runs here."),
     ] = None,
-    notebook: Annotated[
-        Path | None, Parameter(help="Write a notebook that asks this, .ipynb or .py, and do not answer here.")
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
-    from pdsim.scenario.yaml_file import ConfigError
     from pdsim.show.study_tables import print_answer, print_questions
     from pdsim.study.questions.question import NAMES, question
 
     given = {**options.given(), "changes": set_, "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
-        if notebook is not None:
-            raise ConfigError(f"--notebook {notebook}: name its question; there are {', '.join(NAMES)}")
         asks = {name: question(name).asks for name in NAMES}
         if json_:
             print_json(asks)
         else:
             print_questions(asks)
-    elif notebook is not None:
-        from pdsim.study.questions.notebook import write_notebook
-
-        write_notebook(notebook, name, scenario, **given)
-        if json_:
-            print_json({"notebook": str(notebook)})
-        else:
-            print(f"notebook: {notebook}")
     else:
         from pdsim.cli.finished import progress_over
         from pdsim.study.questions.answering import ask as answer

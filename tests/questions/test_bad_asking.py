@@ -1,7 +1,6 @@
 """Wrong flags: one clear message, exit code 2, no traceback."""
 
 import re
-import sys
 
 import pytest
 
@@ -32,10 +31,7 @@ WRONG = [
         ["staging-ring", "--set", "model=deepseek-r1", "--set", "prefill.tp=8", "--set", "decode.tp=8"],
         "deepseek-r1 has latent KV, which every rank holds whole",
     ),
-    (["pd-ratio", "--notebook", "ratio.txt"], "--notebook ratio.txt: expected a name that ends in .ipynb or .py"),
-    (["--notebook", "ratio.py"], "--notebook ratio.py: name its question; there are pd-ratio, pd-or-not"),
-    (["pd-ratio", "x.yaml", "--notebook", "ratio.py"], "x.yaml does not exist"),
-    (["capacity", "--notebook", "a.py", "--speedup", "2"], "only of a trace with its own times"),
+    (["pd-ratio", "x.yaml"], "x.yaml does not exist"),
     (["pd-ratio", "aggregated.yaml"], "questions are about prefill and decode instances"),
 ]
 
@@ -54,7 +50,6 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
     captured = capsys.readouterr()
     assert message in captured.err
     assert not captured.out
-    assert not list(tmp_path.glob("*.py"))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +64,3 @@ def test_what_is_wrong_is_said(arguments, message, tmp_path, monkeypatch, capsys
 def test_what_is_wrong_in_python_is_said(wrong, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         ask("routing", **wrong)
-
-
-def test_what_a_notebook_needs_is_said(tmp_path, monkeypatch, capsys):
-    """Of its two formats, .py needs nothing."""
-    monkeypatch.setitem(sys.modules, "jupytext", None)
-    for name, code in (("routing.py", 0), ("routing.ipynb", 2)):
-        with pytest.raises(SystemExit) as ended:
-            main(["ask", "routing", "--notebook", str(tmp_path / name)])
-        assert ended.value.code == code
-    assert "pip install 'pdsim[notebook]'" in capsys.readouterr().err

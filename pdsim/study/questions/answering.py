@@ -22,7 +22,7 @@ from pdsim.study.engine import open_engine
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of, trace_lines
+from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.question import Question, Verdict, place_of, question
 from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import milliseconds, number, share
@@ -76,7 +76,13 @@ def ask(
     )
     with opened_folder(out) as folder:
         path = None if scenario is None else Path(scenario)
-        found, base = begin(name, path, options, changes, folder=folder, seeds=seeds, jobs=jobs)
+        found = question(name)
+        for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} {value}: at least 1")
+        base = base_of(path, options, changes, folder=folder, starter=found.starter)
+        if speedup and not (name == "capacity" and base.keeps_times):
+            raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
             store = Store(folder)
@@ -98,28 +104,6 @@ def ask(
             (folder / "answer.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
             made.figure.savefig(folder / "answer.png", dpi=110)
     return made
-
-
-def begin(
-    name: str,
-    scenario: Path | None,
-    options: AskOptions,
-    changes: Sequence[str],
-    *,
-    folder: Path,
-    seeds: int,
-    jobs: int | None,
-) -> tuple[Question, Base]:
-    """The question and what it is about. Raises ConfigError if it cannot be asked."""
-    found = question(name)
-    for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value}: at least 1")
-    base = base_of(scenario, options, changes, folder=folder, starter=found.starter)
-    if options.speedup and not (name == "capacity" and base.keeps_times):
-        raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
-    found.arms(base)
-    return found, base
 
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
