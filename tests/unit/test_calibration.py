@@ -145,8 +145,17 @@ def test_a_transfer_is_batch_descriptors_and_bytes_as_its_engine_overlaps_them(o
     posting, moving = 11e3 * count, size / 6
     times = 20e3 + (1 - overlap) * posting + np.maximum(overlap * posting, moving)
     rows = Rows("transfer", "x", {"payload_bytes": size, "num_descriptors": count, "time_ns": times})
-    found = fit(regression.transfer_form(overlap), rows).values
+    found = fit(regression.transfer_form(overlap, rows), rows).values
     assert found == pytest.approx({"batch": 20e3, "per_descriptor": 11e3, "per_byte": 1 / 6}, rel=0.05)
+
+
+def test_what_a_push_takes_besides_its_bytes_is_its_batch():
+    """Each has one descriptor, whose time no row tells from the batch's."""
+    size = np.array([2.0**20, 2**24, 2**26, 2**28])
+    columns = {"payload_bytes": size, "num_descriptors": np.ones(4), "time_ns": 50e3 + size / 370}
+    rows = Rows("transfer", "push", columns)
+    found = fit(regression.transfer_form(0.0, rows), rows).values
+    assert found == pytest.approx({"batch": 50e3, "per_descriptor": 0, "per_byte": 1 / 370}, rel=0.01)
 
 
 def test_rows_of_the_kernel_and_transfer_benches_are_read_as_they_are(tmp_path):

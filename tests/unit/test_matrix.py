@@ -198,6 +198,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
     [
         ("validation-h200", 13),
         ("validation-h200-aggregated", 7),
+        ("push", 10),
         ("validation-h200-tp", 5),
         ("open-loops-h200", 7),
         ("open-loops-two-h200", 7),

@@ -153,7 +153,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> Fitted:
     """by_ratio: of phases; a server's client measured them."""
     if rows.kind == "transfer":
-        return fit(regression.transfer_form(_overlap(rows.name)), rows)
+        return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
     if rows.kind not in _PHASES:
         return fit(regression.staging_form(), rows)
     if rows.kind == "prefill" and clock is not None:

@@ -120,8 +120,11 @@ def decode_table(rows: Rows) -> Form:
     return Form("table", {**terms, **_empty_rows(rows)}, ("batch", "context_tokens"), knots=knots)
 
 
-def transfer_form(overlap: float) -> Form:
-    terms = {"batch": _one, "per_descriptor": _column("num_descriptors"), "per_byte": _column("payload_bytes")}
+def transfer_form(overlap: float, rows: Rows) -> Form:
+    """Descriptors that are as many in every row, as of a push, take their time with the batch."""
+    differ = bool(np.ptp(rows.columns["num_descriptors"]))
+    descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
+    terms = {"batch": _one, "per_descriptor": descriptors, "per_byte": _column("payload_bytes")}
     return Form("transfer", terms, ("payload_bytes", "num_descriptors"), overlap=overlap)
 
 
