@@ -83,8 +83,12 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         PolicyError,
         *mistakes,
     )
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words in ([], ["--help"], ["-h"]):
+        for name in app:
+            _ = app[name]  # its module, which is not loaded before, has its help
     try:
-        app.meta(arguments, exit_on_error=False, print_error=False)
+        app.meta(words, exit_on_error=False, print_error=False)
     except known as wrong:
         _fail(app, str(wrong))
     except BrokenPipeError:

@@ -163,12 +163,17 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
     """Prints what one request, or the mean of many, waited for or was worked on by."""
-    table = new_table(title, "part", "ms", "share", "what happens")
     total = sum(parts_ms.values())
-    for part, duration_ms in parts_ms.items():
-        table.add_row(part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
+
+    def table(*columns: str) -> Table:
+        made = new_table(title, "part", "ms", "share", *columns)
+        for part, duration_ms in parts_ms.items():
+            cells = (part, in_unit(duration_ms, "ms", 1), f"{duration_ms / total:.1%}", PARTS[part])
+            made.add_row(*cells[: 3 + len(columns)])
+        return made
+
     if parts_ms:
-        new_console().print(table)
+        print_first_that_fits(new_console(), lambda: table("what happens"), table)
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:

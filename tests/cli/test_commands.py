@@ -56,6 +56,13 @@ def output_json(capsys, *arguments):
     return json.loads(output(capsys, *arguments, "--json"))
 
 
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_each_command_says_what_it_does(capsys, words):
+    listed = re.findall(r"^│ ([a-z]+)(?: {2,}(\w+))?", output(capsys, *words), re.MULTILINE)
+    assert {"run", "plan", "ask"} <= {name for name, _ in listed}
+    assert [name for name, about in listed if not about] == []
+
+
 def test_run_prints_the_summary(capsys, scenario):
     summary = output_json(capsys, "run", scenario)
     assert summary["completed"] == 24

@@ -132,7 +132,7 @@ class Judged(NamedTuple):
 def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Judged]) -> list[str]:
     """Says whether the answer is the same at the ends of times that nobody measured; else, what to measure."""
     winner = found.verdict.winner
-    others = [f"{_said(one.verdict)} on the {end}" for end, one in ends.items() if not one.holds(found)]
+    others = [f"on the {end}, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
     if not others:
         return [f"'{winner}' on the fastest and on the slowest server that this may be, too."] if ends else []
     base = found.study.base
@@ -143,11 +143,11 @@ def _held(found: Judged, ends: Mapping[str, Judged], at: Callable[[Changes], Jud
     advice = measurement(
         deciding or base.scenario.uncertain, base.scenario, sizes_of(base.changed(found.study.arm(winner).changes), row)
     )
-    return [f"Undecided: it is {' and '.join(others)} server that this may be. {advice}"]
+    return [f"Undecided between the servers that this may be: {'; '.join(others)}. {advice}"]
 
 
 def _said(verdict: Verdict) -> str:
-    return f"'{verdict.winner}'" if verdict.advice else f"nothing within the SLO, '{verdict.winner}' the nearest,"
+    return f"'{verdict.winner}'" if verdict.advice else f"nothing meets the SLO, and '{verdict.winner}' is the nearest"
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
