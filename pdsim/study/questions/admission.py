@@ -49,10 +49,6 @@ def _late(study: Study) -> list[str]:
 
 QUESTION = Question(
     asks="How many tokens should decode keep in reserve, and when should it grant pages?",
-    varies=(
-        "Reserves of 0 to 2,048 tokens a request, a reserve of the longest output, and pages granted when a prompt "
-        "is computed."
-    ),
     columns=("attained", "tokens", "ttft", "tail_ttft", "tail_tpot", "admission", "running", "retractions"),
     arms=arms,
     verdict=verdict,

@@ -111,11 +111,6 @@ def _needed(study: Study, highest: float) -> list[str]:
 
 QUESTION = Question(
     asks="How much load does the cluster take within the SLO?",
-    varies=(
-        "All requests at once, then Poisson arrivals, or the scenario's own bursts, at half up to 95 % of what was "
-        "served then; two more rates between the last that meets the SLO and the first that does not. "
-        "A trace keeps its own times and is sped up instead."
-    ),
     columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
     arms=arms,
     then=rates,

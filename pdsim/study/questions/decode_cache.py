@@ -59,7 +59,6 @@ def _why(study: Study) -> str:
 
 QUESTION = Question(
     asks="Does a radix cache on decode pay, and what does it cost?",
-    varies="Off, on, and on with half and a quarter of the clients in the decode batch.",
     columns=("attained", "rate", "median_ttft", "tail_ttft", "itl", "latency", "running", "decode_hits", "gigabytes"),
     arms=arms,
     verdict=verdict,

@@ -66,10 +66,6 @@ def _hours(study: Study, label: str) -> str:
 
 QUESTION = Question(
     asks="Do servers that change their roles, or start and stop, beat a fixed ratio on my day?",
-    varies=(
-        "Every fixed ratio of as many servers and of fewer, servers that change their roles, and servers that start "
-        "and stop as well."
-    ),
     columns=("attained", "gpu_hours", "tail_ttft", "tail_tpot", "rate"),
     arms=arms,
     verdict=verdict,

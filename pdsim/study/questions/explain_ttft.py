@@ -43,7 +43,6 @@ def _compared(study: Study) -> list[str]:
 
 QUESTION = Question(
     asks="Where does the time to the first token go?",
-    varies="The cluster as it is, one request at a time, and the same GPUs aggregated; the mean of each stage.",
     columns=("attained", "tail_ttft", "ttft", "queue", "forward", "transfer", "admission", "merge", "outside"),
     arms=arms,
     verdict=verdict,

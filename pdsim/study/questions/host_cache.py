@@ -87,7 +87,6 @@ def _per_server(study: Study, label: str) -> str:
 
 QUESTION = Question(
     asks="What does host memory behind the prefix caches save me?",
-    varies="None, and one, two, four and eight times the KV of a prefill GPU, on each role with a radix cache.",
     columns=("attained", "rate", "ttft", "p99_ttft", "tpot", "prefill_hits", "decode_hits"),
     arms=arms,
     verdict=verdict,

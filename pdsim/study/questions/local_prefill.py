@@ -49,10 +49,6 @@ def verdict(study: Study) -> Verdict:
 
 QUESTION = Question(
     asks="Which prompts should the decode instance compute itself?",
-    varies=(
-        "All prompts on prefill; those with fewer than 128 to 8,192 uncached tokens on decode, which is llm-d's rule; "
-        "and Dynamo's rule of length and queue. With engine vllm."
-    ),
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "gigabytes"),
     arms=arms,
     verdict=verdict,

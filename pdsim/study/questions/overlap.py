@@ -59,7 +59,6 @@ def _others(study: Study, best: str) -> list[str]:
 
 QUESTION = Question(
     asks="Does sending KV while it is computed pay, by chunk or by layer?",
-    varies="KV sent after the whole prompt, after each chunk, after each of smaller chunks, and in groups of layers.",
     columns=("attained", "ttft", "tail_ttft", "transfer", "forward", "rate"),
     arms=arms,
     verdict=verdict,

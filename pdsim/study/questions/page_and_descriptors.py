@@ -77,7 +77,6 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
 
 QUESTION = Question(
     asks="How large should a page be, and what do descriptors cost?",
-    varies="Pages of 1 to 256 tokens.",
     columns=("attained", "descriptors", "transfer", "ttft", "tail_ttft", "rate"),
     arms=arms,
     verdict=verdict,

@@ -113,11 +113,6 @@ def _around(tokens: int) -> dict[str, object]:
 
 QUESTION = Question(
     asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
-    varies=(
-        "An aggregated cluster of as many GPUs against every split, with two routers unless the "
-        "scenario names one; for generated lengths also with prompts of a sixteenth, a quarter and four times the "
-        "length."
-    ),
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "rate"),
     arms=arms,
     then=other_prompts,

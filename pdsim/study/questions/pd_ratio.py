@@ -48,7 +48,6 @@ def verdict(study: Study) -> Verdict:
 
 QUESTION = Question(
     asks="How many of the GPUs should prefill?",
-    varies="Every split of the GPUs, with two routers unless the scenario names one.",
     columns=("attained", "goodput", "tail_ttft", "tail_tpot", "rate", "queue", "admission"),
     arms=splits,
     verdict=verdict,

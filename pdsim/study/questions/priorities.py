@@ -71,10 +71,6 @@ def _share(study: Study, label: str, classes: list[str]) -> str:
 
 QUESTION = Question(
     asks="Do priorities and shedding keep one class within the SLO when there is more load than room?",
-    varies=(
-        "First come, first served; priorities of classes; and both with a limit on the requests that wait for their "
-        "first token: half, as many and twice as many as prefill computes within the TTFT of the SLO."
-    ),
     columns=("first", "others", "failed", "rate", "tail_ttft", "tail_tpot"),
     arms=arms,
     then=limits,

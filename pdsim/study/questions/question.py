@@ -45,8 +45,6 @@ class Verdict(NamedTuple):
 class Question:
     asks: str
     """The question in the user's words."""
-    varies: str
-    """Subject of the comparison, as docs/ask.md has it."""
     columns: tuple[str, ...]
     """Numbers of table and figure, by their names in COLUMNS."""
     arms: Callable[[Base], list[Arm]]

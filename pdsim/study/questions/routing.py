@@ -31,7 +31,6 @@ def _hits(study: Study) -> str:
 
 QUESTION = Question(
     asks="Which prefill instance should a prompt go to?",
-    varies="Five policies for the prefill instances.",
     columns=("attained", "goodput", "ttft", "tail_ttft", "prefill_hits", "rate"),
     arms=arms,
     verdict=verdict,

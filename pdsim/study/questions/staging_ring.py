@@ -103,7 +103,6 @@ def _too_small(study: Study) -> list[str]:
 
 QUESTION = Question(
     asks="How large should staging memory be, where prefill and decode lay out KV heads differently?",
-    varies="No staging; staging with a prefill buffer of 64 MiB; rings of 128 MiB to 4 GiB with a buffer that fits.",
     columns=("attained", "ttft", "tail_ttft", "transfer", "rate", "tpot", "descriptors"),
     arms=arms,
     verdict=verdict,

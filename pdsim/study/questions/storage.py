@@ -44,7 +44,6 @@ def verdict(study: Study) -> Verdict:
 
 QUESTION = Question(
     asks="What does storage behind host memory save me, and how many drives are enough?",
-    varies="None, and one, two, four and eight drives behind host memory, of each server or of a shared store.",
     columns=("attained", "rate", "ttft", "p99_ttft", "tpot", "prefill_hits"),
     arms=arms,
     verdict=verdict,

@@ -47,7 +47,6 @@ def _knee(study: Study) -> str:
 
 QUESTION = Question(
     asks="Which transport should carry KV, and how fast must its link be?",
-    varies="Five engines with the GPU's own links, and one with links of 0.5 to 100 GB/s.",
     columns=("attained", "goodput", "ttft", "tail_ttft", "transfer", "tpot", "rate"),
     arms=arms,
     verdict=verdict,
