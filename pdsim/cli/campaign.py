@@ -48,9 +48,10 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     out.mkdir(parents=True, exist_ok=True)
     if out.resolve() == source.resolve():
         raise ConfigError(f"--out: {out} is the matrix itself; expected another folder")
+    profiles = {suite.profile, *(variant.profile for variant in suite.variants)}
     for path in source.iterdir():
         is_input = path.suffix not in _NOT_COPIED and path.name not in {SUITE_FILE, suite.scenario_path.name}
-        if path.is_file() and is_input and path not in _profiles(suite):
+        if path.is_file() and is_input and path not in profiles:
             shutil.copy(path, out)
     if hosts is not None:
         shutil.copy(hosts, out / "hosts.yaml")
@@ -63,10 +64,6 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
     copied |= {"scenario": "scenario.yaml", "profile": _profile_name(first, first), "runs": _DATA, "variants": variants}
     write_yaml(copied, out / SUITE_FILE)
     return load_suite(str(out), Path())
-
-
-def _profiles(suite: ValidationSuite) -> set[Path]:
-    return {profile for profile in (suite.profile, *(variant.profile for variant in suite.variants)) if profile}
 
 
 def _variant(variant: Variant, ranks: Ranks, first: Ranks) -> Any:

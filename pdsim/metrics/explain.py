@@ -80,7 +80,11 @@ def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
 
 def stage_ms(request: RequestRecord) -> dict[str, float]:
     """Time of each stage of a finished request."""
-    return {stage: _between(request, first, last) for stage, (first, last, _) in stages_of(request).items()}
+    moments = {
+        stage: (getattr(request, first), getattr(request, last))
+        for stage, (first, last, _) in stages_of(request).items()
+    }
+    return {stage: (end - begin) / 1e6 for stage, (begin, end) in moments.items()}
 
 
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
@@ -118,12 +122,6 @@ def _ms_by_stage(requests: Sequence[RequestRecord]) -> dict[str, list[float]]:
         for stage, ms in found.items()
         if any(stage in table for table in tables)
     }
-
-
-def _between(request: RequestRecord, first: str, last: str) -> float:
-    begin: int = getattr(request, first)
-    end: int = getattr(request, last)
-    return (end - begin) / 1e6
 
 
 PARTS = {

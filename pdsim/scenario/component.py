@@ -212,13 +212,9 @@ def component_name(value: Any) -> str:
     return described if isinstance(described, str) else str(described["use"])
 
 
-def path_of(kind: type[Any]) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
 @cache
 def _name_of(kind: type[Any]) -> str:
-    path = path_of(kind)
+    path = f"{kind.__module__}:{kind.__qualname__}"
     return next((n for table in BUILT_IN.values() for n, p in table.items() if p == path), path)
 
 

@@ -37,9 +37,10 @@ def sweep_page(result: SweepResult) -> Page:
             *_effects(stable, result, fields),
             *_hits(points, fields),
         ]
+    num_runs = counted(max(len(point.replications) for point in result.points), "run")
     return Page(
         title=result.name,
-        subtitle=f"{counted(len(result.points), 'point')} of {_replications(result.points)}, {result.folder.name}",
+        subtitle=f"{counted(len(result.points), 'point')} of {num_runs} each, {result.folder.name}",
         answer=_answer(result, points),
         detail=_detail(result, points),
         cards=_cards(result, points),
@@ -91,7 +92,8 @@ def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:
         ranged = between(slo, {slo: [min(at_ends), max(at_ends)]} if best.ends else {})
         cards.append(_card(f"goodput, {slo}", best.goodput_per_gpu(slo), "requests/s per GPU", ranged))
     output = best.per_gpu("output_throughput")
-    cards.append(_card("output", output, "tokens/s per GPU", _range_per_gpu(best, "output_throughput")))
+    per_gpu = {name: [end / best.num_gpus for end in ends] for name, ends in best.ranges.items()}
+    cards.append(_card("output", output, "tokens/s per GPU", between("output_throughput", per_gpu)))
     if not best.is_saturated:
         for time in ("ttft", "tpot"):
             for name, p in _SHOWN_STATISTICS.items():
@@ -105,17 +107,8 @@ def _card(title: str, value: Estimate, unit: str, ranged: str = "") -> Card:
     return Card(title, significant(value.mean), unit + half + (f", {ranged}" if ranged else ""))
 
 
-def _range_per_gpu(point: PointResult, field: str) -> str:
-    return between(field, {name: [end / point.num_gpus for end in ends] for name, ends in point.ranges.items()})
-
-
 def _estimate(value: Estimate) -> Cell:
     return Cell(value.text(significant), value.mean)
-
-
-def _replications(points: Sequence[PointResult]) -> str:
-    count = max(len(point.replications) for point in points)
-    return f"{count} runs each" if count > 1 else "one run each"
 
 
 # Fields and values.
@@ -129,7 +122,10 @@ def _varied(points: Iterable[PointResult]) -> dict[str, list[Any]]:
             values.setdefault(field, [])
             if value not in values[field]:
                 values[field].append(value)
-    return {field: _in_order(found) for field, found in values.items() if len(found) > 1}
+    for found in values.values():
+        if all(isinstance(value, int | float) for value in found):
+            found.sort()
+    return {field: found for field, found in values.items() if len(found) > 1}
 
 
 def _labelled(point: PointResult) -> dict[str, Any]:
@@ -137,11 +133,6 @@ def _labelled(point: PointResult) -> dict[str, Any]:
     if _PREFILL in changes and _DECODE in changes:
         changes[_RATIO] = f"{changes[_PREFILL]}:{changes[_DECODE]}"
     return changes
-
-
-def _in_order(values: Sequence[Any]) -> list[Any]:
-    numbers = all(isinstance(value, int | float) for value in values)
-    return sorted(values) if numbers else list(values)
 
 
 def _load_of(fields: Iterable[str]) -> str | None:

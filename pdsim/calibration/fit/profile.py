@@ -180,12 +180,6 @@ def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
     return rows.where(is_long) if is_long.any() else rows
 
 
-def _graph_sizes(rows: Rows) -> list[int]:
-    """Each is a program of its own. None if a row does not tell its graph."""
-    sizes = np.unique(rows.columns.get("graph", 0))
-    return sizes.astype(int).tolist() if sizes.all() else []
-
-
 def _overlap(transport: str) -> float:
     """An engine's way to post is not fitted: the catalog knows it, or nothing overlaps."""
     return load_transport(transport).overlap if transport in names("transports") else 0.0
@@ -227,12 +221,13 @@ def _decode(fitted: Fitted) -> dict[str, Any]:
 
 
 def _graphs(fitted: Fitted) -> dict[str, Any]:
-    """Larger batches than those that were measured are not run without graphs, but in larger ones."""
-    if not (sizes := _graph_sizes(fitted.rows)):
+    """Sizes of graphs, if each row tells its own. Larger batches are not run without graphs, but in larger ones."""
+    sizes = np.unique(fitted.rows.columns.get("graph", 0))
+    if not sizes.all():
         return {}
     per_token = fitted.values["per_context_token"]
     share = fitted.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
-    return {"graph_sizes": sizes, "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+    return {"graph_sizes": sizes.astype(int).tolist(), "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
 
 
 def _entries(fitted: Fitted) -> dict[int, str]:

@@ -173,7 +173,10 @@ class Answer:
     @property
     def table(self) -> Any:
         """A pandas DataFrame of the means, a row for each arm; NaN: it has none. Raises PandasMissingError."""
-        rows = [{"arm": row.arm, **self._means(row), "remark": row.remark} for row in self.rows]
+        rows: list[dict[str, Any]] = []
+        for row in self.rows:
+            means = {self.title(name): nan if one is None else one.mean for name, one in row.estimates.items()}
+            rows.append({"arm": row.arm, **means, "remark": row.remark})
         return load_pandas().DataFrame(rows).set_index("arm")
 
     @property
@@ -197,6 +200,3 @@ class Answer:
             "\n".join(f"| {' | '.join(cells)} |" for cells in table),
         ]
         return "\n\n".join(parts) + "\n"
-
-    def _means(self, row: AnswerRow) -> dict[str, float]:
-        return {self.title(name): nan if value is None else value.mean for name, value in row.estimates.items()}

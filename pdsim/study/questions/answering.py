@@ -14,7 +14,6 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.design import Changes
@@ -234,11 +233,6 @@ def _limit(study: Study, label: str) -> Limit:
     return study.trials.limit(changes, None if is_served or study[label].is_saturated else term)
 
 
-def _latencies_ms(result: RunResult) -> dict[str, list[float]]:
-    done = [r for r in result.records.requests if r.outcome == "finished"]
-    return {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
-
-
 def _errors(study: Study) -> list[str]:
     """Reasons why arms failed, each once."""
     arms = defaultdict(list)
@@ -270,7 +264,9 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 def _alone(study: Study, changes: Changes) -> str:
     """Says whether the SLO is missed without any queue: then no number of instances helps."""
-    found = _latencies_ms(simulate(study.base.changed(study.base.one_at_a_time(changes))))
+    result = simulate(study.base.changed(study.base.one_at_a_time(changes)))
+    done = [r for r in result.records.requests if r.outcome == "finished"]
+    found = {"TTFT": [ttft_ms(r) for r in done], "TPOT": [tpot_ms(r) for r in done if r.num_output_tokens > 1]}
     for what, slo_ms in (("TTFT", study.options.ttft_ms), ("TPOT", study.options.tpot_ms)):
         times_ms = found[what]
         met = sum(ms <= slo_ms for ms in times_ms) / max(1, len(times_ms))
