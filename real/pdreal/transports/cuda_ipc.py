@@ -148,6 +148,7 @@ class CudaIpcTransport:
 
     def disconnect(self, address: str) -> None:
         if address in self._peers:
+            torch.cuda.set_device(self._device)  # what is mapped is so for this one
             self._peers.pop(address).close()
             self._targets.pop(address).close()
 
