@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pdsim.core.messages import MixedStep, PrefillStep
 from pdsim.cost.attention_waves import AttentionWaves
+from pdsim.cost.kv_reads import KvReads
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
 
@@ -118,6 +119,8 @@ class StepTimes:
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
     """Factors by which the GPU of an imagined instance is faster: prefill, decode."""
+    kv_reads: KvReads | None = None
+    """None: transfers prolong no forward."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
     """Stall in ns of the n-th decode step of several requests."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
@@ -134,7 +137,9 @@ class StepTimes:
             duration_ns = self.prefill.prefill_ns(known, start_ns)
         else:
             duration_ns = self.prefill.prefill_ns(known, start_ns, expert_tokens)
-        return duration_ns if self.speedup[0] == 1 else max(1, round(duration_ns / self.speedup[0]))
+        if self.speedup[0] != 1:
+            duration_ns = max(1, round(duration_ns / self.speedup[0]))
+        return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration of a forward over prompts and running requests, whose KV it reads as well. Called as prefill_ns."""

@@ -10,6 +10,7 @@ from pdsim.core.receiver import Receiver
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
+from pdsim.cost.kv_reads import KvReads
 from pdsim.cost.pipeline import PipelineTimes, pipeline_times
 from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
 from pdsim.scenario import wiring
@@ -150,7 +151,9 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     prefill = prefill_model(scenario, role)
     measured = None if cost.measured is None else cost.measured.bounds()
     if not isinstance(settings, DecodingSettings):
-        return StepTimes(prefill=prefill, decode=prefill, measured=measured)
+        slows_prefill = wiring.transport(scenario).slows_prefill
+        kv_reads = KvReads(slows_prefill) if slows_prefill else None
+        return StepTimes(prefill=prefill, decode=prefill, measured=measured, kv_reads=kv_reads)
     drafting, graphs, draft_tokens = NO_DRAFTING, None, settings.speculative_draft_tokens
     if draft_tokens is not None:
         drafting = Drafting(draft_tokens, settings.speculative_drafting)

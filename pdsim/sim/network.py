@@ -260,6 +260,7 @@ class Transfers:
         self._tell = tell
         self._send = send
         self._sender_of = {instance.instance_id: sender_of(instance.instance_id) for instance in cluster.instances}
+        self._kv_reads = {name: cost.kv_reads for name, cost in cluster.costs.items() if cost.kv_reads is not None}
         self._senders = {agent.instance_id: agent for agent in cluster.agents if isinstance(agent, Sender)}
         self._scatter_free_ns: dict[str, int] = {}
         self.network = Network(
@@ -287,6 +288,8 @@ class Transfers:
         unit = transfer.unit
         sender_id = self._sender_of[unit.source]
         sender = self._senders.get(sender_id)
+        if unit.source in self._kv_reads:
+            self._kv_reads[unit.source].ended(transfer.start_ns, self._timeline.now_ns)
         worker = 0 if sender is None else sender.worker(unit)
         row = transfer_record(
             unit,

@@ -65,6 +65,8 @@ class Transport:
 
     descriptor_ns is that of a worker alone, which waits for the loop after each turn.
     """
+    slows_prefill: float = 0.0
+    """The share of a transfer's time by which it prolongs forwards of the GPU that it reads."""
     coalesces: bool = True
     """Joins pages that follow each other on both sides into one descriptor."""
     pushes: bool = False

@@ -78,7 +78,7 @@ def test_the_metrics_of_vllm_are_those_of_its_requests():
 
 
 LOADED = pytest.mark.xfail(
-    reason="-12.0 % against -7.2 %: simulated transfers never slow a forward, and what does is not identifiable here",
+    reason="-12.0 % against -7.2 %: no row says how transfers slow forwards here, and it is not identifiable",
     raises=AssertionError,
     strict=True,
 )

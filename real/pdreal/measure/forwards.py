@@ -110,13 +110,13 @@ class ForwardBench:
         Its repeats have lengths near the case's: each length costs libraries something at first.
         """
         pause_seconds = _PAUSE_SECONDS if self._runner.model.device.type == "cuda" else 0.0
-        forwards = (self._prefilling(case, num_more) for num_more in _AROUND)
+        forwards = (self.prefilling(case, num_more) for num_more in _AROUND)
         graphs = " ".join(map(str, self._runner.prefill_graph_sizes)) or None
         return row_of("prefill", self._times_us(forwards, pause_seconds), prefill_graphs=graphs, **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
         """A row of each forward of a burst: the median over bursts, each of which begins on a GPU that has rested."""
-        forward = self._prefilling(case)
+        forward = self.prefilling(case)
         forward()
         bursts = [self._burst_us(forward) for _ in range(_BURSTS)]
         busy_us = 0.0
@@ -132,7 +132,7 @@ class ForwardBench:
             times_us.append(once_us(forward))
         return times_us
 
-    def _prefilling(self, case: PrefillCase, num_more: int = 0) -> Callable[[], Sequence[int]]:
+    def prefilling(self, case: PrefillCase, num_more: int = 0) -> Callable[[], Sequence[int]]:
         num_prompts, num_tokens, num_context_tokens = case
         inputs = [
             PrefillInput(

@@ -127,7 +127,7 @@ def measure_engine(
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
     """A row for each shape: bytes in all, and descriptors. devices: of sender and target. Raises UnavailableError."""
-    with _opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
+    with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
         address,
         source,
@@ -135,7 +135,7 @@ def measure_engine(
     ):
         local = source.data_ptr()
         for num_bytes, num_descriptors in shapes:
-            ranges = _ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
+            ranges = scattered_ranges(local, remote, num_bytes // num_descriptors, num_descriptors)
             times_us = repeat_us(partial(engine.write, address, *ranges), seconds)
             yield row_of(
                 "transfer", times_us, transport=transport, payload_bytes=num_bytes, num_descriptors=num_descriptors
@@ -152,7 +152,7 @@ def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], 
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
     if not counts:
         return
-    with _opened("push", max(counts) * page_bytes, devices, None) as (engine, address, source, remote):
+    with opened("push", max(counts) * page_bytes, devices, None) as (engine, address, source, remote):
         assert isinstance(engine, MappingTransport)
         for num_pages in counts:
             target = replace(_PUSHED, num_pages=num_pages)
@@ -172,14 +172,16 @@ def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], 
             yield row_of("transfer", times_us, transport="push", payload_bytes=size, num_descriptors=1)
 
 
-def _ranges(local: int, remote: int, block_bytes: int, num_blocks: int) -> tuple[Addresses, Addresses, Addresses]:
+def scattered_ranges(
+    local: int, remote: int, block_bytes: int, num_blocks: int
+) -> tuple[Addresses, Addresses, Addresses]:
     order = np.random.default_rng(0).permutation(num_blocks)
     blocks = np.arange(num_blocks) * block_bytes
     return local + blocks, remote + blocks[order], np.full(num_blocks, block_bytes)
 
 
 @contextmanager
-def _opened(
+def opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
     """The engine, the target's address, memory of the sender, and where that of the target begins."""
