@@ -15,7 +15,7 @@ from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
 from pdsim.show import run_figures
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, differences, setup_sentence
-from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_off
+from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_offs
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
@@ -251,27 +251,11 @@ def _tornado(found: Sequence[Sensitivity]) -> list[FigureBlock]:
 
 def _trade(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     """The trade-offs between the runs."""
-    if any(not run.summary.get(name) for run in runs for name in ("mean_tpot_ms", "median_ttft_ms")):
-        return []
-    y_title = runs[0].per_gpu
-    speed = [Dot(1e3 / run.summary["mean_tpot_ms"], run.output_rate, run.name) for run in runs]
-    ttft = [Dot(run.summary["median_ttft_ms"] / 1e3, run.output_rate, run.name) for run in runs]
-    return [
-        FigureBlock(
-            "pareto",
-            "Throughput against speed for each user",
-            "Up and right is better; the line joins runs that no other beats in both.",
-            trade_off(speed, "tokens/s of one user", y_title, more_x=True),
-            wide=False,
-        ),
-        FigureBlock(
-            "ttft-throughput",
-            "Throughput against TTFT",
-            "Up and left is better.",
-            trade_off(ttft, "median TTFT, s", y_title, more_x=False),
-            wide=False,
-        ),
-    ]
+
+    def dots(field: str) -> list[Dot]:
+        return [Dot(run.summary.get(field, 0.0), run.output_rate, run.name) for run in runs]
+
+    return trade_offs(dots, runs[0].per_gpu, "runs that no other beats in both")
 
 
 def _summary_table(runs: Sequence[ReportedRun]) -> Table:

@@ -1,13 +1,14 @@
 """Figures of many points: what is traded for what, where the best ones are, and which field matters."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from pdsim.metrics.summary_rows import signed
+from pdsim.show.page import FigureBlock
 from pdsim.show.style import FULL, GRID, HALF, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
 
 _MANY = 24
@@ -20,7 +21,7 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a trade-off. half_y: of its confidence interval; None if it has none."""
+    """A point of a figure. half_y: of its confidence interval; None if it has none."""
 
     x: float
     y: float
@@ -29,7 +30,31 @@ class Dot:
     half_y: float | None = None
 
 
-def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
+_TRADES = (
+    ("pareto", "speed for each user", "tokens/s of one user", "mean_tpot_ms", True),
+    ("latency-throughput", "latency", "median latency, s", "median_e2e_latency_ms", False),
+    ("ttft-throughput", "TTFT", "p99 TTFT, s", "p99_ttft_ms", False),
+)
+"""Name, title, title of x, its field in summaries, and whether more of it is better."""
+
+
+def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
+    """Throughput against what it is traded for, where all dots know it.
+
+    dots: by a field of summaries, which is their x, in ms. joined: points that the line of a figure joins.
+    """
+    made = []
+    for name, title, x_title, field, more_x in _TRADES:
+        found = dots(field)
+        if all(dot.x for dot in found):
+            placed = [replace(dot, x=1e3 / dot.x if more_x else dot.x / 1e3) for dot in found]
+            caption = f"Up and {'right' if more_x else 'left'} is better; the line joins {joined}."
+            figure = _trade_off(placed, x_title, y_title, more_x=more_x)
+            made.append(FigureBlock(name, f"Throughput against {title}", caption, figure, wide=False))
+    return made
+
+
+def _trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) -> Figure:
     """Points, and a line through those that no other beats in both. More y is better; more_x: more x, too."""
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
@@ -38,15 +63,7 @@ def trade_off(dots: Sequence[Dot], x_title: str, y_title: str, *, more_x: bool) 
     for i, name in enumerate(dict.fromkeys(dot.series for dot in dots)):
         own = [dot for dot in dots if dot.series == name]
         style = {"color": SERIES[i % len(SERIES)], "marker": _MARKS[i % len(_MARKS)], "ms": 5.5, "ls": "none"}
-        errors = [dot.half_y or 0.0 for dot in own]
-        ax.errorbar(
-            [d.x for d in own],
-            [d.y for d in own],
-            yerr=errors if any(errors) else None,
-            label=name or None,
-            capsize=2,
-            **style,
-        )
+        ax.plot([dot.x for dot in own], [dot.y for dot in own], label=name or None, **style)
     for dot in dots if len(dots) <= _MANY else best[:_MANY]:
         near = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 7.5, "color": MUTED}
         ax.annotate(dot.label, (dot.x, dot.y), **near)

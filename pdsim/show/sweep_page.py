@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from pdsim.metrics.ranges import RANGED, between
 from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
-from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_off
+from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_offs
 from pdsim.study.plan import described, shown
 from pdsim.study.result import Estimate, PointResult, SweepResult, rate_per_gpu
 
@@ -175,54 +176,18 @@ def _numeric(value: Any) -> float | None:
 
 def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
     load = _load_of(fields)
+    labels = [shown(point.changes.get(load, "")) if load else "" for point in points]
+    series = [_series(point, fields) for point in points]
+    rates = [point.per_gpu("output_throughput").mean for point in points]
 
-    def dots(x: Value) -> list[Dot]:
+    def dots(field: str) -> list[Dot]:
         return [
-            Dot(
-                x(point),
-                point.per_gpu("output_throughput").mean,
-                shown(point.changes.get(load, "")) if load else "",
-                _series(point, fields),
-            )
-            for point in points
+            Dot(p.metric(field).mean, rate, label, name)
+            for p, rate, label, name in zip(points, rates, labels, series, strict=True)
         ]
 
-    y_title = "output tokens/s per GPU"
     by_load = f"; labelled by {load}" if load else ""
-    made = [
-        (
-            "pareto",
-            "Throughput against speed for each user",
-            "tokens/s of one user",
-            lambda p: 1e3 / p.metric("mean_tpot_ms").mean,
-            True,
-        ),
-        (
-            "latency-throughput",
-            "Throughput against latency",
-            "median latency, s",
-            lambda p: p.metric("median_e2e_latency_ms").mean / 1e3,
-            False,
-        ),
-        (
-            "ttft-throughput",
-            "Throughput against TTFT",
-            "p99 TTFT, s",
-            lambda p: p.metric("p99_ttft_ms").mean / 1e3,
-            False,
-        ),
-    ]
-    better = {True: "Up and right is better", False: "Up and left is better"}
-    return [
-        FigureBlock(
-            name,
-            title,
-            f"{better[more]}; the line joins points that no other beats in both{by_load}.",
-            trade_off(dots(x), x_title, y_title, more_x=more),
-            wide=False,
-        )
-        for name, title, x_title, x, more in made
-    ]
+    return trade_offs(dots, "output tokens/s per GPU", f"points that no other beats in both{by_load}")
 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
@@ -322,17 +287,12 @@ def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[st
 
 
 def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value: Value) -> Bar | None:
-    mean = _mean(map(value, points))
+    mean = fmean(map(value, points))
     levels = [[value(point) for point in points if _labelled(point).get(field) == each] for each in values]
-    means = [_mean(level) for level in levels if level]
+    means = [fmean(level) for level in levels if level]
     if not mean or len(means) < 2:  # noqa: PLR2004
         return None
     return Bar(field, min(means) / mean - 1, max(means) / mean - 1)
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else 0.0
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:

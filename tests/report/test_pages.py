@@ -124,7 +124,7 @@ def test_runs_side_by_side_show_differences_from_the_first(one):
     slow = reported("slow", cost={"use": "affine", "prefill_per_token": "2 ms", "decode_base": "10 ms"})
     page = run_page([one, slow])
     assert page.answer.startswith("Most output: one")
-    assert names(page)[:2] == ["pareto", "ttft-throughput"]
+    assert names(page)[:3] == ["pareto", "latency-throughput", "ttft-throughput"]
     rows = {row[0].text: row for row in page.tables[0].rows}
     assert rows["requests/s"][3].tone == "bad"
     render(page)
