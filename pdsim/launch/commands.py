@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pdsim.policy.routing import CacheAware
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import roles
 from pdsim.system.catalog import load_gpu
+from pdsim.workload.arrivals import Poisson
 from pdsim.workload.client_driver import ClosedLoop
 
 HOST = "127.0.0.1"
@@ -104,14 +106,32 @@ def _quoted(word: str) -> str:
     return word if shlex.quote(word.replace("$", "")) == word.replace("$", "") else f'"{word}"'
 
 
+def thresholds(policy: CacheAware) -> dict[str, float]:
+    """Flags of a router's cache_aware, in SGLang's gateway and in vLLM's alike, where they are not its defaults."""
+    names = {
+        "cache-threshold": "match_threshold",
+        "balance-abs-threshold": "balance_abs_threshold",
+        "balance-rel-threshold": "balance_rel_threshold",
+    }
+    given = {flag: (getattr(policy, name), getattr(CacheAware, name)) for flag, name in names.items()}
+    return {flag: value for flag, (value, default) in given.items() if value != default}
+
+
+def pace(client: Any) -> Flags:
+    """Flags of a load generator; none for arrivals that not all of them can send."""
+    if isinstance(client, ClosedLoop):
+        return [("max-concurrency", client.concurrency)]
+    return [("request-rate", client.arrivals.rate_per_s)] if isinstance(client.arrivals, Poisson) else []
+
+
 def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> None:
     """Adds the export of the requests with their times, and AIPerf, which sends them (its docs/cli_options.md)."""
     made.add("trace", f"pdsim export {source}", [("to", "mooncake"), ("out", TRACE)])
     client = scenario.client
     if isinstance(client, ClosedLoop):
-        pace: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
+        times: Flags = [("concurrency", client.concurrency), ("request-count", len(requests_of(scenario)))]
     else:
-        pace = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
+        times = [("fixed-schedule", True), ("fixed-schedule-auto-offset", True)]
     flags = [
         ("model", model),
         ("url", f"http://{HOST}:{GATEWAY_PORT}"),
@@ -119,7 +139,7 @@ def add_replay(made: Launch, scenario: Scenario, source: str, model: str) -> Non
         ("streaming", True),
         ("input-file", TRACE),
         ("custom-dataset-type", "mooncake_trace"),
-        *pace,
+        *times,
         ("extra-inputs", "ignore_eos:true"),
         ("random-seed", scenario.seed),
         ("output-artifact-dir", scenario.name),

@@ -1,11 +1,11 @@
 """Fields of a scenario that a launch says, leaves aside or refuses: none is dropped in silence."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from typing import Any, NamedTuple
 
-from pdsim.scenario.component import component_name
-from pdsim.scenario.fields import DIMENSIONS, Section
+from pdsim.scenario.component import component_name, settings_of
+from pdsim.scenario.fields import Section
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
@@ -84,13 +84,9 @@ def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
 
 def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Leaf]:
     yield Leaf(path, component_name(component), is_default)
-    for field in fields(component):
-        if not field.init:
-            continue
+    kind: Any = type(component)
+    for field, name, _ in settings_of(kind):
         value = getattr(component, field.name)
-        name = next(
-            (field.name.removesuffix(d.suffix) for d in DIMENSIONS if field.name.endswith(d.suffix)), field.name
-        )
         if is_dataclass(value):
             yield from _of_component(value, f"{path}.{name}", is_default=False)
         else:

@@ -8,7 +8,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, add_replay, places
+from pdsim.launch.commands import (
+    FIRST_BOOTSTRAP_PORT,
+    GATEWAY_PORT,
+    HOST,
+    Flags,
+    Launch,
+    Place,
+    add_replay,
+    pace,
+    places,
+    thresholds,
+)
 from pdsim.launch.settings import Aside, Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.decode import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
@@ -26,8 +37,6 @@ from pdsim.scenario.servers import (
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.storage import HostCacheSettings
 from pdsim.system.catalog import load_model
-from pdsim.workload.arrivals import Poisson
-from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -190,15 +199,7 @@ def _thresholds(policy: Any) -> dict[str, float] | None:
     """
     if isinstance(policy, LeastLoaded):
         return {"cache-threshold": 1.0}
-    if not isinstance(policy, CacheAware):
-        return None
-    usual = CacheAware()
-    given = {
-        "cache-threshold": (policy.match_threshold, usual.match_threshold),
-        "balance-abs-threshold": (policy.balance_abs_threshold, usual.balance_abs_threshold),
-        "balance-rel-threshold": (policy.balance_rel_threshold, usual.balance_rel_threshold),
-    }
-    return {flag: value for flag, (value, default) in given.items() if value != default}
+    return thresholds(policy) if isinstance(policy, CacheAware) else None
 
 
 def _add_servers(made: Launch, scenario: Scenario, role: str, at: list[Place], model: str) -> None:
@@ -347,21 +348,17 @@ def add_bench_serving(made: Launch, scenario: Scenario) -> None:
     requests, dataset = _dataset(made, scenario.workload)
     if not dataset:
         return
-    client = scenario.client
-    if isinstance(client, ClosedLoop):
-        pace: Flags = [("max-concurrency", client.concurrency)]
-    elif isinstance(client.arrivals, Poisson):
-        pace = [("request-rate", client.arrivals.rate_per_s)]
-    else:
-        made.notes.append("client: bench_serving sends Poisson arrivals or a closed loop; this load is sent at once")
-        pace = []
+    sent = pace(scenario.client)
+    if not sent:
+        made.notes.append("client: bench_serving sends Poisson arrivals or a closed loop")
+        return
     flags = [
         ("backend", "sglang"),
         ("host", HOST),
         ("port", GATEWAY_PORT),
         ("num-prompts", requests),
         *dataset,
-        *pace,
+        *sent,
         ("seed", scenario.seed),
         ("tag", scenario.name),
         ("output-file", f"{scenario.name}.jsonl"),

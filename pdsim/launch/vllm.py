@@ -16,7 +16,9 @@ from pdsim.launch.commands import (
     Place,
     add_replay,
     one_host,
+    pace,
     places,
+    thresholds,
 )
 from pdsim.launch.settings import Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.decode import FewestOutputsFirst
@@ -25,8 +27,8 @@ from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ComputingSettings, DecodingSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sizing import resolve, roles
-from pdsim.workload.arrivals import Gamma, Poisson
-from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.arrivals import Gamma
+from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
@@ -45,18 +47,10 @@ def _block_size(value: Any, _: Scenario) -> str | None:
 
 def _thresholds(_: Any, scenario: Scenario) -> str | None:
     router = scenario.router
-    both = [one for one in (router.prefill, router.decode) if isinstance(one, CacheAware)]
-    if scenario.aggregated is None and len({_flags_of(one) for one in both}) > 1:
+    both = [thresholds(one) for one in (router.prefill, router.decode) if isinstance(one, CacheAware)]
+    if scenario.aggregated is None and both and both[0] != both[-1]:
         return "the router's thresholds of cache_aware are those of both roles; give both the same"
     return None
-
-
-def _flags_of(policy: CacheAware) -> tuple[tuple[str, float], ...]:
-    return (
-        ("cache-threshold", policy.match_threshold),
-        ("balance-abs-threshold", policy.balance_abs_threshold),
-        ("balance-rel-threshold", policy.balance_rel_threshold),
-    )
 
 
 def _same_dp(_: Any, scenario: Scenario) -> str | None:
@@ -226,9 +220,7 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
         flags += [(f"{role}-policy", component_name(getattr(router, role))) for role in KV_ROLES]
     flags.append(("intra-node-data-parallel-size", dp if dp > 1 else None))
     aware = [one for one in policies if isinstance(one, CacheAware)]
-    usual = dict(_flags_of(CacheAware()))
-    flags += [(flag, value) for flag, value in (_flags_of(aware[0]) if aware else ()) if value != usual[flag]]
-    return flags
+    return [*flags, *(thresholds(aware[0]).items() if aware else ())]
 
 
 # The load.
@@ -237,8 +229,11 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
     """Adds `vllm bench serve`, or a trace that AIPerf replays."""
     requests, dataset = _dataset(scenario.workload)
-    pace = _pace(scenario.client)
-    if not dataset or not pace:
+    client = scenario.client
+    sent = pace(client)
+    if isinstance(client, OpenLoop) and isinstance(client.arrivals, Gamma):
+        sent = [("request-rate", client.arrivals.rate_per_s), ("burstiness", client.arrivals.burstiness)]
+    if not dataset or not sent:
         add_replay(made, scenario, source, model)
         return
     flags: Flags = [
@@ -247,7 +242,7 @@ def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
         ("port", GATEWAY_PORT),
         ("num-prompts", requests),
         *dataset,
-        *pace,
+        *sent,
         ("ignore-eos", True),
         ("seed", scenario.seed),
         ("label", scenario.name),
@@ -255,17 +250,6 @@ def add_load(made: Launch, scenario: Scenario, source: str, model: str) -> None:
         ("result-filename", f"{scenario.name}.json"),
     ]
     made.add("load", "vllm bench serve", flags)
-
-
-def _pace(client: Any) -> Flags:
-    """Empty for what the client does not know."""
-    if isinstance(client, ClosedLoop):
-        return [("max-concurrency", client.concurrency)]
-    if isinstance(client.arrivals, Poisson):
-        return [("request-rate", client.arrivals.rate_per_s)]
-    if isinstance(client.arrivals, Gamma):
-        return [("request-rate", client.arrivals.rate_per_s), ("burstiness", client.arrivals.burstiness)]
-    return []
 
 
 def _dataset(workload: Any) -> tuple[int, Flags]:
