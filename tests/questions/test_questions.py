@@ -191,6 +191,21 @@ def test_storage_pays_where_prefixes_outgrow_host_memory(ask):
     assert ask("storage", *load, *prefill, *tiers).winner == "none"
 
 
+def test_one_long_prompt_wants_all_of_prefill_and_many_want_servers(ask):
+    """At equal TP, which decode has: layers and tokens are shared by stages and groups."""
+    load = ("cost=roofline", "prefill.instances=4", "workload.input_tokens=30000", "prefill.overlap=true")
+    alone, many = (ask("prefill-split", *load, f"client.concurrency={n}", ttft_ms=20_000) for n in (1, 16))
+    assert (alone.winner, many.winner) == ("1 x TP4 CP4", "4 x TP1")
+    assert value(alone, "1 x TP1 PP4", "ttft") < value(alone, "2 x TP1 PP2", "ttft") < value(alone, "4 x TP1", "ttft")
+    assert value(many, "4 x TP1", "rate") > value(many, "2 x TP1 PP2", "rate") > value(many, "1 x TP1 PP4", "rate")
+    assert alone.text.count("; with") == 2
+
+
+def test_a_split_of_prefill_that_is_impossible_says_why(ask):
+    with pytest.raises(pdsim.ConfigError, match="prefill"):
+        ask("prefill-split", "model=llama-3.1-70b", "prefill.instances=1")
+
+
 def test_routing_by_cache_pays_for_many_prefixes_and_herds_for_one(ask):
     def load(count):
         pool = f"num_prefixes: {count}, prefix_tokens: 600, input_tokens: 60, output_tokens: 4"

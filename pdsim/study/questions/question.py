@@ -72,6 +72,7 @@ NAMES = (
     "routing",
     "admission",
     "overlap",
+    "prefill-split",
     "capacity",
     "priorities",
     "local-prefill",
