@@ -82,6 +82,25 @@ def _decode_kind(layout: Layout) -> str:
     return f"latent wide {kv}" if attention.num_query_heads // layout.tp >= WIDE_HEADS else f"latent {kv}"
 
 
+def products(layout: Layout) -> tuple[float, float]:
+    """Shares of nominal operations, and of memory bandwidth, that products with all weights but experts' reach.
+
+    Weights that have bf16 where the others are narrower have bf16's kernels.
+    """
+    spec, gpu = layout.model, layout.gpu
+    narrow, wide = reached(gpu.name, "gemm", kinds(layout)["gemm"]), reached(gpu.name, "gemm", "bf16")
+    if not spec.wide_bytes_read:
+        return narrow.compute, narrow.memory
+    flops, wide_flops = spec.flops_per_token - spec.expert_flops_per_token, spec.wide_flops_per_token
+    rates = gpu.flops_for(spec.weight_dtype), gpu.flops_for("bf16")
+    computed = (flops - wide_flops) / rates[0], wide_flops / rates[1]
+    read = spec.shared_bytes_read - spec.wide_bytes_read, spec.wide_bytes_read
+    return (
+        sum(computed) / (computed[0] / narrow.compute + computed[1] / wide.compute),
+        sum(read) / (read[0] / narrow.memory + read[1] / wide.memory),
+    )
+
+
 def origins(layout: Layout) -> dict[str, str]:
     """Origin of the kernel of each operator of a layout."""
     operators = kinds(layout)

@@ -18,11 +18,14 @@ class RooflineModel:
         self._settings = settings
         self._spec = spec
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
-        self._flops_per_token = spec.flops_per_token - (spec.expert_flops_per_token if self._experts else 0)
+        rate = gpu.flops_for(spec.weight_dtype)
+        slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
+        """FLOPs of the weights' type that would take what bf16 takes longer."""
+        self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs among them of experts."""
         self._shared_bytes_read = spec.shared_bytes_read
-        self._matrix_flops = num_ranks * gpu.flops_for(spec.weight_dtype) * settings.matrix_efficiency
+        self._matrix_flops = num_ranks * rate * settings.matrix_efficiency
         self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import kinds, reached
+from pdsim.cost.kernels import kinds, products, reached
 from pdsim.cost.model import CostModel
 from pdsim.cost.roofline import RooflineModel
 from pdsim.system.memory import Layout
@@ -127,11 +127,12 @@ class Kernels:
     def roofline(self, layout: Layout) -> Roofline:
         """The roofline that kernels of this layout reach."""
         found = {operator: reached(layout.gpu.name, operator, kind) for operator, kind in kinds(layout).items()}
-        gemm, experts, link, exchange = (found[name] for name in ("gemm", "experts", "all_reduce", "expert_exchange"))
+        experts, link, exchange = (found[name] for name in ("experts", "all_reduce", "expert_exchange"))
         reading = found["decode_attention"]
+        compute, memory = products(layout)
         return Roofline(
-            matrix_efficiency=gemm.compute / self.factor,
-            memory_efficiency=gemm.memory / self.factor,
+            matrix_efficiency=compute / self.factor,
+            memory_efficiency=memory / self.factor,
             attention_efficiency=found["prefill_attention"].compute / self.factor,
             kv_bandwidth=reading.memory / self.factor,
             fp8_kv_bandwidth=reading.memory / self.factor,

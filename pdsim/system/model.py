@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pdsim.system.entry import EntryError
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4"]
-"""Types of weights. int4: GPTQ and AWQ, computed in bf16; embeddings and the output projection stay in bf16."""
+"""Types of weights; embeddings and output projection have bf16 in any case. int4: GPTQ and AWQ, computed in bf16."""
 
 KvDtype = Literal["fp32", "bf16", "fp8", "fp4"]
 """fp32 is for CPUs."""
@@ -18,8 +18,8 @@ KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5, "int4": 0.52}
-"""int4: with the scales and zeros of groups of 128."""
+DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52}
+"""fp4: with the scales of groups of 16, as NVFP4 has (MXFP4: of 32). int4: with scales and zeros of groups of 128."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,8 @@ class ModelSpec:
     vocab_size: int
     max_context_tokens: int
     weight_dtype: Dtype
+    num_params_wider_than_fp4: float = 0
+    """Parameters that its checkpoint in fp4 keeps in bf16, beside embeddings and output projection."""
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None
@@ -225,6 +227,7 @@ class ModelSpec:
             self,
             num_params=(self.num_params - self.num_expert_params) * share,
             num_active_params=(self.num_active_params - self.expert_flops_per_token / 2) * share,
+            num_params_wider_than_fp4=self.num_params_wider_than_fp4 * share,
             num_layers=part(self.num_layers),
             vocab_size=ceil(self.vocab_size * share),
             attention=attention,
@@ -270,15 +273,31 @@ class ModelSpec:
         return narrow * DTYPE_BYTES[self.weight_dtype] + self._num_wide_params * DTYPE_BYTES["bf16"]
 
     @property
-    def _num_wide_params(self) -> int:
-        """Parameters of embeddings and output projection, where these keep bf16."""
-        return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) if self.weight_dtype == "int4" else 0
+    def _num_wide_params(self) -> float:
+        """Parameters that have bf16 where the others are narrower."""
+        if self.weight_dtype == "bf16":
+            return 0
+        return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) + self._num_kept_params
+
+    @property
+    def _num_kept_params(self) -> float:
+        """Those among them of layers."""
+        return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else 0
 
     @property
     def shared_bytes_read(self) -> float:
         """Bytes that every forward reads."""
-        of_embeddings: Dtype = "bf16" if self._num_wide_params else self.weight_dtype
-        return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES[of_embeddings]
+        return self.shared_bytes - self.num_embedding_params * DTYPE_BYTES["bf16"]
+
+    @property
+    def wide_bytes_read(self) -> float:
+        """Bytes among them of weights that have bf16 where the others are narrower."""
+        return DTYPE_BYTES["bf16"] * max(0, self._num_wide_params - self.num_embedding_params)
+
+    @property
+    def wide_flops_per_token(self) -> float:
+        """Matrix products of one token with these, but for the output projection: of a prompt, one token needs it."""
+        return 2 * self._num_kept_params
 
     def expert_bytes_read(self, num_tokens: float) -> float:
         """Bytes that a forward over num_tokens reads."""

@@ -229,11 +229,8 @@ def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str
     attention = [name for name in left if "attn" in name]
     is_every_layer = len(attention) >= config.count("num_hidden_layers")
     if has_experts and (is_every_layer or any("*" in name or name.startswith("re:") for name in attention)):
-        scales = "" if dtype == "int4" else ", without their scales,"
-        return "bf16", dtype, f"routed experts are in {dtype}{scales} and all else in bf16"
-    if dtype == "int4":
-        return dtype, None, "embeddings and output projection are counted in bf16, all else in int4"
-    return dtype, None, f"all weights are counted in {dtype}, embeddings and what else is wider in the checkpoint too"
+        return "bf16", dtype, f"routed experts are in {dtype} and all else in bf16"
+    return dtype, None, f"embeddings and output projection are counted in bf16, all else in {dtype}"
 
 
 def _quantized(quantized: Mapping[str, Any]) -> Dtype:

@@ -62,12 +62,35 @@ def test_weights_of_4_bits_save_time_in_small_batches_only():
     assert origins(on_h200)["gemm"] == "int4, the median of 1 other GPUs"
 
 
-def test_embeddings_keep_16_bits_when_all_else_has_4():
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("int4", 0.52), ("fp4", 0.5625), ("fp8", 1)])
+def test_embeddings_keep_16_bits_when_all_else_has_fewer(dtype, num_bytes):
     model = load_model("llama-3.1-70b")
     num_wide = 2 * model.vocab_size * model.hidden_size
-    narrow = model.in_dtype("int4")
-    assert narrow.weight_bytes == pytest.approx(0.52 * (model.num_params - num_wide) + 2 * num_wide)
+    narrow = model.in_dtype(dtype)
+    assert narrow.weight_bytes == pytest.approx(num_bytes * (model.num_params - num_wide) + 2 * num_wide)
     assert narrow.weight_bytes - narrow.shared_bytes_read == pytest.approx(num_wide)
+
+
+@pytest.mark.parametrize(
+    ("model", "published_gb", "share"), [("deepseek-v3", 413.3 - 27, 0.005), ("kimi-k2", 590, 0.01)]
+)
+def test_a_checkpoint_in_fp4_is_as_large_as_the_published_one(model, published_gb, share):
+    """nvidia/DeepSeek-R1-0528-NVFP4-v2 without its layer for MTP, which is wide, and Kimi-K2.6-NVFP4."""
+    assert load_model(model).in_dtype("fp4").weight_bytes == pytest.approx(1e9 * published_gb, rel=share)
+
+
+def test_products_with_wide_weights_take_what_bf16_takes():
+    narrow = replace(layout("deepseek-r1", "b200", 1), model=load_model("deepseek-r1").in_dtype("fp4"))
+    bare = replace(narrow, model=replace(narrow.model, num_params_wider_than_fp4=0))
+    fp4, bf16 = (reached("b200", "gemm", kind) for kind in ("fp4", "bf16"))
+    flops, added = narrow.gpu.flops, narrow.model.num_params_wider_than_fp4
+    read, computed = (
+        Kernels().model(narrow).decode_terms(batch)["matrices"] - Kernels().model(bare).decode_terms(batch)["matrices"]
+        for batch in (1, 4096)
+    )
+    assert read == pytest.approx(1e9 * added * (2 / bf16.memory - 0.5625 / fp4.memory) / narrow.gpu.memory_bandwidth)
+    rates = bf16.compute * flops["bf16"], fp4.compute * flops["fp4"]
+    assert computed == pytest.approx(1e9 * 2 * added * 4096 * (1 / rates[0] - 1 / rates[1]))
 
 
 def test_only_what_a_layout_has_is_told():

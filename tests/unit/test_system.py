@@ -69,7 +69,7 @@ def test_pool_of_the_decode_radix_study():
 def test_pool_of_the_incremental_transfer_study():
     """MiniMax-M2.5 on the 96 GB H20 holds 72 to 77 requests of 7161 tokens; Little's law on its table says 72.7."""
     tokens = layout("minimax-m2.5", "h20", tp=4).pool_tokens(0.9, 64)
-    assert 0.52e6 <= tokens <= 0.55e6
+    assert 0.515e6 <= tokens <= 0.55e6
     assert 72 <= tokens / 7161 <= 77
 
 
