@@ -69,7 +69,7 @@ def validate_suite(
 def validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
     """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
     from pdsim.calibration.validate.observed import compare_load
-    from pdsim.metrics.explain import stage_times
+    from pdsim.metrics.explain import mean_stage_ms
     from pdsim.sim.simulation import simulate
 
     records = {}
@@ -82,7 +82,7 @@ def validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet
         return {
             **summary,
             **seen,
-            **{f"mean_{row.stage}_ms": row.mean_ms for row in stage_times(result.records.requests)},
+            **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(result.records.requests).items()},
         }
 
     errors = compare_load(scenario, observed, profile, summary)

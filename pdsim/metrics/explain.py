@@ -91,7 +91,7 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     """Stage times of one cluster's requests: all are disaggregated or all aggregated."""
     by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
     slowest = [stage_ms(r) for r in by_ttft[-max(1, len(by_ttft) // 100) :]]
-    times = {stage: Samples(ms) for stage, ms in _ms_by_stage(by_ttft).items()}
+    times = _samples_by_stage(by_ttft)
     means = {stage: samples.mean() for stage, samples in times.items()}
     total = sum(means.values()) or 1.0
     return [
@@ -107,8 +107,14 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     ]
 
 
-def _ms_by_stage(requests: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Times of each stage that one of these has, in no order; 0 of those that do not have it."""
+def mean_stage_ms(requests: Iterable[RequestRecord]) -> dict[str, float]:
+    """The means of stage_times alone."""
+    finished = [r for r in requests if r.outcome == "finished"]
+    return {stage: samples.mean() for stage, samples in _samples_by_stage(finished).items()}
+
+
+def _samples_by_stage(requests: Sequence[RequestRecord]) -> dict[str, Samples]:
+    """Times of each stage that one of these has; 0 of those that do not have it."""
     found: dict[str, list[float]] = {stage: [] for stage in STAGES}
     of_each = list(map(stages_of, requests))
     tables = [table for table in _TABLES if any(one is table for one in of_each)] or [STAGES]
@@ -118,7 +124,7 @@ def _ms_by_stage(requests: Sequence[RequestRecord]) -> dict[str, list[float]]:
             moments = zip(map(attrgetter(first), group), map(attrgetter(last), group), strict=True)
             found[stage] += [(end - begin) / 1e6 for begin, end in moments]
     return {
-        stage: ms + [0.0] * (len(requests) - len(ms))
+        stage: Samples(ms + [0.0] * (len(requests) - len(ms)))
         for stage, ms in found.items()
         if any(stage in table for table in tables)
     }

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from pdsim.core.instance import Levels
-from pdsim.metrics.explain import STAGES, stage_times
+from pdsim.metrics.explain import STAGES, mean_stage_ms
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords
 from pdsim.metrics.summary import ttft_ms
 
@@ -85,7 +85,9 @@ def overview(records: RunRecords) -> Figure:
 
 def draw_stages(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
     """Mean latency of each run, stage by stage. Stages that would not be seen are one."""
-    times = {name: {row.stage: row.mean_ms / 1e3 for row in stage_times(requests)} for name, requests in runs.items()}
+    times = {
+        name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(requests).items()} for name, requests in runs.items()
+    }
     longest = max((sum(row.values()) for row in times.values()), default=0.0)
     seen = [s for s in STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]
     left = [0.0] * len(times)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdsim.garbage import garbage_collection_paused
-from pdsim.metrics.explain import stage_times
+from pdsim.metrics.explain import mean_stage_ms
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import is_saturated
 from pdsim.scenario.build import build, requests_of
@@ -25,7 +25,7 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 
 def means(records: RunRecords) -> dict[str, Any]:
     """Means of where the time of a run's requests went, and of what their transfers were cut into."""
-    stages = {f"mean_{stage.stage}_ms": stage.mean_ms for stage in stage_times(records.requests)}
+    stages = {f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(records.requests).items()}
     return {**stages, "descriptors": sum(transfer.num_descriptors for transfer in records.transfers)}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pdsim.calibration.validate.case import MetricError
 from pdsim.calibration.validate.suite import Tolerances
-from pdsim.metrics.explain import stage_times
+from pdsim.metrics.explain import mean_stage_ms
 from pdsim.metrics.records import RunRecords
 
 
@@ -228,7 +228,5 @@ def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
 
 
 def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
-    ours, theirs = (
-        {stage.stage: stage.mean_ms for stage in stage_times(records.requests)} for records in (measured, simulated)
-    )
+    ours, theirs = (mean_stage_ms(records.requests) for records in (measured, simulated))
     return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}
