@@ -1,7 +1,8 @@
 """Growth of the cost of a simulated request: python bench/growth.py
 
 With instances, context, concurrency and prefixes, one at a time, around the load of experiments/speed. CPU time of
-building, running and summing up, best of two; n log n is how much the last column may grow.
+building, running and summing up, best of two, without garbage collection, as in commands; n log n is how much the last
+column may grow.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from time import process_time
 
 from pdsim import load_scenario, simulate
+from pdsim.garbage import garbage_collection_paused
 
 SCENARIO = Path(__file__).parent.parent / "experiments" / "speed" / "scenario.yaml"
 
@@ -64,7 +66,8 @@ def request_us(changes: Sequence[str]) -> float:
     for _ in range(2):
         scenario = load_scenario(SCENARIO, changes)
         before = process_time()
-        summary = simulate(scenario).summary()
+        with garbage_collection_paused():
+            summary = simulate(scenario).summary()
         best = min(best, (process_time() - before) / summary["completed"])
     return best * 1e6
 

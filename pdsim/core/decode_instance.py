@@ -398,7 +398,14 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         if self._scattered:
             commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
             self._scattered = []
-        for request_id in [i for i in self.transferring if i in self._arrived and i not in self._loading]:
+        arrived = self._arrived - self._loading
+        in_order: list[int] = []
+        for request_id in self.transferring:
+            if len(in_order) == len(arrived):  # they are among the first: look no further
+                break
+            if request_id in arrived:
+                in_order.append(request_id)
+        for request_id in in_order:
             self.ready.append(self.transferring.pop(request_id))
             self._arrived.remove(request_id)
 

@@ -5,10 +5,12 @@ Routing policies have the names and defaults of SGLang's gateway.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pdsim.policy.views import InstanceLoad, PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
 
 _MASK = (1 << 64) - 1
+_LOAD = attrgetter("num_requests", "num_tokens")
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Draws:
 
 def least_loaded(instances: Sequence[InstanceLoad]) -> str:
     """Fewest requests, then fewest tokens; ties go to the first."""
-    return min(instances, key=lambda load: (load.num_requests, load.num_tokens)).instance_id
+    return min(instances, key=_LOAD).instance_id
 
 
 @dataclass
