@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 SMOOTHNESS = 0.75
-"""How far a chunk goes from the first one's size to that of equal time (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+"""Share of the step from the first chunk's size to that of equal time (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
 """No chunk is less than this part of the first one."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100

@@ -5,7 +5,7 @@ A forward pays for what was read beside those before it: when it begins, nobody 
 
 
 class KvReads:
-    """Of one GPU. Transfers that read at the same time count once, if they end in the order in which they began."""
+    """Reads of one GPU's KV. Those of the same time count once, if they end in the order in which they began."""
 
     def __init__(self, slows_prefill: float) -> None:
         """slows_prefill: the share of a transfer's time by which it prolongs the forwards beside it."""

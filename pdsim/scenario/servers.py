@@ -16,7 +16,7 @@ from pdsim.workload.lengths import Acceptance
 
 
 class Split(NamedTuple):
-    """How the GPUs of a server share its work."""
+    """Sizes of the groups in which the GPUs of a server share its work."""
 
     tp: int
     pp: int = 1

@@ -37,7 +37,7 @@ class Layout:
     """
 
     model: ModelSpec
-    """With pipeline stages, the part that the largest of them has."""
+    """The part that the largest pipeline stage has, where there are several."""
     gpu: GpuSpec
     tp: int
     dp: int = 1
