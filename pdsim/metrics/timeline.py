@@ -21,7 +21,7 @@ from typing import Any
 
 from pdsim.metrics.explain import stages_of
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
-from pdsim.metrics.usage import moving_span
+from pdsim.metrics.usage import busy_ns, moving_span
 
 Event = dict[str, Any]
 
@@ -86,8 +86,7 @@ def _step_event(step: StepRecord, pid: int) -> Event:
         f"{step.num_requests} prompts" if step.kind == "prefill" else f"batch {step.num_requests} x {step.num_steps}"
     )
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-    duration_ns = step.first_ns if step.kind == "prefill" else step.duration_ns
-    return _slice(batch, step.kind, pid, _GPU, step.start_ns, duration_ns, **sizes)
+    return _slice(batch, step.kind, pid, _GPU, step.start_ns, busy_ns(step), **sizes)
 
 
 def _request_events(request: RequestRecord) -> Iterator[Event]:

@@ -102,7 +102,7 @@ def _instance_usage(
     for step in steps:
         if step.kind == "decode" and step.start_ns in computing:
             continue  # a mixed step, which is counted as computing
-        busy[step.kind] += window.overlap_ns(step.start_ns, step.start_ns + _busy_ns(step))
+        busy[step.kind] += window.overlap_ns(step.start_ns, step.start_ns + busy_ns(step))
     sums = dict.fromkeys(("pages", "slots", "used", "running", "waiting"), 0.0)
     until_ns = [*(row.time_ns for row in levels[1:]), window.end_ns]
     for row, next_ns in zip(levels, until_ns, strict=False):
@@ -131,7 +131,7 @@ def _instance_usage(
     )
 
 
-def _busy_ns(step: StepRecord) -> int:
+def busy_ns(step: StepRecord) -> int:
     """Time of a row on the GPUs that take it first: pipeline stages behind them are as busy."""
     return step.first_ns if step.kind == "prefill" else step.duration_ns
 

@@ -1,7 +1,6 @@
 """What does host memory behind the prefix caches save, and how much of it is enough?"""
 
 from pdsim.scenario.sizing import layout_of, resolve
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
@@ -11,8 +10,6 @@ from pdsim.system.memory import GIB
 _OFF = "off"
 _RATIOS = (1, 2, 4, 8)
 """Host memory for each byte of the prefill pool; SGLang's default is 2."""
-_EQUAL = 0.02
-"""Relative difference of requests/s and TTFT that does not count."""
 
 
 def arms(base: Base) -> list[Arm]:
@@ -37,10 +34,9 @@ def arms(base: Base) -> list[Arm]:
 
 def verdict(study: Study) -> Verdict:
     """The smallest size that is as good as the largest, if that is better than none."""
-    if failed := [study.error(arm.label) for arm in study.arms if study.error(arm.label)]:
-        raise ConfigError(failed[0])
+    study.require_results()
     sizes = study.labels()[1:]
-    enough = next(label for label in sizes if as_good(study, label, sizes[-1]))
+    enough = next(label for label in sizes if study.serves_alike(label, sizes[-1]))
     hits = [study.metric(label, "prefill_cache_hit_rate").mean for label in (_OFF, enough)]
     found = f"prefill finds {percent(hits[1])} of the prompt tokens"
     if not pays(study, enough, _OFF):
@@ -48,14 +44,6 @@ def verdict(study: Study) -> Verdict:
     text = f"{found} instead of {percent(hits[0])}, {against(study, enough, _OFF)}; "
     text += "more brings nothing." if enough != sizes[-1] else "more may bring more."
     return Verdict(enough, f"Give each GPU {enough} of host memory", text, [_per_server(study, enough)])
-
-
-def as_good(study: Study, label: str, most: str) -> bool:
-    if study[label].is_saturated != study[most].is_saturated:
-        return False
-    rate = study.ratio(label, most, "request_throughput").mean
-    ttft = 1.0 if study[most].is_saturated else study.ratio(label, most, "mean_ttft_ms").mean
-    return rate >= 1 - _EQUAL and ttft <= 1 + _EQUAL
 
 
 def pays(study: Study, label: str, off: str) -> bool:

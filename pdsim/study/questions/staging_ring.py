@@ -7,7 +7,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
-from pdsim.study.questions.study import Study
+from pdsim.study.questions.study import EQUAL, Study
 from pdsim.study.questions.words import milliseconds, number, percent, times
 from pdsim.system.model import LatentAttention
 
@@ -15,8 +15,6 @@ _SLICES, _TRAP = "no staging: slices", "prefill buffer of 64 MiB"
 _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
 """SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB where it is not set, in versions that have it (0.5.12); 0.5.23 sizes it."""
-_EQUAL = 0.02
-"""Relative difference of requests/s, TTFT and KV sent as slices that does not count."""
 
 
 def arms(base: Base) -> list[Arm]:
@@ -56,13 +54,7 @@ def verdict(study: Study) -> Verdict:
 
 
 def _as_good(study: Study, label: str, most: str) -> bool:
-    if study[label].is_saturated != study[most].is_saturated:
-        return False
-    if study.failed_share(label) > study.failed_share(most):
-        return False
-    rate = study.ratio(label, most, "request_throughput").mean
-    ttft = 1.0 if study[most].is_saturated else study.ratio(label, most, "mean_ttft_ms").mean
-    return rate >= 1 - _EQUAL and ttft <= 1 + _EQUAL
+    return study.failed_share(label) <= study.failed_share(most) and study.serves_alike(label, most)
 
 
 def _against(study: Study, label: str, other: str) -> str:
@@ -82,7 +74,7 @@ def _trap(study: Study, enough: str) -> list[str]:
         return [f"Of the size: {text}."]
     sliced, trapped, staged = (study.metric(label, "descriptors").mean for label in (_SLICES, _TRAP, enough))
     share = (trapped - staged) / (sliced - staged)
-    if share < _EQUAL:
+    if share < EQUAL:
         return [f"No trap: {text}, which SGLang's prefill buffer of 64 MB holds, where versions have a fixed one."]
     how = f"{percent(share)} of the KV goes as slices, which only the log says"
     versions = "more than SGLang's default prefill buffer of 64 MB, in versions that have one (0.5.12)"

@@ -2,9 +2,8 @@
 
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.storage import HostCacheSettings, StorageSettings
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.host_cache import against, as_good, pays
+from pdsim.study.questions.host_cache import against, pays
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study
 from pdsim.study.questions.words import percent
@@ -27,10 +26,9 @@ def arms(base: Base) -> list[Arm]:
 
 def verdict(study: Study) -> Verdict:
     """The fewest drives that are as good as the most, if that is better than none."""
-    if failed := [study.error(arm.label) for arm in study.arms if study.error(arm.label)]:
-        raise ConfigError(failed[0])
+    study.require_results()
     labels = study.labels()
-    enough = next(label for label in labels[1:] if as_good(study, label, labels[-1]))
+    enough = next(label for label in labels[1:] if study.serves_alike(label, labels[-1]))
     hits = {label: percent(study.metric(label, "prefill_cache_hit_rate").mean) for label in labels}
     found = f"prefill finds {hits[enough]} of the prompt tokens"
     if not pays(study, enough, _NONE):

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Any
 
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions
 from pdsim.study.questions.question import Arm
@@ -12,8 +13,8 @@ from pdsim.study.questions.words import is_told_apart, times
 from pdsim.study.result import Estimate, PointResult, estimate, warnings_of
 
 SLO = "asked"
-_EQUAL = 0.02
-"""Share of the goodput: a smaller difference is decided by latency."""
+EQUAL = 0.02
+"""A smaller relative difference of requests or times does not count."""
 
 
 class Study:
@@ -49,6 +50,11 @@ class Study:
         if not point.error and not any(replication.row["completed"] for replication in point.replications):
             return "every request failed"
         return point.error
+
+    def require_results(self) -> None:
+        """Raises ConfigError if an arm has none."""
+        if failed := [error for arm in self.arms if (error := self.error(arm.label))]:
+            raise ConfigError(failed[0])
 
     def failed_share(self, label: str) -> float:
         """Share of the requests that did not come through."""
@@ -112,7 +118,7 @@ class Study:
         meeting = [label for label in steady if self.meets(label)]
         whole = [label for label in steady if not self.failed_share(label)]
         gain, candidates = (self.goodput, meeting) if meeting else (self.attained, whole or steady)
-        enough = (1 - _EQUAL if meeting else 1) * max(map(gain, candidates))
+        enough = (1 - EQUAL if meeting else 1) * max(map(gain, candidates))
         equal = [label for label in candidates if gain(label) >= enough]
         return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
 
@@ -121,7 +127,15 @@ class Study:
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
         latency = self.ratio(label, other, "mean_e2e_latency_ms").mean
-        return self.goodput(label) >= (1 - _EQUAL) * self.goodput(other) and latency <= 1 + _EQUAL
+        return self.goodput(label) >= (1 - EQUAL) * self.goodput(other) and latency <= 1 + EQUAL
+
+    def serves_alike(self, label: str, other: str) -> bool:
+        """True if an arm answers as many requests as another, and as soon."""
+        if self[label].is_saturated != self[other].is_saturated:
+            return False
+        rate = self.ratio(label, other, "request_throughput").mean
+        ttft = 1.0 if self[other].is_saturated else self.ratio(label, other, "mean_ttft_ms").mean
+        return rate >= 1 - EQUAL and ttft <= 1 + EQUAL
 
     def best_routed(self, labels: Iterable[str]) -> list[str]:
         """Each cluster with the best of the routers that were tried for it."""
