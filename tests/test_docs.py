@@ -15,7 +15,7 @@ from pyarrow import parquet
 import pdsim
 from docs.commands import reference
 from pdsim import load_scenario
-from pdsim.calibration.validate.suite import suite_of
+from pdsim.calibration.validate.suite import SuiteFile, suite_of
 from pdsim.cli import main
 from pdsim.cli.app import app as pdsim_app
 from pdsim.metrics import plots
@@ -86,7 +86,7 @@ def test_yaml_that_is_shown_is_valid(block):
         Hosts.model_validate(data)
         return
     if "variants" in data:
-        suite_of(data, block.page)
+        suite_of(SuiteFile.model_validate(data), block.page)
         return
     if "scenario" in data:
         SweepFile.model_validate(data)

@@ -163,9 +163,9 @@ def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
             command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True
         )
         try:
-            output, _ = process.communicate(timeout=suite.real.timeout_s)
+            output, _ = process.communicate(timeout=suite.real.timeout / 1e9)
         except subprocess.TimeoutExpired:
-            print(f"not done after {suite.real.timeout_s:.0f} s: see {log}", file=sys.stderr)
+            print(f"not done after {suite.real.timeout / 1e9:.0f} s: see {log}", file=sys.stderr)
             return None
         finally:
             if process.poll() is None:

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
@@ -19,6 +19,8 @@ from pdsim.scenario.schema import SHORTHANDS, Scenario, by_role
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, line_of, parse_yaml, read_yaml
 from pdsim.system.catalog import lend, own_entries, write_entries
 from pdsim.workload.trace_file import InputWarning
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
@@ -45,6 +47,20 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
         return Scenario.model_validate(data, context={"base": str(base)})
     except ValidationError as wrong:
         raise ConfigError(explain_errors(wrong, Scenario, where, text)) from None
+
+
+def read_section(path: Path, kind: type[SectionT]) -> SectionT:
+    """A file whose fields are those of the section. Raises ConfigError with every mistake and its line."""
+    return parse_section(read_yaml(path), kind, path, path.read_text(encoding="utf-8"))
+
+
+def parse_section(data: Any, kind: type[SectionT], where: Path, text: str = "") -> SectionT:
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: expected a mapping of fields, found {type(data).__name__}")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as wrong:
+        raise ConfigError(explain_errors(wrong, kind, str(where), text)) from None
 
 
 def load_cost(profile: Path) -> CostChoice:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationError, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from pdsim.scenario.fields import Duration, FineDuration, Section
-from pdsim.scenario.loading import explain_errors
-from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+from pdsim.scenario.loading import read_section
+from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.study.values import Range, Values, parse_values
 
 NUM_RANGES = 3
@@ -173,14 +173,7 @@ class SweepFile(Section):
 
 def load_sweep(path: Path) -> SweepFile:
     """Raises ConfigError with every mistake."""
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
-    try:
-        file = SweepFile.model_validate(data)
-    except ValidationError as wrong:
-        text = path.read_text(encoding="utf-8")
-        raise ConfigError(explain_errors(wrong, SweepFile, str(path), text)) from None
+    file = read_section(path, SweepFile)
     return file if file.name else file.model_copy(update={"name": path.stem})
 
 

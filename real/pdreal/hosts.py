@@ -7,11 +7,11 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from pdsim.scenario.fields import Section
-from pdsim.scenario.loading import explain_errors
-from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+from pdsim.scenario.loading import read_section
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
 
 class HostEntry(Section):
@@ -93,12 +93,4 @@ class Hosts(Section):
 
 def read_hosts(path: Path | None) -> Hosts | None:
     """None without a file. Raises ConfigError."""
-    if path is None:
-        return None
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
-    try:
-        return Hosts.model_validate(data)
-    except ValidationError as wrong:
-        raise ConfigError(explain_errors(wrong, Hosts, str(path), path.read_text(encoding="utf-8"))) from None
+    return None if path is None else read_section(path, Hosts)

@@ -95,20 +95,20 @@ def _arm(name: str, data: dict[str, Any], path: Path) -> MeasuredArm:
     if not data.get("runs"):
         raise ConfigError(f"{path}: arm {name!r} has no runs")
     runs = tuple({key: float(v) for key, v in run.items() if key not in {"id", "note"}} for run in data["runs"])
-    within = {metric: percent(value, f"{path}: within") for metric, value in data.get("within", {}).items()}
+    within = {metric: percent(value, f"{path}: within: ") for metric, value in data.get("within", {}).items()}
     skip = data.get("skip", 0)
     if not isinstance(skip, int) or skip < 0:
         raise ConfigError(f"{path}: arm {name!r}: skip is a number of requests, found {skip!r}")
     return MeasuredArm(name, tuple(data.get("set", ())), bool(data.get("fitted", False)), runs, within, skip)
 
 
-def percent(value: Any, where: str) -> float:
+def percent(value: Any, where: str = "") -> float:
     """A percentage as a fraction: 0.15 of '15 %'."""
     text = str(value)
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")
     except ValueError:
-        raise ConfigError(f"{where}: expected a percentage such as '15 %', found {value!r}") from None
+        raise ConfigError(f"{where}expected a percentage such as '15 %', found {value!r}") from None
 
 
 def _folder(name: str, experiments: Path, known: list[str]) -> Path:

@@ -10,18 +10,19 @@ variants:
   tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with costs of its own
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from pdsim.calibration.validate.case import percent
-from pdsim.scenario.fields import DURATION
-from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.fields import Duration, Section
+from pdsim.scenario.loading import load_scenario, read_section
 from pdsim.scenario.profile import read_profile
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve
-from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.model import KV_DTYPES
 
 SUITE_FILE = "matrix.yaml"
@@ -32,16 +33,15 @@ _NAMES = (*_MODEL, "page_size", "router", *_LOAD, "prefill", "decode", "aggregat
 """Fields that a real run and its simulation share."""
 
 
-@dataclass(frozen=True)
-class RealRunSettings:
+class RealRunSettings(Section):
     """Flags of `pdreal run`."""
 
-    device: str = "cpu"
-    dtype: str = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     weights: str = "seed:0"
-    threads: int | None = None
+    threads: int | None = Field(default=None, ge=1)
     """Threads of each rank; None lets pdreal divide the cores."""
-    timeout_s: float = 120.0
+    timeout: Duration = 120 * 10**9
     hosts: Path | None = None
     """Hosts and their instances."""
 
@@ -52,17 +52,44 @@ class RealRunSettings:
         return ("--device", self.device, "--dtype", self.dtype, *threads, "--weights", self.weights, *hosts)
 
 
-@dataclass(frozen=True)
-class Tolerances:
+Percentage = Annotated[float, BeforeValidator(percent)]
+
+
+class Tolerances(Section):
     """Largest relative errors, and the least share of pairs whose winner is found. None: any."""
 
-    median: float | None = None
+    median: Percentage | None = None
     """Median error of each metric over the variants."""
-    mean: float | None = None
+    mean: Percentage | None = None
     """Errors of throughput and of every mean, in each variant."""
-    p99: float | None = None
+    p99: Percentage | None = None
     """Errors of every 99th percentile, in each variant."""
-    winner: float | None = None
+    winner: Percentage | None = None
+
+
+class VariantFields(Section):
+    """Changes of the scenario, alone or beside a profile."""
+
+    changes: tuple[str, ...] = ()
+    profile: Path | None = None
+    """A profile of its own, instead of the suite's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_changes(cls, found: Any) -> Any:
+        return {"changes": found} if isinstance(found, list) else found
+
+
+class SuiteFile(Section):
+    scenario: Path
+    profile: Path | None = None
+    runs: Path = Path("runs")
+    real: RealRunSettings = RealRunSettings()
+    within: Tolerances = Tolerances()
+    variants: dict[Annotated[str, BeforeValidator(str), Field(pattern=r"^[^/\\]+$")], VariantFields] = Field(
+        min_length=1
+    )
+    """Each names the folder of its run."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +97,6 @@ class Variant:
     name: str
     changes: tuple[str, ...]
     profile: Path | None = None
-    """A profile of its own, instead of the suite's."""
 
 
 @dataclass(frozen=True)
@@ -133,26 +159,26 @@ def load_suite(name: str, experiments: Path) -> ValidationSuite:
     """Reads a suite, named by its folder in experiments, a folder or a file. Raises ConfigError."""
     for path in _places(name, experiments):
         if path.is_file():
-            return suite_of(read_yaml(path), path)
+            return suite_of(read_section(path, SuiteFile), path)
     known = sorted(path.parent.name for path in experiments.glob(f"*/{SUITE_FILE}"))
     raise ConfigError(f"no matrix {name!r}{did_you_mean(name, known)}; {experiments}/ has {', '.join(known) or 'none'}")
 
 
-def suite_of(data: Any, path: Path) -> ValidationSuite:
-    """The suite that the file at this path describes."""
-    _require_fields(data, ("scenario", "profile", "runs", "real", "within", "variants"), str(path))
-    for needed in ("scenario", "variants"):
-        if needed not in data:
-            raise ConfigError(f"{path}: {needed} is missing")
-    folder, profile = path.parent, data.get("profile")
+def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
+    """The suite of the file at this path, to which its paths are relative."""
+    folder = path.parent
+
+    def beside(given: Path | None) -> Path | None:
+        return None if given is None else folder / given
+
     return ValidationSuite(
         folder.resolve().name,
-        folder / data["scenario"],
-        None if profile is None else folder / profile,
-        folder / data.get("runs", "runs"),
-        _real(data.get("real", {}), folder, f"{path}: real"),
-        _tolerances(data.get("within", {}), f"{path}: within"),
-        tuple(_variants(data["variants"], folder, f"{path}: variants")),
+        folder / file.scenario,
+        beside(file.profile),
+        folder / file.runs,
+        file.real.model_copy(update={"hosts": beside(file.real.hosts)}),
+        file.within,
+        tuple(Variant(name, one.changes, beside(one.profile)) for name, one in file.variants.items()),
     )
 
 
@@ -163,55 +189,6 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
         given / SUITE_FILE,
         *([given] if given.suffix in {".yaml", ".yml"} else []),
     )
-
-
-def _real(data: Any, folder: Path, where: str) -> RealRunSettings:
-    _require_fields(data, ("device", "dtype", "weights", "threads", "timeout", "hosts"), where)
-    for name, known in (("device", ("cpu", "cuda")), ("dtype", tuple(KV_DTYPES))):
-        if name in data and data[name] not in known:
-            found = data[name]
-            raise ConfigError(f"{where}: no {name} {found!r}{did_you_mean(str(found), known)}; {', '.join(known)}")
-    given: dict[str, Any] = {name: str(data[name]) for name in ("device", "dtype", "weights") if name in data}
-    if "threads" in data:
-        given["threads"] = threads = data["threads"]
-        if type(threads) is not int or threads < 1:
-            raise ConfigError(f"{where}: threads: expected an integer of at least 1, found {threads!r}")
-    if "timeout" in data:
-        try:
-            given["timeout_s"] = DURATION.parse(data["timeout"]) / 1e9
-        except ValueError as wrong:
-            raise ConfigError(f"{where}: timeout: {wrong}") from None
-    if "hosts" in data:
-        given["hosts"] = folder / str(data["hosts"])
-    return RealRunSettings(**given)
-
-
-def _tolerances(data: Any, where: str) -> Tolerances:
-    _require_fields(data, tuple(Tolerances.__dataclass_fields__), where)
-    return Tolerances(**{name: percent(value, f"{where}: {name}") for name, value in data.items()})
-
-
-def _variants(data: Any, folder: Path, where: str) -> Iterator[Variant]:
-    if not isinstance(data, dict) or not data:
-        raise ConfigError(f"{where}: expected names, each with a list of changes, found {data!r}")
-    for name, variant in data.items():
-        if Path(str(name)).name != str(name):
-            raise ConfigError(f"{where}: {name!r} cannot name a folder")
-        changes, profile = variant, None
-        if isinstance(variant, dict):
-            _require_fields(variant, ("changes", "profile"), f"{where}: {name}")
-            changes, profile = variant.get("changes", []), variant.get("profile")
-        if not isinstance(changes, list) or not all(isinstance(change, str) for change in changes):
-            raise ConfigError(f"{where}: {name}: expected a list of path=value, found {changes!r}")
-        yield Variant(str(name), tuple(changes), None if profile is None else folder / str(profile))
-
-
-def _require_fields(data: Any, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected a mapping, found {type(data).__name__}")
-    for name in data:
-        if name not in known:
-            raise ConfigError(f"{where}: unknown field {name!r}{did_you_mean(str(name), known)}; {', '.join(known)}")
 
 
 def _part(scenario: Scenario, name: str) -> Any:
