@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from pdsim.cli.command import Json, print_json
 from pdsim.metrics.run_folder import require_out
@@ -19,13 +20,15 @@ def observe(
     url: str,
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write rows, server and load here.")] = Path("observed"),
-    minutes: Annotated[float, Parameter(help="Longest time in all.")] = 10.0,
-    requests: Annotated[int, Parameter(help="Most completions in all.")] = 600,
-    concurrency: Annotated[int, Parameter(help="Most completions at a time.")] = 16,
-    longest_prompt: Annotated[int, Parameter(help="Tokens of the longest prompt.")] = 4096,
+    minutes: Annotated[float, Parameter(validator=Number(gt=0), help="Longest time in all.")] = 10.0,
+    requests: Annotated[int, Parameter(validator=Number(gte=20), help="Most completions in all.")] = 600,
+    concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Most completions at a time.")] = 16,
+    longest_prompt: Annotated[int, Parameter(validator=Number(gte=64), help="Tokens of the longest prompt.")] = 4096,
     model: Annotated[str | None, Parameter(help="As the server calls it; its first if not given.")] = None,
     gpu: Annotated[str | None, Parameter(help="In the catalog: what the server runs on, which none says.")] = None,
-    tp: Annotated[int | None, Parameter(help="GPUs of an instance, where the server does not say it.")] = None,
+    tp: Annotated[
+        int | None, Parameter(validator=Number(gte=1), help="GPUs of an instance, where the server does not say it.")
+    ] = None,
     api_key: Annotated[
         str | None, Parameter(env_var="OPENAI_API_KEY", help="Sent as bearer token, written nowhere.")
     ] = None,
@@ -42,7 +45,7 @@ def observe(
         Where the server listens, such as http://127.0.0.1:30000.
 
     """
-    from dataclasses import asdict
+    from dataclasses import asdict, astuple
 
     from pdsim.calibration.observe.plan import ObservationBudget, loads, planned
     from pdsim.calibration.observe.server import ServerClient
@@ -50,14 +53,6 @@ def observe(
     from pdsim.cli.finished import progress_over
     from pdsim.show.measurement_tables import print_observation, print_plan
 
-    if not minutes > 0:
-        raise ConfigError(f"--minutes: expected a time above 0, found {minutes}")
-    least_of = {"requests": (requests, 20), "concurrency": (concurrency, 1), "longest-prompt": (longest_prompt, 64)}
-    if tp is not None:
-        least_of["tp"] = (tp, 1)
-    for name, (value, least) in least_of.items():
-        if value < least:
-            raise ConfigError(f"--{name}: expected at least {least}, found {value}")
     server = ServerClient(url, model=model, api_key=api_key)
     budget = ObservationBudget(minutes, requests, concurrency, longest_prompt)
     probes = list(planned(budget))
@@ -68,13 +63,9 @@ def observe(
             print_plan(server.url, budget, probes, loads(budget))
         return
     require_out(out)
-    words = {
-        "--minutes": minutes,
-        "--requests": requests,
-        "--concurrency": concurrency,
-        "--longest-prompt": longest_prompt,
-    }
-    command = " ".join(["pdsim observe", server.url, *(f"{flag} {value:g}" for flag, value in words.items())])
+    flags = ("--minutes", "--requests", "--concurrency", "--longest-prompt")
+    words = zip(flags, astuple(budget), strict=True)
+    command = " ".join(["pdsim observe", server.url, *(f"{flag} {value:g}" for flag, value in words)])
     session = Session(server, budget, out, command=command, gpu=gpu, tp=tp)
     with progress_over("observing", sum(one.num_requests for one in probes), quiet=json_) as advance:
         session.run(probes, advance)
@@ -95,7 +86,10 @@ def calibrate(
     prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
     decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
     host_slowdown: Annotated[
-        float, Parameter(help="How many times as long this host's work takes in a run as in the rows.")
+        float,
+        Parameter(
+            validator=Number(gt=0), help="How many times as long this host's work takes in a run as in the rows."
+        ),
     ] = 1,
     json_: Json = False,
 ) -> None:
@@ -117,8 +111,6 @@ def calibrate(
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
-    if not host_slowdown > 0:
-        raise ConfigError(f"--host-slowdown: expected a factor above 0, found {host_slowdown}")
     require_out(out, is_file=True)
     measurements = read_rows(rows).of_ranks(prefill_tp, decode_tp)
     with saying("fitting ...", quiet=json_):
@@ -152,7 +144,7 @@ def scale(
     target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the derived profile here.")],
     model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
-    tp: Annotated[int, Parameter(help="Tensor-parallel size of what was measured.")] = 1,
+    tp: Annotated[int, Parameter(validator=Number(gte=1), help="Tensor-parallel size of what was measured.")] = 1,
     weight_dtype: Annotated[
         Literal["bf16", "fp8", "fp4"] | None, Parameter(help="Of the derived profile, if not as measured.")
     ] = None,
@@ -176,8 +168,6 @@ def scale(
     model = model or model_of(read_profile(profile))
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")
-    if tp < 1:
-        raise ConfigError(f"--tp: expected at least 1, found {tp}")
     try:
         gpus = load_gpu(source), load_gpu(target)
         scaling = GpuScaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from pdsim.cli.command import Force, Json, Out, Seed, Set, Tornado, fail_if_incomplete, print_json, print_warnings
 from pdsim.cli.finished import FinishedRun
@@ -106,7 +107,9 @@ def explain(
     tail: Annotated[
         TailMetric | None, Parameter(help="Group the slowest requests by this metric, by what they waited for.")
     ] = None,
-    tail_percent: Annotated[float, Parameter(help="Percent of the requests that are the tail.")] = 1.0,
+    tail_percent: Annotated[
+        float, Parameter(validator=Number(gt=0, lte=100), help="Percent of the requests that are the tail.")
+    ] = 1.0,
     tornado: Tornado = False,
     set_: Set = (),
     json_: Json = False,
@@ -131,8 +134,6 @@ def explain(
     chosen = {"--request": request is not None, "--cost": cost, "--tail": tail is not None}
     if tail is not None and sum(chosen.values()) > 1:
         raise ConfigError(f"{' and '.join(flag for flag, given in chosen.items() if given)} exclude each other")
-    if not 0 < tail_percent <= 100:  # noqa: PLR2004
-        raise ConfigError(f"--tail-percent {tail_percent:g}: above 0, at most 100")
     if cost:
         _explain_cost(run, set_, json_=json_)
         return
@@ -293,7 +294,9 @@ def export(
         Parameter(help="Whose format."),
     ],
     out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
-    block_tokens: Annotated[int, Parameter(help="Traces: prompt tokens of one hash id.")] = 512,
+    block_tokens: Annotated[
+        int, Parameter(validator=Number(gte=1), help="Traces: prompt tokens of one hash id.")
+    ] = 512,
     set_: Set = (),
 ) -> None:
     """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
@@ -309,8 +312,6 @@ def export(
     from pdsim.scenario.build import requests_of
     from pdsim.workload.mooncake_file import NotASessionError, agentic_rows, mooncake_rows, write_mooncake
 
-    if block_tokens < 1:
-        raise ConfigError(f"--block-tokens {block_tokens}: at least 1")
     require_out(out, is_file=True)
     scenario = scenario_of(run, set_)
     (finished,) = obtain_runs((run,), set_, None, quiet=False)

@@ -103,7 +103,7 @@ def test_a_profile_of_another_setup_is_said_by_every_run_of_it(capsys, folder):
     [
         (("rows.csv",), "a profile needs rows of decode in enough shapes"),
         ((), "calibrate needs files of rows"),
-        ((*FILES, "--host-slowdown", "0"), "--host-slowdown: expected a factor above 0, found 0.0"),
+        ((*FILES, "--host-slowdown", "0"), "for --host-slowdown. Must be > 0"),
         (("nowhere.csv",), "nowhere.csv does not exist"),
         ((*FILES, "--gpu", "h2000"), "no GPU 'h2000' in the catalog (did you mean 'h200'?)"),
     ],

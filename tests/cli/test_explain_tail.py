@@ -83,8 +83,8 @@ def test_a_folder_and_python_say_the_same(call, path, tmp_path):
     ("words", "says"),
     [
         (["--tail", "p99"], "--tail"),
-        (["--tail", "ttft", "--tail-percent", "0"], "--tail-percent 0: above 0, at most 100"),
-        (["--tail", "ttft", "--tail-percent", "nan"], "--tail-percent nan"),
+        (["--tail", "ttft", "--tail-percent", "0"], "for --tail-percent. Must be > 0"),
+        (["--tail", "ttft", "--tail-percent", "nan"], "for --tail-percent. Must be"),
         (["--tail", "ttft", "--request", "3"], "--request and --tail exclude each other"),
         (["--tail", "ttft", "--cost"], "--cost and --tail exclude each other"),
         (["--tail", "tpot", "--set", "workload.output_tokens=1"], "no request with two output tokens finished"),

@@ -125,7 +125,7 @@ def test_only_runs_are_exported(capsys, folder, tmp_path):
     assert exit_code("export", folder, "--to", "guidellm", "-o", tmp_path / "x.json") == 2
     assert "guidellm" in capsys.readouterr().err
     assert exit_code("export", folder, "--to", "mooncake", "--block-tokens", 0, "-o", tmp_path / "x.json") == 2
-    assert "--block-tokens 0: at least 1" in capsys.readouterr().err
+    assert "for --block-tokens. Must be >= 1" in capsys.readouterr().err
     assert exit_code("export", tmp_path, "--to", "vllm", "-o", tmp_path / "x.json") == 2
     assert "is no run folder" in capsys.readouterr().err
 

@@ -297,7 +297,7 @@ def test_stages_that_others_shared_are_left_out():
 @pytest.mark.parametrize("flag", ["--minutes", "--requests", "--concurrency", "--longest-prompt", "--tp"])
 def test_budgets_of_nothing_are_refused(capsys, flag):
     assert run("observe", "127.0.0.1:1", "--dry-run", flag, "0") == 2
-    assert f"{flag}: expected" in capsys.readouterr().err
+    assert f"for {flag}. Must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_committed_profiles_are_what_the_command_gives(path, tmp_path, monkeypat
     [
         ("experiments/sglang-h200/profile.yaml", "--to h21", "no gpu 'h21' in the catalog.*did you mean 'h2"),
         ("experiments/sglang-h200/profile.yaml", "--to h20 --model qwen3.5-35b-a3b", "has routed experts"),
-        ("experiments/sglang-h200/profile.yaml", "--to h20 --tp 0", "--tp: expected at least 1, found 0"),
+        ("experiments/sglang-h200/profile.yaml", "--to h20 --tp 0", "for --tp. Must be >= 1"),
         ("experiments/scaled-h200/qwen3-8b-h20.yaml", "--to b200 --model qwen3-8b", "is scaled already"),
         ("experiments/vllm-rtx/profile.yaml", "--to b200 --model llama-3.1-8b", "roofline: only affine"),
         ("experiments/vllm-rtx/profile.yaml", "--to b200", "does not say its model: name it with --model"),

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,35 +22,28 @@ _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 """Wait for a server to notice that streams were ended, at least and, where its metrics still count them, at most."""
 
 
+@dataclass
 class Session:
     """Sends probes in order, and keeps rows, notes and loads."""
 
-    def __init__(
-        self,
-        server: ServerClient,
-        budget: ObservationBudget,
-        folder: Path,
-        *,
-        command: str,
-        gpu: str | None,
-        tp: int | None,
-    ) -> None:
-        self._server = server
-        self._budget = budget
-        self._folder = folder
-        self._command = command
-        self._gpu = gpu
-        self._tp = tp
+    server: ServerClient
+    budget: ObservationBudget
+    folder: Path
+    _: KW_ONLY
+    command: str
+    gpu: str | None
+    tp: int | None
+    about: dict[str, Any] = field(default_factory=dict)
+    num_rows: Counter[str] = field(default_factory=Counter)
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
         self._begin_s = time.monotonic()
         self._refused: Counter[str] = Counter()
         self._too_long = float("inf")
         self._others = 0.0
-        self.about: dict[str, Any] = {}
-        self.num_rows: Counter[str] = Counter()
-        self.loads: list[dict[str, Any]] = []
-        self.notes: list[str] = []
-        self.interrupted = False
-        self.folder = folder
 
     @property
     def seconds(self) -> float:
@@ -63,7 +56,7 @@ class Session:
         except ServerError as wrong:
             raise ConfigError(str(wrong)) from None
         try:
-            with row_writer(self._folder, self._provenance()) as add:
+            with row_writer(self.folder, self._provenance()) as add:
 
                 def keep(row: dict[str, Any]) -> None:
                     add(row)
@@ -82,32 +75,32 @@ class Session:
         return {"folder": str(self.folder), **self.about, "rows": self.num_rows, "loads": loads, "notes": self.notes}
 
     def _begin(self) -> None:
-        self.about = self._server.describe()
-        self._server.learn_sizes()
-        if left_out := self._server.require_streams():
+        self.about = self.server.describe()
+        self.server.learn_sizes()
+        if left_out := self.server.require_streams():
             self.notes.append(f"the server refuses {', '.join(left_out)}, which is left out")
-        self._others = self._server.num_running()
+        self._others = self.server.num_running()
         if self._others:
             self.notes.append(f"the server runs {self._others:g} requests of others: times have their load in them")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / SERVER, self.about)
-        (self._folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / SERVER, self.about)
+        (self.folder / LOAD).unlink(missing_ok=True)  # of an earlier observation
 
     def _provenance(self) -> dict[str, str]:
         served = self.about["model"].rsplit("/", 1)[-1].lower()
         return {
-            "device": self._gpu or UNKNOWN,
+            "device": self.gpu or UNKNOWN,
             "model": served if served in names("models") else self.about["model"],
-            "tp": str(self._tp or self.about["tp"]),
+            "tp": str(self.tp or self.about["tp"]),
             "engine": f"{self.about['server']} {self.about['version']}".strip(),
             "url": self.about["url"],
-            "command": self._command,
+            "command": self.command,
             "date": datetime.now(UTC).date().isoformat(),
         }
 
     def _probe(self, probes: Sequence[Probe], keep: Callable[[Any], None], advance: Callable[[int], None]) -> None:
-        end_s = 60 * self._budget.num_minutes * (1 - LOAD_SHARE)
-        for row in round_trips(self._server):
+        end_s = 60 * self.budget.num_minutes * (1 - LOAD_SHARE)
+        for row in round_trips(self.server):
             keep(row)
         num_sent = num_busy = 0
         for probe in probes:
@@ -119,7 +112,7 @@ class Session:
             if probe.prompt_tokens >= self._too_long or self._refused[probe.kind] > 1:
                 continue
             try:
-                for row in observe(self._server, probe):
+                for row in observe(self.server, probe):
                     keep(row)
             except ServerError as wrong:
                 if wrong.is_busy:
@@ -138,7 +131,7 @@ class Session:
         """Waits until streams that were ended are over, so that the next probe is alone and concurrency is kept."""
         end_s = time.monotonic() + _MOST_SETTLE_S
         time.sleep(_SETTLE_S)
-        while self._server.num_running() > self._others and time.monotonic() < end_s:
+        while self.server.num_running() > self._others and time.monotonic() < end_s:
             time.sleep(_SETTLE_S)
 
     def _refuse(self, probe: Probe, wrong: ServerError) -> None:
@@ -149,15 +142,15 @@ class Session:
         self.notes.append(f"{probe.kind} of {probe.prompt_tokens} tokens: {wrong}")
 
     def _load(self) -> None:
-        content = {"about": self.about["url"], "command": self._command, "arms": self.loads}
-        for load in loads(self._budget):
-            end_s = self._begin_s + 60 * self._budget.num_minutes
+        content = {"about": self.about["url"], "command": self.command, "arms": self.loads}
+        for load in loads(self.budget):
+            end_s = self._begin_s + 60 * self.budget.num_minutes
             lengths = tuple(pair for pair in load.lengths if pair[0] < self._too_long)
             if time.monotonic() > end_s or not lengths:
                 why = "no prompt is short enough for" if not lengths else "time is up before"
                 self.notes.append(f"{why} load {load.name}")
                 return
-            self.loads.append(play(self._server, replace(load, lengths=lengths), end_s))
+            self.loads.append(play(self.server, replace(load, lengths=lengths), end_s))
             if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
                 self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
-            write_json(self._folder / LOAD, content)
+            write_json(self.folder / LOAD, content)

@@ -76,9 +76,8 @@ def ask(
     with opened_folder(out) as folder:
         path = None if scenario is None else Path(scenario)
         found = question(name)
-        for flag, value in (("--seeds", seeds), ("--jobs", jobs)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{flag} {value}: at least 1")
+        if seeds < 1:
+            raise ConfigError(f"--seeds {seeds}: at least 1")
         base = base_of(path, options, changes, folder=folder, starter=found.starter)
         if speedup and not (name == "capacity" and base.keeps_times):
             raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
