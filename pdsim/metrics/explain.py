@@ -92,7 +92,7 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
     by_ttft = sorted((r for r in requests if r.outcome == "finished"), key=ttft_ms)
     slowest = [stage_ms(r) for r in by_ttft[-max(1, len(by_ttft) // 100) :]]
     times = _samples_by_stage(by_ttft)
-    means = {stage: samples.mean() for stage, samples in times.items()}
+    means = mean_stage_ms(by_ttft)
     total = sum(means.values()) or 1.0
     return [
         StageTimes(
@@ -108,26 +108,36 @@ def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
 
 
 def mean_stage_ms(requests: Iterable[RequestRecord]) -> dict[str, float]:
-    """The means of stage_times alone."""
+    """The means of stage_times alone, by sums of moments."""
     finished = [r for r in requests if r.outcome == "finished"]
-    return {stage: samples.mean() for stage, samples in _samples_by_stage(finished).items()}
+    groups = _groups(finished)
+    total_ns = {stage: 0 for stage in STAGES if any(stage in table for table, _ in groups)}
+    for table, group in groups:
+        moments = {moment for first, last, _ in table.values() for moment in (first, last)}
+        sums_ns = {moment: sum(map(attrgetter(moment), group)) for moment in moments}
+        for stage, (first, last, _) in table.items():
+            total_ns[stage] += sums_ns[last] - sums_ns[first]
+    return {stage: ns / 1e6 / max(1, len(finished)) for stage, ns in total_ns.items()}
 
 
 def _samples_by_stage(requests: Sequence[RequestRecord]) -> dict[str, Samples]:
     """Times of each stage that one of these has; 0 of those that do not have it."""
-    found: dict[str, list[float]] = {stage: [] for stage in STAGES}
-    of_each = list(map(stages_of, requests))
-    tables = [table for table in _TABLES if any(one is table for one in of_each)] or [STAGES]
-    for table in tables:
-        group = [request for request, one in zip(requests, of_each, strict=True) if one is table]
+    groups = _groups(requests)
+    found: dict[str, list[float]] = {stage: [] for stage in STAGES if any(stage in table for table, _ in groups)}
+    for table, group in groups:
         for stage, (first, last, _) in table.items():
             moments = zip(map(attrgetter(first), group), map(attrgetter(last), group), strict=True)
             found[stage] += [(end - begin) / 1e6 for begin, end in moments]
-    return {
-        stage: Samples(ms + [0.0] * (len(requests) - len(ms)))
-        for stage, ms in found.items()
-        if any(stage in table for table in tables)
-    }
+    return {stage: Samples(ms + [0.0] * (len(requests) - len(ms))) for stage, ms in found.items()}
+
+
+def _groups(requests: Sequence[RequestRecord]) -> list[tuple[dict[str, tuple[str, str, str]], list[RequestRecord]]]:
+    """Requests by their stages."""
+    of_each = list(map(stages_of, requests))
+    tables = [table for table in _TABLES if any(one is table for one in of_each)] or [STAGES]
+    return [
+        (table, [request for request, one in zip(requests, of_each, strict=True) if one is table]) for table in tables
+    ]
 
 
 PARTS = {
