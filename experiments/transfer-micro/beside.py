@@ -95,7 +95,7 @@ def forward_beside(forward: Callable[[], Any], write: Callable[[], None], worker
 
 def main(out: Path) -> None:
     here, there = torch.device("cuda", 0), torch.device("cuda", 1)
-    told = asdict(Provenance.here(MODEL, here, "bfloat16", PAGE_SIZE, 1))
+    told = asdict(Provenance.here(MODEL, here, "bfloat16", PAGE_SIZE, 1)) | {"command": f"python beside.py {out.name}"}
     with out.open("w", newline="") as file:
         for row in rows(here, there):
             if not file.tell():
