@@ -58,7 +58,7 @@ def test_every_unit_is_named():
 
 def test_every_transport_is_named_with_its_link():
     links = {"Over NVLink": "nvlink", "Over NICs": "nic", "In a host": "host"}
-    lists = re.findall(r"(Over NVLink|Over NICs|In a host): (.*?)\.", SCENARIO["Transports"], re.DOTALL)
+    lists = re.findall(r"(Over NVLink|Over NICs|In a host) (.*?)\.", SCENARIO["Transports"], re.DOTALL)
     documented = {name: links[where] for where, text in lists for name in re.findall(r"`([\w-]+)`", text)}
     assert documented == {name: load_transport(name).link for name in names("transports")}
 
