@@ -118,7 +118,7 @@ def test_nothing_is_written_over(call, tmp_path):
     [
         (["--model", "qwen3-8"], "did you mean 'qwen3-8b'?"),
         (["--gpu", "h10"], "did you mean 'h100'?"),
-        (["--model", "deepseek-r1", "--gpu", "h100"], "needs 85.9 GB on each of 8 h100"),
+        (["--model", "deepseek-r1", "--gpu", "h100"], "needs 86.1 GB on each of 8 h100"),
         (["--rate", "4"], "bare number 4: write a rate with its unit, such as '4/s'"),
         (["--rate", "4/s", "--concurrency", "2"], "--rate and --concurrency exclude each other"),
         (["--trace", "none.csv"], "--trace: no trace file none.csv"),
