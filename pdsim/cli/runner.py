@@ -156,8 +156,6 @@ def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> 
 
 
 class StepTerms(NamedTuple):
-    """The terms of the time of one step."""
-
     step: str
     instance_id: str
     num_requests: int

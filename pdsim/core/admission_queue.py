@@ -64,7 +64,6 @@ class AdmissionQueue:
     # Coming.
 
     def at(self, now_ns: int) -> None:
-        """It is now_ns."""
         self._computed_early.at(now_ns)
         self._refused.at(now_ns)
 

@@ -142,7 +142,6 @@ class RunningBatch(Generic[Request]):
     # Running.
 
     def step(self, ask_again_steps: int) -> DecodeStep:
-        """The next step."""
         num_context_tokens = self.num_kv_tokens + self.num_requests * self.num_written_tokens
         num_repeated = self._num_repeated
         if num_repeated is None:

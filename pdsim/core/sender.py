@@ -90,7 +90,6 @@ class Sender:
         return [command for queue in self._queues for command in self._start_next(queue)]
 
     def worker(self, unit: TransferUnit) -> int:
-        """The worker that sends it."""
         return unit.request_id % len(self._queues) if self._by_request else self._shards[unit.target]
 
     def _queue(self, unit: TransferUnit) -> _Queue:

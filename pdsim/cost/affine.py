@@ -81,8 +81,6 @@ class AffineModel:
 
 
 class TableModel(AffineModel):
-    """The table, for one GPU."""
-
     def __init__(self, settings: "AffineTable") -> None:
         super().__init__(settings)
         self._prefill = Entries(settings.prefill_ns or {})

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class RooflineModel:
-    """The roofline of one layout."""
-
     def __init__(self, settings: "Roofline", layout: Layout) -> None:
         spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
         self._settings = settings

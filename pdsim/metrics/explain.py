@@ -69,7 +69,6 @@ class StageTimes:
 
 
 def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
-    """Stages of a finished request."""
     if request.is_aggregated:
         return AGGREGATED_STAGES
     granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0

@@ -85,7 +85,6 @@ class ServerSettings(Section):
 
     @property
     def num_server_gpus(self) -> int:
-        """GPUs of one server."""
         return self.split.num_gpus
 
     @property

@@ -199,7 +199,6 @@ def _rankings(validation: Validation) -> Table:
 
 
 def print_plan(url: str, budget: ObservationBudget, probes: Sequence[Probe], loads: Iterable[Load]) -> None:
-    """Prints the probes of each kind, and the loads."""
     table = new_table(f"to {url}", "what", "times", "requests", "at once", "prompt tokens", "output tokens, at most")
     ordered = sorted(probes, key=lambda probe: probe.kind)
     for kind, found in groupby(ordered, key=lambda probe: probe.kind):

@@ -117,7 +117,6 @@ _NOT_SETUP = ("name", "description")
 _MOST_FIELDS = 12
 """Rows of the table of differences."""
 _MOST_ALTERNATIVES = 2
-"""Alternatives in the sentence."""
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:

@@ -22,7 +22,6 @@ _MOST_ROWS = 60
 _MOST_POINTS = 400
 """Points of a line: more would not be seen."""
 _SLICES = 60
-"""Slices of time."""
 _FEW = 5
 """Requests of a slice: of fewer, percentiles say nothing."""
 _PERCENTILES = (50, 90, 99)

@@ -69,7 +69,6 @@ class Layout:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the instance."""
         return self.tp * self.pp * self.cp
 
     @property
@@ -170,7 +169,6 @@ class VllmBatch(NamedTuple):
 
 
 def vllm_batch(gpu: GpuSpec) -> VllmBatch:
-    """The batch of `vllm serve`."""
     if gpu.memory_bytes >= 160 * GIB:
         return VllmBatch(num_tokens=16384, num_requests=1024)
     if gpu.memory_bytes >= 70 * GIB and "a100" not in gpu.name:

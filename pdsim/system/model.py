@@ -263,7 +263,6 @@ class ModelSpec:
 
     @property
     def expert_bytes(self) -> float:
-        """Bytes of the routed experts."""
         return self.num_expert_params * DTYPE_BYTES[self.weight_dtypes[-1]]
 
     @property

@@ -25,7 +25,6 @@ class Fit:
     """Half the sum of squared errors, each divided by what the study asks for."""
     num_simulations: int
     metrics: tuple[str, ...]
-    """Metrics that it was fitted to."""
 
 
 def fit_arm(

@@ -35,8 +35,6 @@ _AIPERF_TOTALS = {
 
 
 class Run(NamedTuple):
-    """A run to export."""
-
     summary: Mapping[str, Any]
     requests: Sequence[RequestRecord]
     scenario: Scenario

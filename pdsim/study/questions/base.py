@@ -161,7 +161,6 @@ class Base:
 
     @cached_property
     def classes(self) -> list[str]:
-        """Classes of its requests."""
         return sorted(set(classes_of(requests_of(self.scenario)).values()))
 
     @property

@@ -119,7 +119,6 @@ def choose_in_groups_kernel(
 
 @triton.jit
 def enter(token, place, share, chosen, shares, choices, lists, lengths, tokens, ACTIVE: tl.constexpr):
-    """Enter a token in the lists of its experts."""
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
     tl.store(aligned(choices, tl.int32) + row, chosen, mask=active)
