@@ -5,6 +5,7 @@ building, running and summing up, best of two, without garbage collection, as in
 column may grow.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from math import log2
 from pathlib import Path
@@ -65,6 +66,7 @@ def request_us(changes: Sequence[str]) -> float:
     best = float("inf")
     for _ in range(2):
         scenario = load_scenario(SCENARIO, changes)
+        gc.collect()  # what an earlier run left
         before = process_time()
         with garbage_collection_paused():
             summary = simulate(scenario).summary()
