@@ -365,6 +365,29 @@ def test_sizes_and_numbers_of_a_role_may_be_named(scenario, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("changes", "tried", "expected"),
+    [
+        ([], {}, {(1, 1), (2, 1), (2, 2), (4, 1), (4, 4)}),
+        (["model=qwen3-8b"], {}, {(1, 1), (2, 1), (4, 1)}),
+        (["decode.dp=1"], {}, {(1, 1), (2, 1), (4, 1)}),
+        ([], {"decode.dp": [1, 4], "decode.tp": [2, 4]}, {(2, 1), (4, 1), (4, 4)}),
+    ],
+)
+def test_all_gpus_attend_for_themselves_where_they_would_hold_the_same_latents(
+    scenario, tmp_path, changes, tried, expected
+):
+    base = base_of(scenario, AskOptions(), ["model=tiny-deepseek-v3", *changes], folder=tmp_path, starter={})
+    pairs = [one for one in Space({"h100": 1.0}, 5, tried).candidates(base) if not one.is_aggregated]
+    made = [base.changed(one.changes) for one in pairs]
+    assert {(one.decode.tp, one.decode.dp) for one in made} == expected
+    for one, scenario_of_one in zip(pairs, made, strict=True):
+        resolve(scenario_of_one)
+        assert one.num_gpus == scenario_of_one.num_gpus
+        is_routed = max(*one.counts, scenario_of_one.prefill.dp, scenario_of_one.decode.dp) > 1
+        assert ("router" in one.changes) == is_routed
+
+
+@pytest.mark.parametrize(
     ("changes", "tried"), [([], {"prefill.pp": [1, 2, 4], "prefill.cp": [1, 2]}), (["prefill.pp=2"], {})]
 )
 def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario, tmp_path, changes, tried):

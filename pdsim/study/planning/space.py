@@ -14,12 +14,13 @@ from pdsim.study.design import Changes
 from pdsim.study.plan import described
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.pd_or_not import aggregated
-from pdsim.system.catalog import load_gpu
+from pdsim.system.catalog import load_gpu, load_model
+from pdsim.system.model import LatentAttention
 
 _LARGEST_TP = 8
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 """Roles of a cluster, by their number."""
-_OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances")}
+_OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 _OF_SERVERS |= {"prefill.pp", "prefill.cp"}
 """Fields by which clusters differ, whatever else is tried."""
 
@@ -83,7 +84,7 @@ class Space:
     def candidates(self, base: Base) -> list[CandidateCluster]:
         """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
         found: list[CandidateCluster] = []
-        reasons: list[str] = []
+        reasons = ["nothing that is tried fits"]
         own = base.scenario.pair.prefill.split
         servers = {role: list(self._servers(role, own)) for role in chain(*ROLES.values())}
         for roles in chain.from_iterable(product(*map(servers.__getitem__, names)) for names in ROLES.values()):
@@ -136,7 +137,7 @@ class Space:
                 continue
             price = self._price(roles, counts)
             kw = kilowatts(roles, counts)
-            for settings in self._settings(counts):
+            for settings in self._settings(base, roles, counts):
                 staged: Changes = {"network.staging": {}} if staging else {}
                 changes = {**cluster(base, roles, counts), **staged, **settings}
                 words = described(settings).replace("router=", "") if settings else ""
@@ -144,7 +145,7 @@ class Space:
                 label, family = self._label(roles, counts) + suffix, self._label(roles, ()) + suffix
                 yield CandidateCluster(label, family, roles, counts, num_gpus, price, kw, changes)
 
-    def _settings(self, counts: Sequence[int]) -> Iterator[Changes]:
+    def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
         """Fields that the cluster has; routers too, unless `--try router=...` names them.
 
         Every router sends all requests to a single instance.
@@ -156,10 +157,25 @@ class Space:
             for path, values in self.tried.items()
             if path.partition(".")[0] not in absent and path not in _OF_SERVERS
         }
-        if max(counts) > 1 and not any(path.partition(".")[0] == "router" for path in tried):
-            tried["router"] = list(ROUTERS)
-        for values in product(*tried.values()):
-            yield dict(zip(tried, values, strict=True))
+        has_router = any(path.partition(".")[0] == "router" for path in tried)
+        ranks = [self._ranks(base, role, server) for role, server in zip(roles, servers, strict=True)]
+        for values, chosen in product(product(*tried.values()), product(*ranks)):
+            settings = dict(zip(tried, values, strict=True)) | {path: dp for one in chosen for path, dp in one.items()}
+            is_routed = max(counts) > 1 or any(dp > 1 for one in chosen for dp in one.values())
+            for router in ROUTERS if is_routed and not has_router else ("",):
+                yield {**settings, "router": router} if router else settings
+
+    def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
+        """Ranks of data-parallel attention that are tried.
+
+        Unless fields name them: all of a server's GPUs, too, where each would hold the same latents.
+        """
+        path = f"{role}.dp"
+        if path in self.tried:
+            return [{path: dp} for dp in self.tried[path] if server.tp % dp == 0]
+        is_latent = isinstance(load_model(base.scenario.model).attention, LatentAttention)
+        has_ranks = is_latent and server.split == Split(server.tp, 1, 1) and server.tp > 1 and not base.names(path)
+        return [{}, {path: server.tp}] if has_ranks else [{}]
 
 
 _SETTINGS: Mapping[str, Sequence[Any]] = {
