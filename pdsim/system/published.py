@@ -1,6 +1,6 @@
 """Models as Hugging Face's config.json describes them: the fields of a catalog entry, and what these leave out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdsim.system.entry import EntryError
@@ -102,6 +102,7 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
     dtype, expert_dtype, of_types = _dtypes(config, has_experts=bool(experts))
     if expert_dtype:
         experts["weight_dtype"] = expert_dtype
+    wide = num_layers * _num_wide_params(config, hidden, attention_params) if dtype == "fp4" else 0
     in_blocks = bool((config.get("quantization_config") or {}).get("weight_block_size"))
     can_be_read = (not of_types or in_blocks) and "num_window_layers" not in attention
     llama = _llama(config, experts) if can_be_read else {}
@@ -114,6 +115,7 @@ def _entry(config: _Config, source: str) -> dict[str, Any]:
         "vocab_size": vocab,
         "max_context_tokens": config.count("max_position_embeddings"),
         "weight_dtype": dtype,
+        **({"num_params_wider_than_fp4": wide} if wide else {}),
         **({"tied_embeddings": True} if config.get("tie_word_embeddings") else {}),
         "attention": attention,
         **({"state": state} if state else {}),
@@ -155,6 +157,23 @@ def _attention(config: _Config, hidden: int) -> tuple[dict[str, Any], int]:
         section |= {"num_window_layers": windows, "window_tokens": config.count("sliding_window")}
     gates = hidden * dim * heads if FAMILIES[config.family] is _LINEAR else 0
     return section, 2 * hidden * dim * (heads + kv_heads) + gates
+
+
+def _num_wide_params(config: _Config, hidden: int, attention_params: int) -> int:
+    """Parameters of a layer's latent attention that a checkpoint in fp4 leaves in bf16."""
+    left = [name for name in _left_wide(config) if "attn" in name]
+    if not left or not config.get("kv_lora_rank"):
+        return 0
+    if any("o_proj" in name or name.rstrip(".*").endswith("attn") for name in left):
+        return attention_params
+    return attention_params - config.count("num_attention_heads") * config.count("v_head_dim") * hidden
+
+
+def _left_wide(config: _Config) -> Sequence[str]:
+    """Names, or patterns of names, of modules that are not quantised."""
+    quantized = config.get("quantization_config") or {}
+    names = ("modules_to_not_convert", "ignore", "exclude_modules")
+    return next((quantized[name] for name in names if quantized.get(name)), ())
 
 
 def _num_linear_layers(config: _Config) -> int:
@@ -225,8 +244,15 @@ def _dtypes(config: _Config, *, has_experts: bool) -> tuple[str, str | None, str
         given = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
         return "bf16", None, "" if given == "bfloat16" else f"the checkpoint's {given} is counted as bf16"
     dtype = _quantized(quantized)
-    left = quantized.get("modules_to_not_convert") or quantized.get("ignore") or quantized.get("exclude_modules") or ()
+    left = _left_wide(config)
     attention = [name for name in left if "attn" in name]
+    has_wide_latents = dtype == "fp4" and config.get("kv_lora_rank") and not any("shared" in name for name in left)
+    if has_wide_latents and attention:
+        return (
+            dtype,
+            None,
+            f"what it keeps of attention, embeddings and output projection are counted in bf16, all else in {dtype}",
+        )
     is_every_layer = len(attention) >= config.count("num_hidden_layers")
     if has_experts and (is_every_layer or any("*" in name or name.startswith("re:") for name in attention)):
         return "bf16", dtype, f"routed experts are in {dtype} and all else in bf16"

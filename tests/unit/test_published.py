@@ -184,6 +184,25 @@ def test_weights_of_4_bits(quantized):
     assert experts.weight_dtypes == ("bf16", "int4")
 
 
+@pytest.mark.parametrize(
+    ("left", "dtypes", "wide"),
+    [
+        (["lm_head", *(f"model.layers.{i}.self_attn*" for i in range(61))], ("fp4",), 4.25e9 + 7.16e9),
+        ([f"model.layers.{i}.self_attn.{name}_proj" for i in range(61) for name in ("q_b", "kv_b")], ("fp4",), 4.25e9),
+        (["re:.*self_attn.*", "re:.*shared_experts.*"], ("bf16", "fp4"), 0),
+        (["lm_head"], ("fp4",), 0),
+    ],
+)
+def test_attention_that_a_checkpoint_in_fp4_leaves_wide(left, dtypes, wide):
+    quantized = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": left}
+    model = model_of(json.dumps(json.loads(DEEPSEEK) | {"quantization_config": quantized}))
+    assert model.weight_dtypes == dtypes
+    assert model.num_params_wider_than_fp4 == pytest.approx(wide, rel=0.001)
+    if wide == 4.25e9:
+        shipped = load_model("deepseek-v3").in_dtype("fp4")
+        assert model.weight_bytes == pytest.approx(shipped.weight_bytes, rel=0.002)
+
+
 def test_every_sixth_layer_of_gemma_sees_all():
     assert model_of(GEMMA).attention.num_window_layers == 52
 
