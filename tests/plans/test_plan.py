@@ -249,6 +249,8 @@ WRONG = [
     (["--speedup", "0"], "--speedup 0: numbers above 0"),
     (["--max-gpus", "0"], "--max-gpus 0: at least 1"),
     (["--set", "model=llama-3.1-405b", "--max-gpus", "4"], "no cluster of up to 4 GPUs is possible"),
+    (["--try", "prefill.pp=[1,64]"], "--try prefill.pp: no cluster can have 64; "),
+    (["--try", "aggregated.tp=[16]"], "--try aggregated.tp: no cluster can have 16; "),
 ]
 
 

@@ -60,7 +60,13 @@ TRIED = [
     {"network.staging": [None, {"ring": "1 GiB"}]},
     {"aggregated.chunked_prefill_tokens": [1024, 8192], "decode.tp": [4]},
 ]
-STAGES = {"prefill.pp": [1, 2, 4], "prefill.cp": [1, 2], "prefill.tp": [2, 4], "decode.tp": [4], "aggregated.tp": [1]}
+STAGES = {
+    "prefill.pp": [1, 2, 4],
+    "prefill.cp": [1, 2],
+    "prefill.tp": [2, 4, 8],
+    "decode.tp": [4],
+    "aggregated.instances": [],
+}
 
 
 @cache

@@ -82,21 +82,32 @@ class Space:
     """Values of further fields, by their path in the scenario."""
 
     def candidates(self, base: Base) -> list[CandidateCluster]:
-        """Candidates by price. Raises ConfigError if the model fits none of the GPUs."""
+        """Candidates by price. Raises ConfigError if none is possible, or a size that is tried is not."""
         found: list[CandidateCluster] = []
-        reasons = ["nothing that is tried fits"]
+        possible: set[tuple[str, int]] = set()
+        reasons: dict[tuple[str, int], str] = {}
         own = base.scenario.pair.prefill.split
         servers = {role: list(self._servers(role, own)) for role in chain(*ROLES.values())}
         for roles in chain.from_iterable(product(*map(servers.__getitem__, names)) for names in ROLES.values()):
             changes = cluster(base, roles, (1,) * len(roles))
+            sizes = [
+                (f"{role}.{name}", size)
+                for role, server in zip(ROLES[len(roles)], roles, strict=True)
+                for name, size in server.split._asdict().items()
+            ]
             try:
                 scenario = resolve(base.changed(changes))
             except ConfigError as impossible:
-                reasons.append(str(impossible))
+                reasons = dict.fromkeys(sizes, str(impossible)) | reasons
                 continue
+            possible.update(sizes)
             found += self._of(base, roles, staging=self._needs_staging(base, scenario))
+        for (path, size), reason in reasons.items():
+            if path in self.tried and (path, size) not in possible:
+                raise ConfigError(f"--try {path}: no cluster can have {size}; {reason}")
         if not found:
-            raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reasons[-1]}")
+            reason = [*reasons.values(), "nothing that is tried fits"][0]
+            raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reason}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
