@@ -90,7 +90,7 @@ class Plan:
         if self.own is not None and self.chosen is not None:
             saved = 1 - self.chosen.candidate.price_per_h / self.own.candidate.price_per_h
             less = f"{saved:.0%} less" if saved > 0 else "no less"
-            own = f"The scenario's own {self._priced(self.own.candidate)}: {self._tails(self.own.outcome)}"
+            own = f"The scenario's own {self.own.candidate.priced}: {self._tails(self.own.outcome)}"
             found.append(f"{own}. The plan costs {less}.")
         if self.checked is not None:
             found.append(f"On the trace that it was not made from: {self._tails(self.checked)}.")
@@ -99,7 +99,7 @@ class Plan:
             takes = "no more than this load" if self.load_factor == 1 else f"{self.load_factor:g} times this load"
             found.append(f"It takes {takes}{breaks}.")
         for factor, row in self.loads.items():
-            cheapest = f"nothing of up to {self.max_gpus} GPUs meets it" if row is None else self._priced(row.candidate)
+            cheapest = f"nothing of up to {self.max_gpus} GPUs meets it" if row is None else row.candidate.priced
             found.append(f"At {factor:g} times this load: {cheapest}.")
         for role, outcome in self.lost.items():
             found.append(f"With one {role} instance lost: {self._tails(outcome)}.")
@@ -117,7 +117,7 @@ class Plan:
             return f"Safe: it meets the SLO {slow}, too."
         if self.safe is None:
             return f"Not safe: nothing of up to {self.max_gpus} GPUs meets the SLO {slow}."
-        return f"Safe is {self._priced(self.safe.candidate)}: it meets the SLO {slow}, too."
+        return f"Safe is {self.safe.candidate.priced}: it meets the SLO {slow}, too."
 
     @staticmethod
     def _attained(outcome: Outcome) -> list[str]:
@@ -128,10 +128,6 @@ class Plan:
         classes = f" ({of_classes})" if of_classes else ""
         share, rate = f"{outcome.attained.share:.2%}", significant(outcome.attained.goodput_per_s)
         return [f"{share} of the requests{classes} are within all limits: a goodput of {rate} requests/s."]
-
-    @staticmethod
-    def _priced(one: CandidateCluster) -> str:
-        return f"{one.label}, {counted(one.num_gpus, 'GPU')}, {one.price_per_h:g} an hour"
 
     @staticmethod
     def _tails(outcome: Outcome) -> str:

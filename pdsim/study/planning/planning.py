@@ -179,7 +179,7 @@ class Finder:
         for one, outcome in zip(candidates, found, strict=True):
             if outcome.meets and one.price_per_h < self._best_price:
                 self._best_price = one.price_per_h
-                self._report(f"meets it: {one.label}, {one.num_gpus} GPUs, {one.price_per_h:g} an hour")
+                self._report(f"meets it: {one.priced}")
         return found
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:

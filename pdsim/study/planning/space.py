@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any
 
+from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
@@ -60,6 +61,10 @@ class CandidateCluster:
     """Changes of the base scenario."""
 
     @property
+    def priced(self) -> str:
+        return f"{self.label}, {counted(self.num_gpus, 'GPU')}, {self.price_per_h:g} an hour"
+
+    @property
     def is_aggregated(self) -> bool:
         return len(self.counts) == 1
 
@@ -89,24 +94,19 @@ class Space:
         own = base.scenario.pair.prefill.split
         servers = {role: list(self._servers(role, own)) for role in chain(*ROLES.values())}
         for roles in chain.from_iterable(product(*map(servers.__getitem__, names)) for names in ROLES.values()):
-            changes = cluster(base, roles, (1,) * len(roles))
-            sizes = [
-                (f"{role}.{name}", size)
-                for role, server in zip(ROLES[len(roles)], roles, strict=True)
-                for name, size in server.split._asdict().items()
-            ]
             try:
-                scenario = resolve(base.changed(changes))
+                scenario = resolve(base.changed(cluster(base, roles, (1,) * len(roles))))
             except ConfigError as impossible:
-                reasons = dict.fromkeys(sizes, str(impossible)) | reasons
+                for path_and_size in _sizes_of(roles):
+                    reasons.setdefault(path_and_size, str(impossible))
                 continue
-            possible.update(sizes)
+            possible.update(_sizes_of(roles))
             found += self._of(base, roles, staging=self._needs_staging(base, scenario))
         for (path, size), reason in reasons.items():
             if path in self.tried and (path, size) not in possible:
                 raise ConfigError(f"--try {path}: no cluster can have {size}; {reason}")
         if not found:
-            reason = [*reasons.values(), "nothing that is tried fits"][0]
+            reason = ["nothing that is tried fits", *reasons.values()][-1]
             raise ConfigError(f"{base.path}: no cluster of up to {self.max_gpus} GPUs is possible; {reason}")
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
@@ -231,6 +231,13 @@ def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
         if w is not None
     ]
     return sum(found) if len(found) == len(roles) else None
+
+
+def _sizes_of(roles: Sequence[Server]) -> Iterator[tuple[str, int]]:
+    """Sizes of each role's servers, by their path in the scenario."""
+    for role, server in zip(ROLES[len(roles)], roles, strict=True):
+        for name, size in server.split._asdict().items():
+            yield f"{role}.{name}", size
 
 
 def tp_sizes(gpu: str) -> list[int]:
