@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
-from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
+from pdsim.calibration.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.scenario.loading import apply_change
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml

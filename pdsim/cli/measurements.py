@@ -47,9 +47,9 @@ def observe(
     """
     from dataclasses import asdict, astuple
 
-    from pdsim.calibration.observe.plan import ObservationBudget, loads, planned
-    from pdsim.calibration.observe.server import ServerClient
-    from pdsim.calibration.observe.session import Session
+    from pdsim.calibration.observation import Session
+    from pdsim.calibration.probes import ObservationBudget, loads, planned
+    from pdsim.calibration.server_client import ServerClient
     from pdsim.cli.finished import progress_over
     from pdsim.show.measurement_tables import print_observation, print_plan
 
@@ -103,9 +103,9 @@ def calibrate(
     """
     import shlex
 
-    from pdsim.calibration.fit.profile import calibrate as fit_rows
-    from pdsim.calibration.fit.profile import profile_of
-    from pdsim.calibration.fit.rows import read_rows
+    from pdsim.calibration.profile import calibrate as fit_rows
+    from pdsim.calibration.profile import profile_of
+    from pdsim.calibration.rows import read_rows
     from pdsim.cli.finished import saying
     from pdsim.show.measurement_tables import print_calibration
 
@@ -158,8 +158,8 @@ def scale(
         A measured profile (YAML).
 
     """
-    from pdsim.calibration.scale.scaling import GpuScaling, model_of
-    from pdsim.calibration.scale.scaling import scale as scaled
+    from pdsim.calibration.scaling import GpuScaling, model_of
+    from pdsim.calibration.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
     from pdsim.show.measurement_tables import print_scaling
     from pdsim.system.catalog import CatalogError, load_gpu, load_model
@@ -208,7 +208,7 @@ def validate(
             raise ConfigError("--observed needs the scenario of the server, alone or with --profile")
         validate_load(Path(cases[0]), observed, profile, quiet=json_)
         return
-    from pdsim.calibration.validate.suite import is_suite
+    from pdsim.calibration.suite import is_suite
 
     suites = [name for name in cases if is_suite(name, _EXPERIMENTS)]
     if suites:
@@ -221,7 +221,7 @@ def validate(
         return
     if profile or runs or real_only:
         raise ConfigError("--profile, --runs and --real-only are of a matrix or --observed, and neither is named")
-    from pdsim.calibration.validate.case import compare_case, find_cases
+    from pdsim.calibration.case import compare_case, find_cases
     from pdsim.cli.finished import progress_over
     from pdsim.show.measurement_tables import print_errors
     from pdsim.sim.simulation import simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pdsim.calibration.interop.imported import read_results
+from pdsim.calibration.imports import read_results
 from pdsim.cli.finished import FinishedRun, progress_over, saying, write_run
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import origins

@@ -307,7 +307,7 @@ def export(
         A run folder, or a scenario file, which is simulated first.
 
     """
-    from pdsim.calibration.interop.exported import Run, write_result
+    from pdsim.calibration.exports import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of
     from pdsim.scenario.build import requests_of
     from pdsim.workload.mooncake_file import NotASessionError, agentic_rows, mooncake_rows, write_mooncake

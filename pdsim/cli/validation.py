@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pdsim.calibration.validate.comparison import Comparison, Side, Validation, compare_sides
-from pdsim.calibration.validate.suite import ValidationSuite, Variant, load_suite
+from pdsim.calibration.comparison import Comparison, Side, Validation, compare_sides
+from pdsim.calibration.suite import ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
 from pdsim.cli.finished import progress_over
 from pdsim.garbage import garbage_collection_paused
@@ -68,7 +68,7 @@ def validate_suite(
 
 def validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
     """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
-    from pdsim.calibration.validate.observed import compare_load
+    from pdsim.calibration.observed_load import compare_load
     from pdsim.metrics.explain import mean_stage_ms
     from pdsim.sim.simulation import simulate
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from pdsim.calibration.fit.profile import Calibration
-from pdsim.calibration.observe.folder import summary_of
-from pdsim.calibration.observe.plan import Load, ObservationBudget, Probe
-from pdsim.calibration.scale.scaling import GpuScaling
-from pdsim.calibration.validate.case import ArmErrors, MetricError
-from pdsim.calibration.validate.comparison import Counts, Validation
+from pdsim.calibration.case import ArmErrors, MetricError
+from pdsim.calibration.comparison import Counts, Validation
+from pdsim.calibration.observed_load import summary_of
+from pdsim.calibration.probes import Load, ObservationBudget, Probe
+from pdsim.calibration.profile import Calibration
+from pdsim.calibration.scaling import GpuScaling
 from pdsim.metrics.summary_rows import percentage, significant
 from pdsim.show.tables import fits, new_console, new_table
 
 if TYPE_CHECKING:
-    from pdsim.calibration.observe.session import Session
+    from pdsim.calibration.observation import Session
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:

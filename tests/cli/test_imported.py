@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdsim.calibration.interop.imported import read_results
+from pdsim.calibration.imports import read_results
 from tests.cli.test_commands import SCENARIO, exit_code, output, output_json
 
 SGLANG = {

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.calibration.observe import session
-from pdsim.calibration.observe.observation import mean_stages_ms, totals
-from pdsim.calibration.observe.plan import ObservationBudget, loads, one_round, planned
+from pdsim.calibration import observation
+from pdsim.calibration.probes import ObservationBudget, loads, mean_stages_ms, one_round, planned, totals
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -235,7 +234,7 @@ def test_interrupted_it_keeps_what_it_has(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session, "play", interrupted)
+    monkeypatch.setattr(observation, "play", interrupted)
     with stub() as server:
         assert observe(server, tmp_path) == 130
     assert "interrupted" in capsys.readouterr().err

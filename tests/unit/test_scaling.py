@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.calibration.scale.operators import OPERATORS, time_ratios
-from pdsim.calibration.scale.scaling import GpuScaling, scale
+from pdsim.calibration.scaling import OPERATORS, GpuScaling, scale, time_ratios
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.settings import Affine
 from pdsim.scenario.cost import ENDS, GROUPS, CostChoice

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pdsim.calibration.fit import machine, regression
-from pdsim.calibration.fit.machine import GpuSlowdown, gpu_slowdown
-from pdsim.calibration.fit.outside import Around, without_around
-from pdsim.calibration.fit.regression import Fitted, Form, fit
-from pdsim.calibration.fit.rows import (
+from pdsim.calibration import machine, regression
+from pdsim.calibration.machine import Around, GpuSlowdown, gpu_slowdown, without_around
+from pdsim.calibration.regression import Fitted, Form, fit
+from pdsim.calibration.rows import (
     OBSERVED,
     PREFILL_GRAPHS,
     STAGING,

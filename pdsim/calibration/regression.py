@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.calibration.fit.rows import Columns, Floats, Rows
+from pdsim.calibration.rows import Columns, Floats, Rows
 
 Term = Callable[[Columns], Floats]
 

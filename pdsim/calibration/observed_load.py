@@ -1,43 +1,32 @@
-"""The folder of an observation: rows as they are measured, what the server says of itself, and the load."""
+"""The load of an observation, as a server's clients saw it: its file, its summary, and the errors of its simulation."""
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from pdsim.calibration.case import ArmErrors, MetricError, Simulate
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.summary import statistics
+from pdsim.scenario.loading import load_scenario
+from pdsim.scenario.profile import read_profile
+from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.workload.client_driver import ClosedLoop
+from pdsim.workload.request_spec import RequestSpec, Streams, alone
 
-ROWS, SERVER, LOAD = "rows.csv", "server.json", "load.json"
-_SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
-
-
-class AddRow(Protocol):
-    def __call__(self, row: Mapping[str, Any], /) -> None: ...
-
-
-@contextmanager
-def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
-    """Writes each row at once, so that an interrupted observation keeps what it has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, (*_SIZES, *provenance))
-        writer.writeheader()
-
-        def add(row: Mapping[str, Any], /) -> None:
-            rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
-            writer.writerow({**rounded, **provenance})
-            file.flush()
-
-        yield add
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+LOAD = "load.json"
+COMPARED = (
+    "request_throughput",
+    "output_throughput",
+    *(
+        f"{statistic}_{time}_ms"
+        for time in ("ttft", "tpot", "itl", "e2e_latency")
+        for statistic in ("mean", "median", "p90")
+    ),
+)
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
@@ -103,3 +92,50 @@ def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))
         yield from (1e3 * (end - begin) / tokens_per_event for begin, end in pairwise(one["event_s"]))
+
+
+@dataclass(frozen=True)
+class SentRequests:
+    """Requests of a load as they were sent: prompts share nothing."""
+
+    lengths: tuple[tuple[int, int], ...]
+    """Prompt and output tokens."""
+
+    def requests(self, rng: Streams) -> Sequence[RequestSpec]:
+        del rng
+        return [alone(i, prompt, output) for i, (prompt, output) in enumerate(self.lengths)]
+
+
+def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
+    """Errors of each arm of an observation's load, with stages where the server's metrics time them.
+
+    `profile` takes the place of the scenario's costs.
+    """
+    changes = () if profile is None else profile_changes(profile)
+    served = load_scenario(scenario, changes)
+    return [_compare(arm, of_load(served, arm), observed.name, simulate) for arm in read_load(observed)]
+
+
+def profile_changes(profile: Path) -> tuple[str, ...]:
+    """Changes of a scenario that take all from a profile that it has."""
+    there = read_profile(profile)
+    sections = ("cost", *(section for section in ("network", "front_end") if section in there))
+    return tuple(f"{section}.profile={profile.resolve()}" for section in sections)
+
+
+def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
+    """The scenario with the arm's requests and clients."""
+    lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
+    return served.model_copy(update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"])})
+
+
+def _compare(arm: Mapping[str, Any], scenario: Scenario, case: str, simulate: Simulate) -> ArmErrors:
+    stages = arm.get("stages", {})
+    measured, simulated = {**summary_of(arm["requests"]), **stages}, simulate(scenario)
+    errors = {
+        name: MetricError(measured[name], simulated[name], None)
+        for name in (*COMPARED, *stages)
+        if measured[name] or name not in stages
+        if name in simulated
+    }
+    return ArmErrors(case, str(arm["name"]), fitted=False, metrics=errors)

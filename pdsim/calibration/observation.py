@@ -1,21 +1,34 @@
 """An observation: probes until time, requests or patience are spent, then the load."""
 
+import csv
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from pdsim.calibration.fit.rows import UNKNOWN
-from pdsim.calibration.observe.folder import LOAD, SERVER, row_writer, summary_of, write_json
-from pdsim.calibration.observe.observation import observe, play, round_trips
-from pdsim.calibration.observe.plan import LOAD_SHARE, LONGEST_OUTPUT, ObservationBudget, Probe, loads
-from pdsim.calibration.observe.server import ServerClient, ServerError
+from pdsim.calibration.observed_load import LOAD, summary_of
+from pdsim.calibration.probes import (
+    LOAD_SHARE,
+    LONGEST_OUTPUT,
+    ObservationBudget,
+    Probe,
+    loads,
+    observe,
+    play,
+    round_trips,
+)
+from pdsim.calibration.rows import UNKNOWN
+from pdsim.calibration.server_client import ServerClient, ServerError
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
 
+ROWS, SERVER = "rows.csv", "server.json"
+_SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
 _MOST_BUSY = 3
 """Refusals of a busy server after which it is left in peace."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
@@ -154,3 +167,27 @@ class Session:
             if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
                 self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
             write_json(self.folder / LOAD, content)
+
+
+class AddRow(Protocol):
+    def __call__(self, row: Mapping[str, Any], /) -> None: ...
+
+
+@contextmanager
+def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
+    """Writes each row at once, so that an interrupted observation keeps what it has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, (*_SIZES, *provenance))
+        writer.writeheader()
+
+        def add(row: Mapping[str, Any], /) -> None:
+            rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
+            writer.writerow({**rounded, **provenance})
+            file.flush()
+
+        yield add
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Result files of load generators for a run of ours, each by that tool's own definitions. imported.py reads them.
+"""Result files of load generators for a run of ours, each by that tool's own definitions. imports.py reads them.
 
 tool         file                              differs in
 SGLang       JSON lines of bench_serving       nothing: a summary has its fields

@@ -1,1 +1,0 @@
-"""Fits a profile to rows of measurements."""

@@ -1,1 +1,0 @@
-"""Observes a running server from outside, as its clients see it."""

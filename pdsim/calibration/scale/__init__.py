@@ -1,1 +1,0 @@
-"""Scales a profile to a GPU or a model that was not measured."""

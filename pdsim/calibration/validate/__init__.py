@@ -1,1 +1,0 @@
-"""Compares measured runs with simulated ones."""
