@@ -15,8 +15,8 @@ from pdsim.cost.kernels import origins
 from pdsim.cost.settings import Kernels
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics import run_folder
-from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
+from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.build import build
 from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import load_scenario

@@ -77,7 +77,7 @@ def compare(*runs: Path, set_: Set = (), out: Out = None, force: Force = False, 
     if json_:
         print_json([{"run": run.name, **run.summary} for run in finished])
     else:
-        from pdsim.metrics.ranges import ranges_of
+        from pdsim.metrics.summary_rows import ranges_of
         from pdsim.show.tables import print_ranges, print_stages, print_summaries, print_usage
 
         observed = [run for run in finished if run.is_observed]

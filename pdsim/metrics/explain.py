@@ -77,13 +77,15 @@ def stages_of(request: RequestRecord) -> dict[str, tuple[str, str, str]]:
     return COMPUTED_FIRST_STAGES if granted_ns > end_ns else HIDDEN_BOOTSTRAP_STAGES
 
 
+def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
+    """Begin and end of each stage of a finished request, in ns."""
+    stages = stages_of(request).items()
+    return {stage: (getattr(request, first), getattr(request, last)) for stage, (first, last, _) in stages}
+
+
 def stage_ms(request: RequestRecord) -> dict[str, float]:
     """Time of each stage of a finished request."""
-    moments = {
-        stage: (getattr(request, first), getattr(request, last))
-        for stage, (first, last, _) in stages_of(request).items()
-    }
-    return {stage: (end - begin) / 1e6 for stage, (begin, end) in moments.items()}
+    return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}
 
 
 def stage_times(requests: Iterable[RequestRecord]) -> list[StageTimes]:
@@ -165,14 +167,13 @@ class CriticalPaths:
     def __init__(self, records: RunRecords) -> None:
         self._computing = _busy(records, "prefill")
         self._decoding = _busy(records, "decode")
-        self._blocked = _blocked(records)
+        self._blocked = blocked(records)
         self._last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
 
     def of(self, request: RequestRecord) -> dict[str, int]:
         """Nanoseconds by part, of a finished request; what takes no time is left out."""
         parts = dict.fromkeys(PARTS, 0)
-        for stage, (first, last, _) in stages_of(request).items():
-            begin_ns, end_ns = getattr(request, first), getattr(request, last)
+        for stage, (begin_ns, end_ns) in stage_spans(request).items():
             for part, duration_ns in self._split(stage, request, begin_ns, end_ns).items():
                 parts[part] += duration_ns
         return {part: duration_ns for part, duration_ns in parts.items() if duration_ns}
@@ -266,19 +267,8 @@ def _busy(records: RunRecords, kind: str) -> Mapping[str, Covered]:
     return defaultdict(Covered, {name: Covered(found) for name, found in spans.items()})
 
 
-class Lacks:
-    """Times when the head of an instance's queue lacked pages, or slots."""
-
-    def __init__(self, records: RunRecords) -> None:
-        self._spans = {kind: _blocked(records, kind) for kind in ("pages", "slots")}
-
-    def within(self, instance_id: str, kind: str, begin_ns: int, end_ns: int) -> int:
-        """Nanoseconds between the two moments."""
-        return self._spans[kind][instance_id].within(begin_ns, end_ns)
-
-
-def _blocked(records: RunRecords, kind: str = "") -> Mapping[str, Covered]:
-    """Times when the head of an instance's queue lacked something, or that kind of thing."""
+def blocked(records: RunRecords, kind: str = "") -> Mapping[str, Covered]:
+    """Times when the head of an instance's queue lacked pages or slots, or that kind alone, by instance."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     since: dict[str, int] = {}
     for level in records.levels:

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from pdsim.metrics.distribution import Samples
-from pdsim.metrics.explain import PARTS, CriticalPaths, Lacks, stages_of
+from pdsim.metrics.explain import PARTS, CriticalPaths, blocked, stage_spans
 from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 
@@ -132,7 +132,7 @@ class _Causes:
         self._output_tokens = _median(r.num_output_tokens for r in done)
         self._computed_tokens = _median(map(_computed_tokens, done))
         self._tpot_ms = _median(tpot_ms(r) for r in done if r.num_output_tokens > 1)
-        self._lacks = Lacks(records)
+        self._lacks = {kind: blocked(records, kind) for kind in ("pages", "slots")}
         self._forwards: dict[str, list[StepRecord]] = defaultdict(list)
         for step in records.steps:
             if step.kind == "prefill":
@@ -173,9 +173,8 @@ class _Causes:
         """The queue for prefill is there while others are computed, or because the pool is full."""
         instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
         stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
-        first, last, _ = stages_of(request)[stage]
-        begin_ns, end_ns = getattr(request, first), getattr(request, last)
-        lacked = {kind: self._lacks.within(instance_id, kind, begin_ns, end_ns) for kind in ("pages", "slots")}
+        begin_ns, end_ns = stage_spans(request)[stage]
+        lacked = {kind: lacks[instance_id].within(begin_ns, end_ns) for kind, lacks in self._lacks.items()}
         kind = max(lacked, key=lambda kind: lacked[kind])
         if part == "prefill queue" and 2 * lacked[kind] <= end_ns - begin_ns:
             return Cause("queued for prefill behind others", part, "prefill compute")

@@ -19,7 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explain import stages_of
+from pdsim.metrics.explain import stage_spans
 from pdsim.metrics.records import LevelRecord, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.usage import busy_ns, moving_span
 
@@ -94,8 +94,7 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
     name = f"request {request.request_id}"
     args = {"prompt": request.num_prompt_tokens, "output": request.num_output_tokens}
     yield {"ph": "b", "name": name, "ts": request.arrival_ns / 1e3, **place, "args": args}
-    for stage, (first, last, _) in stages_of(request).items():
-        begin_ns, end_ns = getattr(request, first), getattr(request, last)
+    for stage, (begin_ns, end_ns) in stage_spans(request).items():
         if begin_ns < end_ns:
             yield {"ph": "b", "name": stage, "ts": begin_ns / 1e3, **place}
             yield {"ph": "e", "name": stage, "ts": end_ns / 1e3, **place}

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pdsim.metrics import plots
-from pdsim.metrics.explain import STAGES, stages_of
+from pdsim.metrics.explain import STAGES, stage_spans
 from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
@@ -100,11 +100,12 @@ def request_stages(requests: Sequence[RequestRecord]) -> Figure:
     chosen = done[first : first + _MOST_ROWS]
     figure = new_figure(FULL, 1.2 + 0.06 * len(chosen))
     ax: Any = figure.subplots()
+    spans = list(map(stage_spans, chosen))
     for stage, color in zip(STAGES, plots.STAGE_COLORS, strict=True):
-        spans = [(row, *_span_s(r, stages_of(r)[stage])) for row, r in enumerate(chosen) if stage in stages_of(r)]
-        rows = [span for span in spans if span[2] > 0]
-        if rows:
-            places, starts, widths = zip(*rows, strict=True)
+        found = [(row, *of_request[stage]) for row, of_request in enumerate(spans) if stage in of_request]
+        bars = [(row, begin / 1e9, (end - begin) / 1e9) for row, begin, end in found if end > begin]
+        if bars:
+            places, starts, widths = zip(*bars, strict=True)
             ax.barh(places, widths, left=starts, height=0.8, color=color, label=stage, lw=0)
     tidy(ax, "time, s", "requests, by arrival", grid="x")
     ax.set_yticks([])
@@ -112,11 +113,6 @@ def request_stages(requests: Sequence[RequestRecord]) -> Figure:
     ax.margins(x=0.005)
     legend(ax)
     return figure
-
-
-def _span_s(request: RequestRecord, way: tuple[str, str, str]) -> tuple[float, float]:
-    begin_ns, end_ns = getattr(request, way[0]), getattr(request, way[1])
-    return begin_ns / 1e9, (end_ns - begin_ns) / 1e9
 
 
 def stage_bars(runs: Runs) -> Figure:

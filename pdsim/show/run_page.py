@@ -6,11 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from pdsim.metrics.explain import mean_parts_ms, stage_times
-from pdsim.metrics.ranges import Ranges, between, ranges_of
-from pdsim.metrics.ranges import shown as shown_range
 from pdsim.metrics.records import RequestRecord, RunRecords
 from pdsim.metrics.summary import e2e_ms, is_saturated, tpot_ms, ttft_ms
-from pdsim.metrics.summary_rows import counted, rows_to_show, time_text
+from pdsim.metrics.summary_rows import Ranges, between, counted, range_text, ranges_of, rows_to_show, time_text
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
 from pdsim.show import run_figures
@@ -267,7 +265,7 @@ def _summary_table(runs: Sequence[ReportedRun]) -> Table:
             difference = row.difference(value, values[0])
             tone = {True: "good", False: "bad", None: ""}[difference.is_better]
             cells += [Cell(text, value), Cell(difference.text, value, tone)]
-        cells += [Cell(shown_range(row, run.ranges)) for run in ranged]
+        cells += [Cell(range_text(row, run.ranges)) for run in ranged]
         rows.append(cells)
     columns = ["", runs[0].name]
     for run in runs[1:]:

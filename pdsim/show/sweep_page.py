@@ -5,9 +5,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from pdsim.metrics.ranges import RANGED, between
-from pdsim.metrics.ranges import shown as shown_range
-from pdsim.metrics.summary_rows import counted, significant
+from pdsim.metrics.summary_rows import RANGED, between, counted, range_text, significant
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_offs
 from pdsim.study.plan import described, shown
@@ -350,7 +348,7 @@ def _table(result: SweepResult, points: Sequence[PointResult]) -> Table:
 def _range_table(points: Sequence[PointResult]) -> list[Table]:
     """Table of the points whose ends were simulated."""
     rows = [
-        [cell(point.number, "d"), *(Cell(shown_range(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
+        [cell(point.number, "d"), *(Cell(range_text(row, point.ranges), point.ranges[row.field][0]) for row in RANGED)]
         for point in points
         if point.ranges
     ]

@@ -10,11 +10,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_ms, stage_times, stages_of
-from pdsim.metrics.ranges import HEADLINES, RANGED, Ranges, ranges_of
-from pdsim.metrics.ranges import shown as shown_range
+from pdsim.metrics.explain import PARTS, STAGES, StageTimes, stage_spans, stage_times
 from pdsim.metrics.records import RequestRecord, RunRecords
-from pdsim.metrics.summary_rows import Difference, counted, in_unit, percentage, rows_to_show, unit_of
+from pdsim.metrics.summary_rows import (
+    HEADLINES,
+    RANGED,
+    Difference,
+    Ranges,
+    counted,
+    in_unit,
+    percentage,
+    range_text,
+    ranges_of,
+    rows_to_show,
+    unit_of,
+)
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
@@ -53,7 +63,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
         for value, cell in zip(values[1:], cells[1 : len(values)], strict=True):
             line += [cell, _colored(row.difference(value, values[0]))]
         if interval:
-            line.append(shown_range(row, interval, *values))
+            line.append(range_text(row, interval, *values))
         table.add_row(*line)
     return table
 
@@ -79,7 +89,7 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
         for row in shown:
             made.add_column("\n".join(row.cells(ends[row.field])[0].rsplit(" ", 1)), justify="right")
         for name, found in known.items():
-            made.add_row(_folded(name), *(shown_range(row, found, *ends[row.field]) for row in shown))
+            made.add_row(_folded(name), *(range_text(row, found, *ends[row.field]) for row in shown))
         return made
 
     sizes = (HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))
@@ -224,9 +234,8 @@ def print_request(request: RequestRecord) -> None:
 
     def table(*columns: str) -> Table:
         made = new_table("", "stage", "from, s", "ms", *columns)
-        for stage, duration in stage_ms(request).items():
-            first, _, meaning = stages_of(request)[stage]
-            cells = (stage, f"{getattr(request, first) / 1e9:,.4f}", f"{duration:,.2f}", meaning)
+        for stage, (begin_ns, end_ns) in stage_spans(request).items():
+            cells = (stage, f"{begin_ns / 1e9:,.4f}", f"{(end_ns - begin_ns) / 1e6:,.2f}", STAGES[stage][2])
             made.add_row(*cells[: 3 + len(columns)])
         return made
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from pdsim.metrics.ranges import Ranges, ranges
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.cost import ENDS
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.design import Changes

@@ -31,6 +31,17 @@ def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_n
     return RequestSpec(number, prompt, output, num_output_tokens, arrival_ns)
 
 
+def conversation(
+    history: Spans, lengths: Iterable[tuple[int, int]], streams: Iterator[int]
+) -> Iterator[tuple[Spans, Spans]]:
+    """Prompt and output of each turn: a prompt is all before it and new input. lengths: of new input and of output."""
+    for num_inputs, num_outputs in lengths:
+        prompt = history.then(Spans.of(next(streams), num_inputs))
+        output = Spans.of(next(streams), num_outputs)
+        yield prompt, output
+        history = prompt.then(output)
+
+
 def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
     """The class of each request that has one, by id."""
     return {spec.request_id: spec.request_class for spec in requests if spec.request_class}

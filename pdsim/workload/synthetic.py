@@ -6,7 +6,7 @@ from random import Random
 
 from pdsim.core.sequence import Spans
 from pdsim.workload.lengths import Lengths, positive
-from pdsim.workload.request_spec import RequestSpec, Streams, alone, fresh_streams
+from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,9 @@ class SharedPrefixGroups:
         conversations: list[list[tuple[Spans, Spans]]] = []
         for _ in range(self.num_groups):
             system = Spans.of(next(streams), self._draw(self.system_prompt_tokens, lengths))
-            conversations += [self._turns(system, streams, lengths) for _ in range(self.prompts_per_group)]
+            conversations += [
+                list(conversation(system, self._turn_lengths(lengths), streams)) for _ in range(self.prompts_per_group)
+            ]
         if not self.ordered:
             rng.named("order").shuffle(conversations)
         specs: list[RequestSpec] = []
@@ -115,14 +117,9 @@ class SharedPrefixGroups:
                 specs.append(RequestSpec(len(specs), prompt, output, len(output), after=after))
         return specs
 
-    def _turns(self, system: Spans, streams: Iterator[int], lengths: Random) -> list[tuple[Spans, Spans]]:
-        history, turns = system, []
+    def _turn_lengths(self, lengths: Random) -> Iterator[tuple[int, int]]:
         for _ in range(self.num_turns):
-            prompt = history.then(Spans.of(next(streams), self._draw(self.question_tokens, lengths)))
-            output = Spans.of(next(streams), self._draw(self.output_tokens, lengths))
-            turns.append((prompt, output))
-            history = prompt.then(output)
-        return turns
+            yield self._draw(self.question_tokens, lengths), self._draw(self.output_tokens, lengths)
 
     def _draw(self, tokens: int, lengths: Random) -> int:
         return lengths.randint(max(int(tokens * self.range_ratio), 1), tokens) if tokens else 0
@@ -154,13 +151,11 @@ class Sessions:
         outputs = self.output_tokens.sampler(rng.named("output lengths"))
         streams = fresh_streams(1)
         specs: list[RequestSpec] = []
+        system = Spans.of(0, self.system_prompt_tokens)
         for _ in range(self.num_sessions):
-            history = Spans.of(0, self.system_prompt_tokens)
-            for turn in range(turns()):
-                prompt = history.then(Spans.of(next(streams), inputs()))
-                output = Spans.of(next(streams), outputs())
+            lengths = ((inputs(), outputs()) for _ in range(turns()))
+            for turn, (prompt, output) in enumerate(conversation(system, lengths, streams)):
                 after = (len(specs) - 1,) if turn else ()
                 think_ns = self.think_ns if turn else 0
                 specs.append(RequestSpec(len(specs), prompt, output, len(output), after=after, think_ns=think_ns))
-                history = prompt.then(output)
         return specs

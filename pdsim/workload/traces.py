@@ -1,13 +1,17 @@
-"""Public traces, ShareGPT conversations and plain request tables."""
+"""Public traces, of agents too, ShareGPT conversations and plain request tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from pathlib import Path
 
 from pdsim.core.sequence import Spans
+from pdsim.system.entry import hint
 from pdsim.workload.hash_blocks import HashBlocks
 from pdsim.workload.lengths import above_zero
-from pdsim.workload.request_spec import RequestSpec, alone, fresh_streams
+from pdsim.workload.request_spec import RequestSpec, alone, conversation, fresh_streams
 from pdsim.workload.trace_file import BlockTrace, Line, TimedTrace, Trace, csv_lines, json_lines, json_records
 
 
@@ -44,6 +48,74 @@ class MooncakeTrace(BlockTrace):
         spec = blocks.spec(number, line, arrival_ns)
         think_ns = round(line.time_ns("delay", 1e6)) if has_delay else spec.arrival_ns - before.arrival_ns
         return spec._replace(after=(before.request_id,), think_ns=think_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgenticMooncakeTrace(BlockTrace):
+    """DynoSim's agentic_mooncake without a header: Mooncake's fields, request_id, wait_for.
+
+    A line with wait_for is sent delay + tool_wait_ms (ms) after the last of these requests has ended, other lines at
+    their timestamp. session_id, branches, prefix_reset and tool_events are not read.
+    """
+
+    def specs(self) -> Iterator[RequestSpec]:
+        """Requests, each behind those that it waits for: none waits for one that was cut off."""
+        blocks = HashBlocks(self.block_tokens)
+        made: dict[str, RequestSpec] = {}
+        for name, (line, awaited) in _earlier_first(_named_lines(self.path)):
+            made[name] = self._spec(blocks, line, len(made), [made[one] for one in awaited])
+            yield made[name]
+
+    def _spec(self, blocks: HashBlocks, line: Line, number: int, awaited: Sequence[RequestSpec]) -> RequestSpec:
+        is_timed = line.get("timestamp") is not None or not awaited
+        own_ns = line.time_ns("timestamp", 1e6) / self.speedup if is_timed else 0
+        arrival_ns = max([round(own_ns), *(spec.arrival_ns for spec in awaited)])
+        spec = blocks.spec(number, line, arrival_ns)
+        if not awaited:
+            return spec
+        pauses_ns = [line.time_ns(name, 1e6) for name in ("delay", "tool_wait_ms") if line.get(name) is not None]
+        return spec._replace(after=tuple(one.request_id for one in awaited), think_ns=round(sum(pauses_ns)))
+
+
+_Lines = Mapping[str, tuple[Line, list[str]]]
+"""Lines by request_id, with the ids in wait_for."""
+
+
+def _named_lines(path: Path) -> _Lines:
+    lines: dict[str, tuple[Line, list[str]]] = {}
+    for line in json_lines(path):
+        name = str(line.value("request_id"))
+        if name in lines:
+            raise line.error("request_id", name, "one that no line before has")
+        awaited = line.get("wait_for") or []
+        if not isinstance(awaited, list):
+            raise line.error("wait_for", awaited, "a list of request ids")
+        lines[name] = line, list(dict.fromkeys(map(str, awaited)))
+    for line, awaited in lines.values():
+        for one in awaited:
+            if one not in lines:
+                raise line.error("wait_for", one, f"the request_id of a line{hint(one, lines)}")
+    return lines
+
+
+def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
+    """Lines as in the file, but each comes behind those that it waits for."""
+    names = list(lines)
+    places = {name: i for i, name in enumerate(names)}
+    sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})
+    try:
+        sorter.prepare()
+    except CycleError as found:
+        circle = [names[place] for place in reversed(found.args[1])]
+        line, awaited = lines[circle[0]]
+        raise line.error("wait_for", awaited, f"no circle: {' waits for '.join(circle)}") from None
+    ready: list[int] = []
+    while sorter.is_active():
+        for place in sorter.get_ready():
+            heappush(ready, place)
+        place = heappop(ready)
+        yield names[place], lines[names[place]]
+        sorter.done(place)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +234,31 @@ def _first_two(record: Line) -> list[object]:
     if not isinstance(turns, list):
         raise record.error("conversations", turns, "a list of turns")
     return turns[:2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedComputeTrace(Trace):
+    """Agents, a conversation a line: a request for each of num_turns calls of a tool and one for the final answer.
+
+    A prompt is the whole conversation before it: a first prompt of input_prompt_length, then for each turn an answer
+    (assistant_response_length) and what the tool gave (tool_call_output_length), which took tool_call_latency (s).
+    Lines have no times, and share nothing.
+    """
+
+    def specs(self) -> Iterator[RequestSpec]:
+        streams, num_before = fresh_streams(), 0
+        for line in json_lines(self.path):
+            conversation = list(self._conversation(line, num_before, streams))
+            yield from conversation
+            num_before += len(conversation)
+
+    def _conversation(self, line: Line, first: int, streams: Iterator[int]) -> Iterator[RequestSpec]:
+        num_turns = line.count("num_turns", least=0)
+        answers = line.counts("assistant_response_length", num_turns)
+        answers.append(line.count("final_assistant_response_length"))
+        inputs = [line.count("input_prompt_length"), *line.counts("tool_call_output_length", num_turns, least=0)]
+        waits_ns = [0.0, *line.times_ns("tool_call_latency", num_turns, 1e9)]
+        turns = conversation(Spans(()), zip(inputs, answers, strict=True), streams)
+        for turn, ((prompt, output), wait_ns) in enumerate(zip(turns, waits_ns, strict=True)):
+            after = (first + turn - 1,) if turn else ()
+            yield RequestSpec(first + turn, prompt, output, len(output), after=after, think_ns=round(wait_ns))

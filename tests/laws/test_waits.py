@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.client_driver import sessions_of
 from pdsim.workload.mooncake_file import agentic_rows, write_mooncake
 from pdsim.workload.request_spec import Streams
+from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace
 from tests.support import examples, run, small
 
 pytestmark = pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")

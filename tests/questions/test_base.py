@@ -3,9 +3,17 @@
 import pytest
 
 from pdsim.study.questions.base import AskOptions, base_of
-from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.client_driver import ClosedLoop, OpenLoop
-from pdsim.workload.traces import AzureTrace, BailianTrace, BurstGptTrace, MooncakeTrace, RequestTable, ShareGpt
+from pdsim.workload.traces import (
+    AgenticMooncakeTrace,
+    AppliedComputeTrace,
+    AzureTrace,
+    BailianTrace,
+    BurstGptTrace,
+    MooncakeTrace,
+    RequestTable,
+    ShareGpt,
+)
 
 STARTER = {"client": {"use": "closed_loop", "concurrency": 64}}
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.metrics.ranges import ranges
 from pdsim.metrics.records import RunRecords
+from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.show.page import differences, render

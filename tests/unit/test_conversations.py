@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from pdsim.workload.agentic_traces import AgenticMooncakeTrace, AppliedComputeTrace
 from pdsim.workload.request_spec import Streams
 from pdsim.workload.trace_file import TraceError
-from pdsim.workload.traces import MooncakeTrace, ShareGpt
+from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace, MooncakeTrace, ShareGpt
 
 
 def node(name, *awaited, **more):
