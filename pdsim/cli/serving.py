@@ -38,8 +38,8 @@ def serve(
     from pdsim.study.planning.slo import Slo
     from pdsim.study.planning.trials import Trials
     from pdsim.study.questions.base import AskOptions, base_of
-    from pdsim.study.running import Work
     from pdsim.study.store import Store
+    from pdsim.study.sweep import Work
     from pdsim.web.board import Board, with_fewer
 
     try:
@@ -51,9 +51,8 @@ def serve(
         folder = Path(name)
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         wanted.require_classes(with_fewer(base, num_requests).scenario)
-        store = Store(folder)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
-            board = Board(Trials(with_fewer(base, num_requests), wanted, 1, store, Work(store, engine, None)), prices)
+            board = Board(Trials(with_fewer(base, num_requests), wanted, 1, Work(Store(folder), engine)), prices)
             try:
                 run_server(board, port, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
             except OSError as taken:

@@ -33,7 +33,7 @@ def sweep(
 
     """
     from pdsim.cli.finished import progress_over
-    from pdsim.study.running import sweep as run_sweep
+    from pdsim.study.sweep import sweep as run_sweep
 
     try:
         with progress_over("sweeping", None, quiet=json_) as advance:

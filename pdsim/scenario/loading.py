@@ -22,6 +22,9 @@ from pdsim.workload.trace_file import InputWarning
 
 SectionT = TypeVar("SectionT", bound=Section)
 
+Changes = dict[str, Any]
+"""Values by the dotted paths of their fields."""
+
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
     """Read a scenario file; each change is "dotted.path=value". Raises ConfigError."""

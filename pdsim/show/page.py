@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pdsim import __version__
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.style import to_svg
-from pdsim.study.plan import shown
+from pdsim.study.tasks import shown
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from pdsim.metrics.summary_rows import RANGED, between, counted, range_text, significant
 from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
 from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_offs
-from pdsim.study.plan import described, shown
 from pdsim.study.result import Estimate, PointResult, SweepResult, rate_per_gpu
+from pdsim.study.tasks import described, shown
 
 _LOADS = ("client.concurrency", "client.arrivals.rate")
 _PREFILL, _DECODE = "prefill.instances", "decode.instances"

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.cost import ENDS
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes
-from pdsim.study.identity import scenario_of
-from pdsim.study.plan import Point, described
-from pdsim.study.shard import metrics, read_shard
-from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
+from pdsim.study.store import DAMAGED, HEAD, PLAN, Store, metrics
 from pdsim.study.sweep_file import SloSettings
+from pdsim.study.tasks import described, scenario_of
 
 _CONFIDENCE = 0.95
 _ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")
@@ -286,21 +284,6 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
     return [f"{len(warned)} of {len(points)}, such as {described(warned[0].changes)}: {first}"]
 
 
-def read_point(store: Store, point: Point, slos: Mapping[str, SloSettings]) -> PointResult:
-    """All its shards are there."""
-    return PointResult(
-        point.number, point.changes, replications(store, (task.key for task in point.tasks.values()), slos)
-    )
-
-
-def replications(store: Store, keys: Iterable[str], slos: Mapping[str, SloSettings]) -> list[Replication]:
-    return [read_replication(store.path(key), slos) for key in keys]
-
-
-def read_replication(path: Path, slos: Mapping[str, SloSettings]) -> Replication:
-    return replication(read_shard(path), slos)
-
-
 def replication(row: Mapping[str, Any], slos: Mapping[str, SloSettings]) -> Replication:
     """A run by its shard's row."""
     row = dict(row)
@@ -358,7 +341,7 @@ def read_sweep(folder: Path) -> SweepResult:
         changes[number] = _changes(row)
     found = {key: store.status(key) for key in chain.from_iterable(keys.values())}
     computed = {
-        at: PointResult(at[0], changes[at[0]], replications(store, keys[at], slos))
+        at: PointResult(at[0], changes[at[0]], [replication(store.read(key), slos) for key in keys[at]])
         for at in keys
         if not {found[key] for key in keys[at]} & {None, DAMAGED}
     }

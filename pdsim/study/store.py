@@ -9,14 +9,49 @@ log.jsonl         one line for each computed shard: CPU and wall seconds
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from pdsim.metrics.explain import STAGES
+from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import require_out
-from pdsim.study.compute import Done
-from pdsim.study.plan import Point
-from pdsim.study.shard import read_shard, to_shard
+from pdsim.metrics.summary import summarize
 from pdsim.study.sweep_file import SloSettings
+from pdsim.study.tasks import Point
+
+_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings")
+_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
+"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
+classes of all requests, if there are any: those that finished come first.
+"""
+
+
+@cache
+def metrics() -> dict[str, type]:
+    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
+    summary = summarize(RunRecords(), extra={"events": 0})
+    numbers = summary | summary.pop("pdsim")
+    found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
+    found["gpu_hours"] = float
+    return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in STAGES}}
+
+
+@cache
+def _columns() -> dict[str, type]:
+    return {**dict.fromkeys(_HEAD, object), **metrics(), **dict.fromkeys(_TAIL, object)}
+
+
+def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with None for the columns that it does not have, and columns of floats as floats."""
+    found: dict[str, Any] = {}
+    for name, kind in _columns().items():
+        value = row.get(name)
+        found[name] = float(value) if value is not None and kind is float else value
+    return found
+
 
 PLAN = "plan.jsonl"
 HEAD = "sweep.json"
@@ -36,35 +71,47 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
         yield Path(out)
 
 
+@dataclass(frozen=True)
+class Done:
+    """A task's result, and what it took to compute."""
+
+    key: str
+    row: Mapping[str, Any]
+    """Its shard's."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._points = folder / "points"
         self._points.mkdir(parents=True, exist_ok=True)
 
-    def path(self, key: str) -> Path:
-        return self._points / f"{key}.json"
+    def read(self, key: str) -> dict[str, Any]:
+        """The row of a shard. Raises ValueError if it is damaged."""
+        row: dict[str, Any] = json.loads(self._path(key).read_bytes())
+        return row
 
     def status(self, key: str) -> str | None:
         """Status of a shard: ok, failed, crashed (its worker died), or DAMAGED; None: there is none."""
-        path = self.path(key)
-        if not path.is_file():
+        if not self._path(key).is_file():
             return None
         try:
-            return str(read_shard(path)["status"])
+            return str(self.read(key)["status"])
         except (OSError, ValueError, KeyError, TypeError):
             return DAMAGED
 
     def keep(self, done: Done) -> None:
         """The shard, and then a line in the log."""
-        _write_whole(self.path(done.key), to_shard(done.row))
+        _write_whole(self._path(done.key), f"{json.dumps(done.row)}\n")
         line = {"key": done.key, "cpu_s": round(done.cpu_s, 3), "wall_s": round(done.wall_s, 3)}
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(line) + "\n")
 
     def write_head(self, name: str, slos: Mapping[str, SloSettings]) -> None:
         head = {"name": name, "slos": {slo: wanted.model_dump() for slo, wanted in slos.items()}}
-        _write_whole(self.folder / HEAD, (json.dumps(head, indent=2) + "\n").encode())
+        _write_whole(self.folder / HEAD, f"{json.dumps(head, indent=2)}\n")
 
     def write_plan(self, points: Sequence[Point]) -> None:
         fields = dict.fromkeys(name for point in points for name in point.changes)
@@ -77,14 +124,17 @@ class Store:
             for point in points
             for seed, task in point.tasks.items()
         ]
-        _write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines).encode())
+        _write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines))
+
+    def _path(self, key: str) -> Path:
+        return self._points / f"{key}.json"
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: str) -> None:
     """Writes under another name first: a file that is there is complete, whenever the writer dies.
 
     When the machine dies, the last ones may be damaged, which is seen, and they are computed again.
     """
     partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
+    partial.write_text(content, encoding="utf-8")
     partial.replace(path)

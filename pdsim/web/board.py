@@ -7,18 +7,17 @@ from math import inf, isfinite
 from typing import Any
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes
-from pdsim.study.plan import described
 from pdsim.study.planning.outcome import SATURATED
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.routing import POLICIES
-from pdsim.study.shard import read_shard
+from pdsim.study.tasks import described
 from pdsim.system.catalog import names
 
 _METRICS = {
@@ -95,8 +94,9 @@ class Board:
         changes = self._changes(chosen, servers, counts)
         scenario = self.base.changed(changes)
         ends = replace(self.base, scenario=scenario).ends
-        shards = self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
-        row, *others = [read_shard(paths[0]) for paths in shards]
+        row, *others = [
+            rows[0] for rows in self.trials.whole_runs([changes, *({**changes, **end} for end in ends.values())])
+        ]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
         known = [row, *(other for other in others if other["status"] == "ok")]

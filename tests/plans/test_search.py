@@ -5,19 +5,19 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
 from pdsim.study.engine import InProcessEngine
-from pdsim.study.planning.outcome import Outcome, read_outcome
-from pdsim.study.planning.planning import Trials
-from pdsim.study.planning.search import cheapest, search
+from pdsim.study.planning.outcome import Outcome, outcome_of
+from pdsim.study.planning.planning import Trials, cheapest, search
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.planning.space import CandidateCluster, Space
 from pdsim.study.questions.base import AskOptions, Base, base_of
-from pdsim.study.running import Work
 from pdsim.study.store import Store
+from pdsim.study.sweep import Work
 
 LENGTHS = {"use": "uniform", "low": 20, "high": 300}
 LOADS = [
@@ -48,8 +48,7 @@ def base_for(folder: Path, load: int) -> Base:
 
 
 def trials_of(base: Base, slo: Slo, folder: Path) -> Trials:
-    store = Store(folder)
-    return Trials(base, slo, 1, store, Work(store, InProcessEngine(), None))
+    return Trials(base, slo, 1, Work(Store(folder), InProcessEngine()))
 
 
 TRIED = [
@@ -76,7 +75,7 @@ def trials_for(load: int) -> Trials:
     return trials_of(base_for(folder, load), LOOSE, folder)
 
 
-def every_run(load: int, space: Space) -> dict[CandidateCluster, list[Path]]:
+def every_run(load: int, space: Space) -> dict[CandidateCluster, list[dict[str, Any]]]:
     """Runs of every cluster, whole."""
     trials = trials_for(load)
     candidates = space.candidates(trials.base)
@@ -114,7 +113,7 @@ def test_search_finds_the_price_that_trying_all_finds(seed):
     load = seed % len(LOADS)
     slo = slo_of(seed, has_classes=load == len(LOADS) - 1)
     runs = every_run(load, space_of(seed))
-    outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
+    outcomes = {one: outcome_of(paths, slo, is_record=True) for one, paths in runs.items()}
     asked: list[CandidateCluster] = []
 
     def evaluate(batch):
@@ -134,7 +133,7 @@ def test_search_finds_what_trying_all_finds_of_stages_and_groups(ttft_ms, wins):
     runs = every_run(0, Space({"h100": 1.0}, 20, {**STAGES, "prefill.chunked_prefill_tokens": [512]}))
     assert {one.servers[0].split[1:] for one in runs} >= {(2, 1), (4, 1), (1, 2)}
     slo = Slo.parse(f"ttft p50 < {ttft_ms} ms, tpot p99 < 60 ms")
-    outcomes = {one: read_outcome(paths, slo, is_record=True) for one, paths in runs.items()}
+    outcomes = {one: outcome_of(paths, slo, is_record=True) for one, paths in runs.items()}
     found = cheapest(search(list(runs), lambda batch: [outcomes[one] for one in batch]))
     assert found == cheapest(outcomes)
     assert found[0].servers[0].split.words == wins
@@ -146,7 +145,7 @@ def test_a_run_that_ends_early_is_judged_as_the_whole(load, tmp_path):
     slo = strict(slo_of(load, has_classes=load == len(LOADS) - 1), 3)
     some = list(runs)[:: max(1, len(runs) // 12)]
     early = trials_of(base, slo, tmp_path).outcomes([one.changes for one in some])
-    whole = [read_outcome(runs[one], slo, is_record=base.is_sample) for one in some]
+    whole = [outcome_of(runs[one], slo, is_record=base.is_sample) for one in some]
     assert [outcome.meets for outcome in early] == [outcome.meets for outcome in whole]
     assert [outcome.strains for outcome in early if outcome.meets] == [o.strains for o in whole if o.meets]
     assert any(not outcome.meets for outcome in early)

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 import pdsim
 from pdsim.scenario.build import build
 from pdsim.scenario.loading import parse_scenario
-from pdsim.study.compute import compute
-from pdsim.study.design import designed_points
-from pdsim.study.plan import Planner
-from pdsim.study.sweep_file import load_sweep
+from pdsim.study.sweep_file import designed_points, load_sweep
+from pdsim.study.tasks import Planner
+from pdsim.study.worker import compute
 from tests.support import examples
 from tests.sweep_files import SCENARIO, SWEEP, shards, write_sweep
 

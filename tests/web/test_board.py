@@ -12,8 +12,8 @@ from pdsim.study.engine import InProcessEngine
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, base_of
-from pdsim.study.running import Work
 from pdsim.study.store import Store
+from pdsim.study.sweep import Work
 from pdsim.web.board import Board, with_fewer
 
 SCENARIO = """\
@@ -43,7 +43,7 @@ def board(tmp_path):
     base = with_fewer(base_of(path, AskOptions(), (), folder=tmp_path, starter={}), 40)
     with closing(InProcessEngine()) as engine:
         store = Store(tmp_path / "runs")
-        yield Board(Trials(base, Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None)), {"h100": 2.5})
+        yield Board(Trials(base, Slo.parse(DEFAULT_SLO), 1, Work(store, engine)), {"h100": 2.5})
 
 
 def test_what_a_scenario_has_is_what_the_page_begins_with(board):
@@ -81,7 +81,7 @@ def test_without_a_scenario_the_command_writes_one(tmp_path, monkeypatch, capsys
     base = base_of(None, AskOptions(trace=trace), ["page_size=32"], folder=tmp_path / "server", starter={"seed": 4})
     with closing(InProcessEngine()) as engine:
         store = Store(tmp_path / "runs")
-        trials = Trials(with_fewer(base, 40), Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None))
+        trials = Trials(with_fewer(base, 40), Slo.parse(DEFAULT_SLO), 1, Work(store, engine))
         answer = Board(trials, {}).answer({**CHOSEN, "load": 2})
     monkeypatch.chdir(tmp_path / "user")
     summaries = []
@@ -107,7 +107,7 @@ def test_without_a_scenario_the_page_begins_with_gpus_that_have_a_price(tmp_path
     base = base_of(None, AskOptions(), (), folder=tmp_path, starter={})
     with closing(InProcessEngine()) as engine:
         store = Store(tmp_path / "runs")
-        trials = Trials(base, Slo.parse(DEFAULT_SLO), 1, store, Work(store, engine, None))
+        trials = Trials(base, Slo.parse(DEFAULT_SLO), 1, Work(store, engine))
         shown = [Board(trials, prices).controls()["now"]["prefill"]["gpu"] for prices in ({}, {"b200": 6.0})]
     assert shown == ["h200", "b200"]
 

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from pdsim.metrics.records import RequestRecord
 from pdsim.study.planning.slo import Slo, Term
-from pdsim.study.shard import read_shard
 
 SATURATED = "cannot take the load"
 
@@ -81,11 +80,10 @@ class Outcome:
         return {**found, **joint, **({"classes": classes} if classes else {})}
 
 
-def read_outcome(paths: list[Path], slo: Slo, *, is_record: bool) -> Outcome:
-    """Reads the shards of a point, one for each seed. Generated arrivals must not leave a growing queue;
+def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo, *, is_record: bool) -> Outcome:
+    """The outcome of a point by its rows, one for each seed. Generated arrivals must not leave a growing queue;
     a record, with its own times, is judged as it was.
     """
-    rows = [read_shard(path) for path in paths]
     num_ended = sum(row["completed"] or 0 for row in rows)
     bad = [row for row in rows if row["status"] != "ok"]
     if bad:
@@ -116,3 +114,59 @@ def _attainment(rows: Sequence[Mapping[str, Any]], kept: Sequence[Any], name: st
         num_kept += count
         rates.append(count / row["duration"] if row["duration"] else 0.0)
     return Attainment(num_sent, num_kept / max(1, num_sent), fmean(rates))
+
+
+@dataclass(frozen=True)
+class LoneRequest:
+    """The request at the percentile that is missed most, where requests are sent one at a time."""
+
+    cluster: str
+    term: Term
+    strain: float
+    """The percentile over its limit; infinite: the request fails."""
+    request_id: int
+    num_input_tokens: int
+    num_output_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"One at a time on {self.cluster}, {self.term.lack(self.strain)}: request {self.request_id}, with "
+            f"{self.num_input_tokens:,} tokens in and {self.num_output_tokens:,} out. Requests alone miss the SLO on "
+            "all other servers, too, so more instances do not help"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster,
+            "term": str(self.term),
+            "of_limit": self.strain if isfinite(self.strain) else None,
+            "request": self.request_id,
+            "input_tokens": self.num_input_tokens,
+            "output_tokens": self.num_output_tokens,
+        }
+
+
+def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
+    """requests: of a run in which none waits for another. None: it meets the SLO."""
+    found = [(*_at_percentile(term, requests), term) for term in slo.terms]
+    strain, request, term = max(found, key=lambda one: one[0])
+    if request is None or strain <= 1:
+        return None
+    return LoneRequest(cluster, term, strain, request.request_id, request.num_prompt_tokens, request.num_output_tokens)
+
+
+def _at_percentile(term: Term, requests: Sequence[RequestRecord]) -> tuple[float, RequestRecord | None]:
+    """The percentile over its limit, and the request that has it; None: the term is about no request."""
+    strains = sorted(
+        (_strain(term, request), place)
+        for place, request in enumerate(requests)
+        if term.covers(request.request_class) and term.is_about(request.num_output_tokens)
+    )
+    if not strains:
+        return 0.0, None
+    strain, place = strains[len(strains) - 1 - term.num_allowed(len(strains))]
+    return strain, requests[place]
+
+
+def _strain(term: Term, request: RequestRecord) -> float:
+    return term.strain([request]) if request.outcome == "finished" else inf

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.planning.lone_request import LoneRequest
-from pdsim.study.planning.outcome import SATURATED, Outcome
+from pdsim.study.planning.outcome import SATURATED, LoneRequest, Outcome
 from pdsim.study.planning.slo import Slo
 from pdsim.study.planning.space import CandidateCluster
 

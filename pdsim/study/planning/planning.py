@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -13,21 +14,65 @@ from typing import Any
 from pdsim.metrics.run_folder import SCENARIO
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
-from pdsim.scenario.loading import write_entries_of
+from pdsim.scenario.loading import Changes, write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
-from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
-from pdsim.study.planning.lone_request import LoneRequest
-from pdsim.study.planning.outcome import Outcome
+from pdsim.study.planning.outcome import LoneRequest, Outcome
 from pdsim.study.planning.plan import Plan, Row
-from pdsim.study.planning.search import cheapest, search
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
-from pdsim.study.planning.trials import Trials
+from pdsim.study.planning.trials import Trials, measurement
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
-from pdsim.study.running import Progress, Work
 from pdsim.study.store import Store, opened_folder
-from pdsim.study.undecided import measurement
+from pdsim.study.sweep import Progress, Work
+
+_BATCH = 8
+"""Clusters that are tried at once: not the number of workers, on which results must not depend."""
+
+Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
+
+
+def search(candidates: Sequence[CandidateCluster], evaluate: Evaluate) -> dict[CandidateCluster, Outcome]:
+    """Outcomes of what was tried. The cheapest that meet the SLO are all in it. candidates: by price."""
+    tried: dict[CandidateCluster, Outcome] = {}
+    while left := _left(candidates, tried):
+        batch = _middle(left)
+        tried |= zip(batch, evaluate(batch), strict=True)
+    return tried
+
+
+def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
+    """Candidates of the lowest price that meet the SLO, the one with the most to spare first; empty: none does."""
+    meeting = [one for one, outcome in tried.items() if outcome.meets]
+    least = min((one.price_per_h for one in meeting), default=0.0)
+    equal = [one for one in meeting if one.price_per_h == least]
+    return sorted(equal, key=lambda one: (tried[one].strain, one.label))
+
+
+def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
+    """Candidates that might be the cheapest, or as cheap as it."""
+    best = cheapest(tried)
+    missing = [one for one, outcome in tried.items() if not outcome.meets]
+    return [
+        one
+        for one in candidates
+        if one not in tried
+        and (not best or one.price_per_h <= best[0].price_per_h)
+        and not any(one.is_part_of(other) for other in missing)
+    ]
+
+
+def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
+    """Candidates of the middle price and below, one of each family in turn, the dearest of each first."""
+    middle = left[len(left) // 2].price_per_h
+    below = sorted(
+        (one for one in left if one.price_per_h <= middle),
+        key=lambda one: (one.family, -one.price_per_h, max(one.counts) - min(one.counts)),
+    )
+    families = [list(family) for _, family in groupby(below, key=lambda one: one.family)]
+    turns = [(turn, -one.price_per_h, one.label, one) for family in families for turn, one in enumerate(family)]
+    return [one for *_, one in sorted(turns, key=lambda turn: turn[:3])[:_BATCH]]
+
 
 MAX_GPUS = 32
 _NUM_TOLD = 3
@@ -98,14 +143,13 @@ def plan(
         if other is not None:
             wanted.require_classes(other.scenario)
         with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
-            store = Store(folder)
-            work = Work(store, opened, progress)
-            trials = Trials(base, wanted, seeds, store, work)
+            work = Work(Store(folder), opened, progress)
+            trials = Trials(base, wanted, seeds, work)
             made = Finder(trials, space, report).find(options.speedups)
             if given is not None and made.chosen is not None:
                 made = replace(made, own=_own(trials, space))
             if other is not None and made.chosen is not None:
-                (outcome,) = Trials(other, wanted, seeds, store, work).whole([made.chosen.candidate.changes])
+                (outcome,) = Trials(other, wanted, seeds, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
         if out is not None:
             (folder / "plan.json").write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")

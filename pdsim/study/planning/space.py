@@ -6,15 +6,15 @@ from itertools import chain, product
 from typing import Any
 
 from pdsim.metrics.summary_rows import counted
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.wiring import is_sliced
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes
-from pdsim.study.plan import described
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.questions.pd_or_not import aggregated
+from pdsim.study.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 

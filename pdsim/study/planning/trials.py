@@ -1,70 +1,115 @@
-"""Runs of clusters, each with the same requests."""
+"""Runs of clusters, each with the same requests, and what to measure where they leave a question open."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from pdsim.scenario.cost import GROUPS, Group
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.sim.simulation import simulate
-from pdsim.study.design import Changes
-from pdsim.study.identity import key_of
-from pdsim.study.plan import Planner, Point
-from pdsim.study.planning.lone_request import LoneRequest, lone_request
-from pdsim.study.planning.outcome import Outcome, read_outcome
+from pdsim.study.planning.outcome import LoneRequest, Outcome, lone_request, outcome_of
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
-from pdsim.study.result import PointResult, read_point
-from pdsim.study.running import Work
-from pdsim.study.shard import read_shard
-from pdsim.study.store import Store
+from pdsim.study.result import PointResult
+from pdsim.study.sweep import Work
 from pdsim.study.sweep_file import SloSettings
-from pdsim.study.undecided import Sizes, sizes_of
+from pdsim.study.tasks import Planner, Point, key_of
+from pdsim.system.catalog import load_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Typical sizes of what a cluster computes."""
+
+    prompt_tokens: float
+    batch: float
+    """Requests of a decode step."""
+    context_tokens: float
+    """Tokens of each of them."""
+
+
+def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
+    """Sizes of a run by its summary."""
+    decoding = scenario.decode or scenario.aggregated
+    assert decoding is not None
+    prompt_tokens, output_tokens = (
+        row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
+    )
+    batch = row["mean_running_requests"] / (decoding.instances * decoding.dp)
+    return Sizes(prompt_tokens=prompt_tokens, batch=batch, context_tokens=prompt_tokens + output_tokens / 2)
+
+
+def rounded(tokens: float) -> int:
+    """The next size with two digits: what is measured must reach it."""
+    step = 10 ** max(0, len(str(round(tokens))) - 2)
+    return int(-(-tokens // step) * step)
+
+
+def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> str:
+    """Sentences that name what decides, its size, and the command that measures it; empty without groups."""
+    deciding = [group for group in GROUPS if group in set(groups)]
+    if not deciding:
+        return ""
+    prompt, batch = rounded(sizes.prompt_tokens), max(1, round(sizes.batch))
+    what: Mapping[Group, str] = {
+        "prefill": f"prefill of {prompt:,} tokens",
+        "decode": f"decode of {batch:,} requests with {rounded(sizes.context_tokens):,} tokens each",
+        "outside": "TTFT of one short prompt",
+    }
+    flags = {"prefill": f" --longest-prompt {prompt}", "decode": f" --concurrency {batch}", "outside": ""}
+    parts = " and ".join(what[group] for group in deciding)
+    command = f"pdsim observe URL{''.join(flags[group] for group in deciding)}"
+    of_gpu = [group for group in deciding if group != "outside"]
+    if of_gpu and load_model(scenario.model).llama is not None:
+        command += f", or pdreal measure --model {scenario.model} --only {','.join(of_gpu)}"
+    return f"Measure {parts}, {'it decides' if len(deciding) == 1 else 'they decide'}: {command}."
 
 
 class Trials:
-    """A cluster is what changes the base scenario."""
+    """Runs of clusters, each of which is what changes the base scenario."""
 
-    def __init__(self, base: Base, slo: Slo, num_seeds: int, store: Store, work: Work) -> None:
+    def __init__(self, base: Base, slo: Slo, num_seeds: int, work: Work) -> None:
         self.base = base
         self.slo = slo
-        self._store = store
         self._work = work
         self.seeds = [1] if base.is_sample else list(range(1, num_seeds + 1))
         self._planner = Planner(base.path, base.path, changes=base.changes, seeds=self.seeds)
 
     def at(self, changes: Changes) -> "Trials":
         """Trials of a changed base, one run of each cluster."""
-        return Trials(self.base.with_changes(changes), self.slo, 1, self._store, self._work)
+        return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
         """Their runs end as soon as they miss the SLO."""
-        points = [self._ending_early(point) for point in self._planner.plan(changes)]
-        return self._read(self._computed(points))
+        return self._outcomes([self._ending_early(point) for point in self._planner.plan(changes)])
 
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
-        return self._read(self.whole_runs(changes))
+        return self._outcomes(self._planner.plan(changes))
 
-    def whole_runs(self, changes: Sequence[Changes]) -> list[list[Path]]:
-        """The shards of each, by seed."""
-        return self._computed(self._planner.plan(changes))
+    def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
+        """The rows of each, by seed."""
+        points = self._planner.plan(changes)
+        self._work.compute(points)
+        return [self._work.rows(point) for point in points]
 
     def sizes(self, changes: Changes) -> Sizes:
         """Typical sizes of a cluster's steps, by its first run."""
-        ((path, *_),) = self.whole_runs([changes])
-        return sizes_of(self.base.changed(changes), read_shard(path))
+        ((row, *_),) = self.whole_runs([changes])
+        return sizes_of(self.base.changed(changes), row)
 
-    def results(self, changes: Sequence[Changes], slos: Mapping[str, SloSettings]) -> list[PointResult]:
+    def results(self, changes: Sequence[Changes]) -> list[PointResult]:
         """Numbers of whole runs, and what they attained."""
         points = self._planner.plan(changes)
         self._work.compute(points)
-        return [read_point(self._store, point, slos) for point in points]
+        return [self._work.result(point) for point in points]
 
     def keep_as_sweep(self, name: str, slos: Mapping[str, SloSettings]) -> None:
         """Makes the folder one that `pdsim report` reads."""
-        self._store.write_head(name, slos)
-        self._store.write_plan(self._planner.points)
+        self._work.store.write_head(name, slos)
+        self._work.store.write_plan(self._planner.points)
 
     def scenario(self, changes: Changes) -> Scenario:
         """The cluster, with the first of the seeds."""
@@ -94,9 +139,6 @@ class Trials:
         }
         return replace(point, tasks=tasks)
 
-    def _computed(self, points: Sequence[Point]) -> list[list[Path]]:
+    def _outcomes(self, points: Sequence[Point]) -> list[Outcome]:
         self._work.compute(points)
-        return [[self._store.path(task.key) for task in point.tasks.values()] for point in points]
-
-    def _read(self, shards: Sequence[list[Path]]) -> list[Outcome]:
-        return [read_outcome(paths, self.slo, is_record=self.base.is_sample) for paths in shards]
+        return [outcome_of(self._work.rows(point), self.slo, is_record=self.base.is_sample) for point in points]

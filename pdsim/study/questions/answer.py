@@ -6,9 +6,9 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from pdsim.metrics.run_folder import load_pandas
+from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
-from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import number, spread

@@ -12,22 +12,21 @@ from typing import NamedTuple
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.component import component_name
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
-from pdsim.study.design import Changes
 from pdsim.study.engine import open_engine
 from pdsim.study.planning.slo import Term
-from pdsim.study.planning.trials import Trials
+from pdsim.study.planning.trials import Trials, measurement, sizes_of
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.question import Question, Verdict, place_of, question
 from pdsim.study.questions.study import SLO, Study
 from pdsim.study.questions.words import milliseconds, number, share
-from pdsim.study.running import Progress, Work
 from pdsim.study.store import Store, opened_folder
-from pdsim.study.undecided import measurement, sizes_of
+from pdsim.study.sweep import Progress, Work
 from pdsim.workload.client_driver import ClosedLoop
 
 
@@ -83,8 +82,8 @@ def ask(
             raise ConfigError("--speedup: only of a trace with its own times, and only capacity varies it")
         num_workers = os.cpu_count() or 1 if jobs is None else jobs
         with closing(open_engine("here" if num_workers == 1 else "pool", num_workers)) as opened:
-            store = Store(folder)
-            trials = Trials(base, options.slo, seeds, store, Work(store, opened, progress))
+            work = Work(Store(folder), opened, progress, {SLO: options.settings})
+            trials = Trials(base, options.slo, seeds, work)
             study = Study(trials, options)
             verdict = _verdict(name, found, study)
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.cost import ENDS, GROUPS, Group
-from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
+from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.starter import starting_point, workload_of_trace
 from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
-from pdsim.study.design import Changes
-from pdsim.study.plan import shown
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.sweep_file import SloSettings
+from pdsim.study.tasks import shown
 from pdsim.workload.client_driver import ClosedLoop
 from pdsim.workload.request_spec import classes_of
 from pdsim.workload.synthetic import PrefixPool, RandomLengths

@@ -1,7 +1,7 @@
 """Does sending KV while it is computed pay: chunk by chunk, or layer by layer?"""
 
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.sizing import layout_of
-from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study

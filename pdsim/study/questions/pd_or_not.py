@@ -1,6 +1,6 @@
 """Are separate prefill and decode GPUs better than the same GPUs without disaggregation, and from which prompts on?"""
 
-from pdsim.study.design import Changes
+from pdsim.scenario.loading import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.pd_ratio import splits
 from pdsim.study.questions.question import Arm, Question, Verdict

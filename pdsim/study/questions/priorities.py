@@ -1,7 +1,7 @@
 """Do priorities and shedding keep one class within the SLO under more load than there is room for?"""
 
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import Study

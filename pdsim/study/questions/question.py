@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 
 if TYPE_CHECKING:

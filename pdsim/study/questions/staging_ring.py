@@ -1,10 +1,10 @@
 """How large should staging memory be, where prefill and decode lay out KV heads differently?"""
 
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.question import Arm, Question, Verdict
 from pdsim.study.questions.study import EQUAL, Study

@@ -29,7 +29,7 @@ class Study:
         self._results: dict[str, PointResult] = {}
 
     def run(self, arms: Sequence[Arm]) -> None:
-        results = self.trials.results([arm.changes for arm in arms], {SLO: self.slo})
+        results = self.trials.results([arm.changes for arm in arms])
         self.arms += arms
         self._results |= zip((arm.label for arm in arms), results, strict=True)
 

@@ -1,19 +1,99 @@
-"""Turns the fields that points change into tasks: one for each point and seed, checked before anything runs."""
+"""Tasks: one for each point and seed, checked before anything runs. Tasks of equal identity are computed once."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pdsim.scenario.build import requests_of
+from pdsim.scenario.component import describe_component
 from pdsim.scenario.cost import ENDS, GROUPS
-from pdsim.scenario.loading import apply_change, load_scenario, parse_scenario, set_field
+from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError, read_yaml
-from pdsim.study.design import Changes
-from pdsim.study.identity import Identifier, identity_of_impossible, key_of
 from pdsim.study.planning.slo import Slo
-from pdsim.system.catalog import CatalogError, lookups_remembered, own_entries
+from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
+
+_ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
+"""Packages whose code decides results."""
+
+
+def workload_of(identity: str) -> str:
+    """The digest of its requests."""
+    digest: str = json.loads(identity)["workload"]
+    return digest
+
+
+def scenario_of(identity: str) -> dict[str, Any]:
+    """The resolved scenario as plain data, without its workload."""
+    fields: dict[str, Any] = json.loads(identity)["scenario"]
+    return fields
+
+
+def key_of(identity: str) -> str:
+    return sha256(identity.encode()).hexdigest()[:32]
+
+
+def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
+    """Everything that the result of a point depends on, as JSON."""
+    fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
+    parts = {
+        "pdsim": _revision(),
+        "scenario": fields,
+        "workload": workload,
+        "catalog": _catalog(scenario),
+        "modules": {name: _file_digest(name) for name in sorted(set(_modules(fields)))},
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+@cache
+def _revision() -> str:
+    """Version and a digest of the code: a change that moves numbers is often made before the version is."""
+    digest = sha256()
+    folder = Path(__file__).parent.parent
+    for room in _ROOMS:
+        for path in sorted((folder / room).rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return f"{version('pdsim')}+{digest.hexdigest()[:16]}"
+
+
+def _catalog(scenario: Scenario) -> dict[str, str]:
+    """The entries that it names, as they stand; those that are missing are left out."""
+    loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
+    found: dict[str, str] = {}
+    for kind, name in scenario.entries:
+        try:
+            found[name] = sha256(repr(loaders[kind](name)).encode()).hexdigest()[:16]
+        except CatalogError:
+            continue
+    return found
+
+
+def _modules(described: Any) -> Iterator[str]:
+    """Modules of a user's own components: "my_policies:Mine" in what describes a scenario."""
+    if isinstance(described, dict):
+        described = list(described.values())
+    if isinstance(described, list):
+        for part in described:
+            yield from _modules(part)
+    elif isinstance(described, str) and ":" in described:
+        module = described.partition(":")[0]
+        if module in sys.modules and not module.startswith("pdsim."):
+            yield module
+
+
+@cache
+def _file_digest(module: str) -> str:
+    path = getattr(sys.modules[module], "__file__", None)
+    return sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +132,8 @@ class Planner:
         for change in changes:
             apply_change(self._data, change)
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
-        self._identifier = Identifier()
+        self._digests: dict[str, str] = {}
+        """Digests of workloads, which most points share, by what describes them."""
         self._points: dict[str, Point] = {}
         """Points by their fields."""
         self._first_error: ConfigError | None = None
@@ -98,16 +179,26 @@ class Planner:
             set_field(data, path, deepcopy(value), where=where)
         scenario = parse_scenario(data, base=self._base, where=where)
         try:
-            identity = self._identifier.identity(scenario)
+            identity = _identity(scenario, self._digest(scenario), resolve(scenario))
             self._any_is_possible = True
-        except ConfigError as impossible:  # its row says why
-            identity = identity_of_impossible(scenario)
+        except ConfigError as impossible:  # its row says why; it is only told apart
+            identity = _identity(scenario, json.dumps(describe_component(scenario.workload)), scenario)
             self._first_error = self._first_error or impossible
         try:
             entries = own_entries(scenario.entries)
         except CatalogError:  # its row says why
             entries = {}
         return Task(key_of(identity), identity, data, self._base, entries=entries)
+
+    def _digest(self, scenario: Scenario) -> str:
+        """The digest of its requests. Raises ConfigError if they cannot be made."""
+        described = json.dumps([describe_component(scenario.workload), scenario.seed])
+        if described not in self._digests:
+            digest = sha256()
+            for spec in requests_of(scenario):
+                digest.update(repr(spec).encode())
+            self._digests[described] = digest.hexdigest()
+        return self._digests[described]
 
 
 def described(changes: Changes) -> str:

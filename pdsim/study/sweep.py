@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from pdsim.metrics.run_folder import require_out
+from pdsim.scenario.loading import Changes
 from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.design import Changes, assigned, designed_points, num_points
 from pdsim.study.engine import Engine, open_engine
-from pdsim.study.plan import Planner, Point, Task
-from pdsim.study.result import PointResult, Replication, SweepResult, read_replication, replication
+from pdsim.study.result import PointResult, Replication, SweepResult, replication
 from pdsim.study.store import DAMAGED, Store
-from pdsim.study.sweep_file import NUM_RANGES, SearchSettings, SloSettings, load_sweep
-from pdsim.study.values import Range
+from pdsim.study.sweep_file import (
+    NUM_RANGES,
+    Range,
+    SearchSettings,
+    SloSettings,
+    assigned,
+    designed_points,
+    load_sweep,
+    num_points,
+)
+from pdsim.study.tasks import Planner, Point, Task
 
 _COMPUTED_AGAIN = (None, "crashed", DAMAGED)
 """A worker may have died for other reasons than its point."""
@@ -97,11 +105,11 @@ class Work:
         self,
         store: Store,
         engine: Engine,
-        progress: Progress | None,
+        progress: Progress | None = None,
         slos: Mapping[str, SloSettings] | None = None,
     ) -> None:
         """slos: limits that results are judged by; None: nobody asks for results."""
-        self._store = store
+        self.store = store
         self._engine = engine
         self._progress = progress
         self._slos = slos
@@ -115,14 +123,14 @@ class Work:
     def compute(self, points: Iterable[Point]) -> None:
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
-        found = {task.key: self._store.status(task.key) for task in new}
+        found = {task.key: self.store.status(task.key) for task in new}
         missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
         self.num_damaged += sum(status == DAMAGED for status in found.values())
         self._seen |= tasks.keys()
         self.num_kept += len(new) - len(missing)
         total = self.num_computed + len(missing)
         for done in self._engine.run(missing):
-            self._store.keep(done)
+            self.store.keep(done)
             if self._slos is not None:
                 self._answers[done.key] = replication(done.row, self._slos)
             self.num_computed += 1
@@ -132,8 +140,12 @@ class Work:
     def result(self, point: Point) -> PointResult:
         """The result of a point that was computed, now or before."""
         keys = [task.key for task in point.tasks.values()]
-        runs = [self._answers.get(key) or read_replication(self._store.path(key), self._slos or {}) for key in keys]
+        runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
         return PointResult(point.number, point.changes, runs)
+
+    def rows(self, point: Point) -> list[dict[str, Any]]:
+        """The rows of a point that was computed, one for each seed."""
+        return [self.store.read(task.key) for task in point.tasks.values()]
 
 
 def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:
