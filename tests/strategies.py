@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.policy.decode import FreePages, ReserveMaxOutput
+from pdsim.policy.pages import FreePages, ReserveMaxOutput
 from pdsim.scenario.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
 from pdsim.scenario.network import FrontEndSettings
 from pdsim.scenario.schema import Scenario

@@ -17,9 +17,8 @@ from rows import HERE, Floats, Forwards, Steps, forwards, shared_steps, steps
 from scipy.optimize import least_squares
 
 from pdsim.cost.affine import GpuClock
-from pdsim.cost.attention_waves import AttentionWaves
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
-from pdsim.cost.step_times import captured_batches
+from pdsim.cost.step_times import AttentionWaves, captured_batches
 from pdsim.scenario.profile import Setup
 from pdsim.scenario.yaml_file import write_yaml
 

@@ -10,14 +10,14 @@ gone          prompt and output are cached                             -> Finish
 Queued and retracted requests wait for pages: admission_queue.py.
 
 A request that is given up before its KV has come (Cancel, KvLost, PeerDown of its prefill instance, a wait that is too
-long) keeps its pages as long as somebody may still write into them: releases.py.
+long) keeps its pages as long as somebody may still write into them: Releases, there as well.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest
+from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases, Releasing
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.host_cache import HostCache
 from pdsim.core.instance import Levels
@@ -56,7 +56,6 @@ from pdsim.core.messages import (
     Woken,
     receiver_of,
 )
-from pdsim.core.releases import Releases, Releasing
 from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 

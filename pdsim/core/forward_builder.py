@@ -1,19 +1,25 @@
-"""Fills prefill forwards from the prompts that wait, as SGLang's PrefillAdder does or by vLLM's token budget."""
+"""Fills prefill forwards from the prompts that wait, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import sqrt
 from typing import Generic, Protocol, TypeVar
 
-from pdsim.core.chunk_sizer import ChunkSizer
+from pdsim.core.host_cache import Prefetcher
 from pdsim.core.instance import PolicyError
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import PrefillChunk
-from pdsim.core.prefetcher import Prefetcher
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill, TokenSequence
 
-_UNLIMITED = 1 << 62
+UNLIMITED = 1 << 62
+
+SMOOTHNESS = 0.75
+"""Share of the step from the first chunk's size to that of equal time (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+LEAST_SHARE = 4
+"""No chunk is less than this part of the first one."""
+LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 
 class Prompt(Protocol):
@@ -76,6 +82,39 @@ class Budget:
         return self.chunk_tokens <= 0 or self.prefill_tokens <= 0
 
 
+@dataclass(frozen=True)
+class ChunkSizer:
+    """Sizes the chunks of a long prompt so that all take equally long in a pipeline stage (SGLang's DynamicChunkSizer).
+
+    A prompt of n tokens takes quadratic n^2 + linear n, and a constant time that makes no difference to sizes.
+    """
+
+    quadratic: float
+    linear: float
+    first_tokens: int
+    max_tokens: int
+    context_tokens: int
+    """The model's context."""
+    page_size: int
+
+    def num_tokens(self, num_before: int) -> int:
+        """Tokens of the next forward of a prompt that has num_before computed: more than 0."""
+        if self.quadratic <= 0:
+            return self.first_tokens
+        alignment = max(self.page_size, LEAST_ALIGNMENT)
+        chunk = self.first_tokens + SMOOTHNESS * (self.equal_tokens(num_before) - self.first_tokens)
+        aligned = max(int(chunk), self.first_tokens // LEAST_SHARE) // alignment * alignment
+        most = min(self.max_tokens, self.context_tokens - num_before - MARGIN_TOKENS)
+        found = min(max(aligned, alignment), most) // alignment * alignment
+        return found if found > 0 else self.first_tokens
+
+    def equal_tokens(self, num_before: int) -> float:
+        """Tokens behind num_before that take as long as the first chunk."""
+        first, slope = self.first_tokens, 2 * self.quadratic * num_before + self.linear
+        target = self.quadratic * first * first + self.linear * first
+        return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)
+
+
 class ForwardBuilder(Generic[PromptT]):
     """Holds the prompts of one instance that wait and those that are being computed. A prefill policy sees it."""
 
@@ -101,7 +140,7 @@ class ForwardBuilder(Generic[PromptT]):
         self._cache = cache
         self._prefetcher = cache.prefetcher
         self._policy = policy
-        self._chunk_tokens = _UNLIMITED if chunk_tokens is None else chunk_tokens
+        self._chunk_tokens = UNLIMITED if chunk_tokens is None else chunk_tokens
         self._max_prefill_tokens = max_prefill_tokens
         self._sizer = sizer
         self.spare_tokens = 1
@@ -278,67 +317,3 @@ class ForwardBuilder(Generic[PromptT]):
         for chunk in chunks:
             request = self.begun[chunk.request_id]
             self._cache.grow(request.lease, -(-request.num_scheduled_tokens // size) - len(request.lease.table))
-
-
-class VllmForwardBuilder(ForwardBuilder[PromptT]):
-    """Fills steps by vLLM's token budget: what running requests leave of it goes to prompts.
-
-    Prompts that were begun go on in their order; then those that wait begin. A prompt may take all that is left, or a
-    limit of its own, so that several are partly computed. Pages for the rest of each are reserved as it begins.
-    """
-
-    def __init__(
-        self, *, cache: KvCache, policy: PrefillPolicy, budget_tokens: int | None, prompt_tokens: int | None
-    ) -> None:
-        """budget_tokens: of one step (max_num_batched_tokens), None for any number.
-
-        prompt_tokens: of one prompt in a step (long_prefill_token_threshold), None for as many.
-        """
-        super().__init__(cache=cache, policy=policy, chunk_tokens=budget_tokens, max_prefill_tokens=_UNLIMITED)
-        self.spare_tokens = 0
-        self._prompt_tokens = _UNLIMITED if prompt_tokens is None else prompt_tokens
-        self._partials: dict[int, PromptT] = {}
-        """Begun prompts with tokens that no step has yet, in the order in which they began."""
-
-    @property
-    def is_midway(self) -> bool:
-        return bool(self._partials)
-
-    @property
-    def last_partial(self) -> PromptT | None:
-        return next(reversed(self._partials.values()), None)
-
-    def stop(self, request: PromptT) -> None:
-        self._partials.pop(request.request_id, None)
-
-    def _is_full(self, budget: Budget) -> bool:
-        return budget.is_spent
-
-    def _go_on(self, budget: Budget, chunks: list[PrefillChunk]) -> None:
-        for partial in list(self._partials.values()):
-            limit = min(budget.chunk_tokens, self._room_of(partial, budget))
-            if not self._compute(partial, limit, budget, chunks):
-                budget.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
-
-    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
-        """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
-        num_left = request.num_tokens - request.num_scheduled_tokens
-        num_tokens = min(num_left, limit, self._prompt_tokens)
-        if num_tokens <= 0:
-            return False
-        is_last = num_tokens == num_left
-        if is_last:
-            self._partials.pop(request.request_id, None)
-        else:
-            self._partials[request.request_id] = request
-        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
-        request.num_scheduled_tokens += num_tokens
-        self.begun[request.request_id] = request
-        budget.chunk_tokens -= num_tokens
-        budget.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else num_left - num_tokens)
-        num_pages = -(-request.num_scheduled_tokens // self.page_size) - len(request.lease.table)
-        self._cache.grow(request.lease, num_pages)
-        return True
-
-    def _open_pages(self, chunks: list[PrefillChunk]) -> None:
-        """They are open."""

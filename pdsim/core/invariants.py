@@ -9,10 +9,9 @@ from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode_instance import DecodeInstance
-from pdsim.core.host_cache import HostCache
+from pdsim.core.host_cache import HostCache, Prefetcher
 from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.page_pool import PagePool
-from pdsim.core.prefetcher import Prefetcher
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.receiver import Receiver

@@ -9,9 +9,8 @@ Of the shared ones, the last num_loaded come from host memory, if there is any b
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdsim.core.host_cache import HostCache
+from pdsim.core.host_cache import HostCache, Prefetcher
 from pdsim.core.page_pool import PagePool
-from pdsim.core.prefetcher import Prefetcher
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.policy.views import TokenSequence
 

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
-from pdsim.core.chunk_sizer import ChunkSizer
-from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
+from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvTaker, Returning

@@ -18,7 +18,7 @@ from typing import ClassVar
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.radix_cache import RadixCache
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.protocols import DisaggregationPolicy, RoutingPolicy, SheddingPolicy
 from pdsim.policy.routing import Draws
 from pdsim.policy.views import TokenSequence

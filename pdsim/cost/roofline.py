@@ -1,5 +1,7 @@
 """Times from first principles: bytes over bandwidth, operations over rate, and how much of either is reached."""
 
+from functools import cache
+from random import Random
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
@@ -8,6 +10,10 @@ from pdsim.system.memory import Layout
 
 if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
+
+_STEEPEST = 8.0
+"""Exponent at which one expert has nearly all tokens."""
+_ROUNDS = 50
 
 
 class RooflineModel:
@@ -158,3 +164,55 @@ class ExpertTimes:
         """Time of a forward over num_tokens on each instance of a server, or so many on average."""
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
+
+
+@cache
+def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: int) -> float:
+    """Excess of the busiest GPU over the mean with redundant experts, where it was `skew` without.
+
+    Popularities follow a power law, as steep as it takes to give the busiest GPU its load with experts in the order of
+    the checkpoint. A balancer (DeepSeek's EPLB) copies the most loaded, and deals all to the GPUs.
+    """
+    if skew == 0 or num_redundant >= num_experts * (num_gpus - 1):
+        return 0.0
+    low, high = 0.0, _STEEPEST
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        as_stored = loads(popularities(middle, num_experts), num_gpus)
+        low, high = (low, middle) if skew_of(as_stored) > skew else (middle, high)
+    balanced = balance(popularities(high, num_experts), num_redundant, num_gpus)
+    return min(skew, skew_of(balanced))
+
+
+def popularities(exponent: float, num_experts: int) -> list[float]:
+    """Popularities of experts, in the order of a checkpoint: popular ones lie anywhere."""
+    popular = [(1 + i) ** -exponent for i in range(num_experts)]
+    Random(0).shuffle(popular)
+    return popular
+
+
+def loads(popular: list[float], num_gpus: int) -> list[float]:
+    """Loads of GPUs that hold one block of experts each."""
+    size = len(popular) // num_gpus
+    return [sum(popular[gpu * size : (gpu + 1) * size]) for gpu in range(num_gpus)]
+
+
+def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[float]:
+    """Loads of GPUs with as many experts each: the most loaded was copied, again and again; then the heaviest goes
+    first, to the least loaded GPU that has room.
+    """
+    copies = [1] * len(popular)
+    for _ in range(num_redundant):
+        most = max(range(len(popular)), key=lambda i: popular[i] / copies[i])
+        copies[most] += 1
+    parts = sorted((load / n for load, n in zip(popular, copies, strict=True) for _ in range(n)), reverse=True)
+    room = len(parts) // num_gpus
+    dealt: list[list[float]] = [[] for _ in range(num_gpus)]
+    for part in parts:
+        min((gpu for gpu in dealt if len(gpu) < room), key=sum).append(part)
+    return [sum(gpu) for gpu in dealt]
+
+
+def skew_of(of_gpus: list[float]) -> float:
+    """The busiest over the mean, beyond 1; sums may be rounded below their mean."""
+    return max(0.0, max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1)

@@ -8,13 +8,14 @@ as the nearest that was.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import NamedTuple
 
 from pdsim.core.messages import MixedStep, PrefillStep
-from pdsim.cost.attention_waves import AttentionWaves
-from pdsim.cost.kv_reads import KvReads
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
+from pdsim.system.memory import Layout
+from pdsim.system.model import stage_layers
 
 
 class SizeRange(NamedTuple):
@@ -103,6 +104,90 @@ class DecodeHostOverhead(NamedTuple):
 
 NO_DRAFTING = Drafting()
 NO_HOST_OVERHEAD = DecodeHostOverhead()
+
+
+SM_BANDWIDTH = 62e9
+"""KV in bytes that one SM of an H200 takes in a second, in experiments/sglang-h200; others are taken to be alike."""
+_BLOCKS_PER_SM = 1.1
+"""FlashAttention-3 splits contexts while its blocks, by so much more, leave SMs idle (num_splits_heuristic)."""
+
+
+class AttentionWaves(NamedTuple):
+    """Decode attention in waves of thread blocks over the SMs of one GPU, which computes all layers of its KV heads.
+
+    FlashAttention-3 gives each KV head of each request a thread block, and deals its context to several where they
+    leave SMs idle. As many run at a time as there are SMs. A wave takes as long as the memory takes for all it reads,
+    and no less than an SM for a block: the last wave of a step is not cheaper for being nearly empty. Measured on an
+    H200, in experiments/sglang-h200.
+    """
+
+    num_sms: int
+    num_heads: int
+    """KV heads on one GPU."""
+    token_ns: float
+    """Time of an SM for a token of one KV head."""
+    merge_ns: float = 0
+    """Added where contexts are split."""
+
+    @property
+    def num_requests(self) -> float:
+        """Requests of a full wave."""
+        return self.num_sms / self.num_heads
+
+    def num_splits(self, num_requests: int) -> int:
+        """Parts of a long context."""
+        return max(1, ceil(self.num_sms / (_BLOCKS_PER_SM * num_requests * self.num_heads)))
+
+    def merging_ns(self, num_requests: int) -> float:
+        return self.merge_ns if self.num_splits(num_requests) > 1 else 0.0
+
+    def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
+        """The same step in waves. `smooth` counts what tokens take of the memory.
+
+        Of contexts of equal lengths. What is not distinct within a wave costs the time of SMs alone.
+        """
+        one_ns = 1 << FRACTION_BITS
+        read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads
+        computed = self.token_ns * one_ns
+        num_splits = self.num_splits(num_requests)
+        full, rest = divmod(num_requests * self.num_heads * num_splits, self.num_sms)
+        sizes = full * [self.num_sms] + ([rest] if rest else [])
+        tokens = num_requests * num_splits
+        per_token = round(sum(max(size * read, computed) for size in sizes) / tokens)
+        per_context_token = round(len(sizes) * computed / tokens)
+        base = smooth.base + round(self.merging_ns(num_requests) * one_ns)
+        return DecodeLine(base, per_context_token, per_token - per_context_token)
+
+
+class KvReads:
+    """Transfers that read a GPU's KV beside its forwards, which take longer (experiments/transfer-micro).
+
+    A forward pays for what was read beside those before it: when it begins, nobody knows what will be read meanwhile.
+    Reads of the same time count once, if they end in the order in which they began.
+    """
+
+    def __init__(self, slows_prefill: float) -> None:
+        """slows_prefill: the share of a transfer's time by which it prolongs the forwards beside it."""
+        self._share = slows_prefill
+        self._busy_since_ns = self._busy_until_ns = 0
+        self._counted_ns = 0
+        """End of the last transfer."""
+        self._owed_ns = 0.0
+
+    def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
+        """Duration of a forward that begins at start_ns, with what is owed. Called once for each, in order."""
+        owed_ns = int(self._owed_ns)
+        self._owed_ns -= owed_ns
+        if start_ns > self._busy_until_ns:
+            self._busy_since_ns = start_ns
+        self._busy_until_ns = start_ns + duration_ns + owed_ns
+        return duration_ns + owed_ns
+
+    def ended(self, since_ns: int, now_ns: int) -> None:
+        """A transfer has ended that began at since_ns."""
+        beside_since_ns = max(since_ns, self._counted_ns, self._busy_since_ns)
+        self._counted_ns = now_ns
+        self._owed_ns += self._share * max(0, min(now_ns, self._busy_until_ns) - beside_since_ns)
 
 
 @dataclass(kw_only=True)
@@ -231,3 +316,35 @@ class StepTimes:
 
 def _units(duration_ns: float) -> int:
     return round(duration_ns * (1 << FRACTION_BITS))
+
+
+LINK_EFFICIENCY = 0.8
+"""Share of a link's bandwidth that activations reach: an assumption, as that of all-reduces in a roofline."""
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """Stages of an instance, whose cost model tells the time of the largest."""
+
+    shares: tuple[float, ...]
+    """Time of each stage, over that of the largest."""
+    hop_token_ns: float
+    """Time of one token's activations to the next stage."""
+
+    def pass_on(self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int]) -> int:
+        """Send a forward through all stages; the time when it leaves the last. free_ns: when each stage is free."""
+        hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
+        for stage, share in enumerate(self.shares):
+            begin_ns = max(end_ns + (hop_ns if stage else 0), free_ns[stage])
+            free_ns[stage] = end_ns = begin_ns + max(1, round(share * largest_ns))
+        return end_ns
+
+
+def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
+    """num_layers: of the whole model. Hidden states and residuals go on in bf16, a part of them from each rank."""
+    layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
+    bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth
+    return PipelineTimes(
+        shares=tuple(n / max(layers) for n in layers),
+        hop_token_ns=1e9 * 4 * layout.model.hidden_size / (layout.tp * bandwidth * LINK_EFFICIENCY),
+    )

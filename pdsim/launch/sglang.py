@@ -21,7 +21,7 @@ from pdsim.launch.commands import (
     thresholds,
 )
 from pdsim.launch.settings import Aside, Rule, notes_on, one_of, quantization, weights
-from pdsim.policy.decode import ReserveDecodeTokens
+from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
 from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.component import component_name

@@ -21,7 +21,7 @@ from pdsim.launch.commands import (
     thresholds,
 )
 from pdsim.launch.settings import Rule, notes_on, one_of, quantization, weights
-from pdsim.policy.decode import FewestOutputsFirst
+from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario

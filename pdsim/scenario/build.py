@@ -10,9 +10,17 @@ from pdsim.core.receiver import Receiver
 from pdsim.core.router import Router
 from pdsim.core.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
-from pdsim.cost.kv_reads import KvReads
-from pdsim.cost.pipeline import PipelineTimes, pipeline_times
-from pdsim.cost.step_times import NO_DRAFTING, DecodeHostOverhead, Drafting, Graphs, StepTimes, captured_batches
+from pdsim.cost.step_times import (
+    NO_DRAFTING,
+    DecodeHostOverhead,
+    Drafting,
+    Graphs,
+    KvReads,
+    PipelineTimes,
+    StepTimes,
+    captured_batches,
+    pipeline_times,
+)
 from pdsim.scenario import wiring
 from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.cost_models import prefill_model, timed

@@ -67,19 +67,19 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "lpm": "pdsim.policy.prefill:LongestPrefixFirst",
     },
     protocols.AdmissionPolicy: {
-        "reserve_decode_tokens": "pdsim.policy.decode:ReserveDecodeTokens",
-        "reserve_max_output": "pdsim.policy.decode:ReserveMaxOutput",
-        "free_pages": "pdsim.policy.decode:FreePages",
+        "reserve_decode_tokens": "pdsim.policy.pages:ReserveDecodeTokens",
+        "reserve_max_output": "pdsim.policy.pages:ReserveMaxOutput",
+        "free_pages": "pdsim.policy.pages:FreePages",
     },
     protocols.PreemptionPolicy: {
-        "fewest_outputs_first": "pdsim.policy.decode:FewestOutputsFirst",
-        "last_arrived_first": "pdsim.policy.decode:LastArrivedFirst",
-        "lowest_priority_first": "pdsim.policy.decode:LowestPriorityFirst",
+        "fewest_outputs_first": "pdsim.policy.pages:FewestOutputsFirst",
+        "last_arrived_first": "pdsim.policy.pages:LastArrivedFirst",
+        "lowest_priority_first": "pdsim.policy.pages:LowestPriorityFirst",
     },
     protocols.EvictionPolicy: {
-        "lru": "pdsim.policy.eviction:LeastRecentlyUsed",
-        "lfu": "pdsim.policy.eviction:LeastFrequentlyUsed",
-        "fifo": "pdsim.policy.eviction:FirstInFirstOut",
+        "lru": "pdsim.policy.pages:LeastRecentlyUsed",
+        "lfu": "pdsim.policy.pages:LeastFrequentlyUsed",
+        "fifo": "pdsim.policy.pages:FirstInFirstOut",
     },
     protocols.TransferPolicy: {
         "every_chunk": "pdsim.policy.prefill:EveryChunk",

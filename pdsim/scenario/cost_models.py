@@ -5,7 +5,7 @@ from dataclasses import is_dataclass, replace
 from operator import mul
 from statistics import fmean
 
-from pdsim.core.chunk_sizer import ChunkSizer
+from pdsim.core.forward_builder import ChunkSizer
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.aiconfigurator import NoOperatorTablesError
 from pdsim.cost.model import CostModel, CostSettings

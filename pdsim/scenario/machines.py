@@ -17,9 +17,8 @@ from pdsim.core.router import NO_RETRIES, RetryLimits, RoleRouter, Router
 from pdsim.core.running_batch import Speculation
 from pdsim.core.sender import Sender
 from pdsim.core.staging_ring import StagingRing
-from pdsim.core.vllm_decode_instance import TokenBudget, VllmDecodeInstance
-from pdsim.core.vllm_prefill_instance import VllmPrefillInstance
-from pdsim.policy.decode import FreePages
+from pdsim.core.vllm_instances import TokenBudget, VllmDecodeInstance, VllmPrefillInstance
+from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.scenario import wiring
 from pdsim.scenario.cost_models import chunk_sizer

@@ -5,8 +5,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pdsim.policy import protocols
-from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
 from pdsim.policy.scaling import LoadThresholds
 from pdsim.scenario.component import Component

@@ -4,14 +4,13 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from pdsim.core.host_cache import HostCache
+from pdsim.core.host_cache import HostCache, Prefetcher, PrefetchLimits
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.page_pool import PagePool
-from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.radix_cache import RadixCache
-from pdsim.cost.attention_waves import SM_BANDWIDTH, AttentionWaves
-from pdsim.cost.expert_loads import balanced_skew
+from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
+from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.network import FRONT_END, FrontEndSettings
 from pdsim.scenario.schema import Scenario

@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from pdsim.core.host_cache import WritePolicy
-from pdsim.core.prefetcher import PrefetchPolicy
+from pdsim.core.host_cache import PrefetchPolicy, WritePolicy
 from pdsim.scenario.fields import Bandwidth, Duration, Rate, Section, Size
 
 

@@ -22,22 +22,16 @@ from pdsim.core.messages import (
     PrefillStep,
     Result,
     SaveKv,
-    StepResult,
-    Verified,
     Wait,
 )
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
-from pdsim.cost.decode_clock import DecodeClock
-from pdsim.cost.model import STANDING
-from pdsim.cost.step_times import StepTimes
-from pdsim.metrics.records import StepRecord
+from pdsim.cost.step_times import PipelineTimes, StepTimes
 from pdsim.scenario.cost import HostSettings
 from pdsim.sim.cache_copies import CacheCopies
+from pdsim.sim.decode_run import DecodeRun, OnStep, prefill_record
 from pdsim.sim.executor import Executor
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
-
-OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,138 +115,6 @@ class BegunForward:
     """Time that the host had lost before."""
     first_ns: int | None
     """Time on the first pipeline stage; None: there is one."""
-
-
-def prefill_record(
-    instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int, first_ns: int | None = None
-) -> StepRecord:
-    num_tokens = num_context_tokens = 0
-    for chunk in step.chunks:
-        num_tokens += chunk.num_tokens
-        num_context_tokens += chunk.num_context_tokens
-    sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
-    first_ns = duration_ns if first_ns is None else first_ns
-    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes)
-
-
-class DecodeRun:
-    """The decode steps that an instance has in progress: as many as may run before it must be asked again."""
-
-    def __init__(
-        self,
-        timeline: Timeline,
-        instance: Instance,
-        order: EventPriority,
-        *,
-        cost: StepTimes,
-        executor: Executor,
-        on_step: OnStep,
-        on_result: Callable[[Result], None],
-    ) -> None:
-        self.num_steps = 0
-        """Steps in progress; more than one can be cut short."""
-        self.copying_ns = 0
-        """KV of retracted requests is copied for so long before the next run begins."""
-        self._timeline = timeline
-        self._instance = instance
-        self._order = order
-        self._cost = cost
-        self._executor = executor
-        self._on_step = on_step
-        self._on_result = on_result
-        self._clock = DecodeClock()
-        self._start_ns = 0
-        self._end: Alarm | None = None
-        self._prompts: PrefillStep | None = None
-        """Chunks that the step in progress computes as well."""
-        self._warms_up = False
-        """The steps in progress count towards the end of a cold start."""
-
-    def begin(self, step: DecodeStep, *, single: bool) -> None:
-        self._start_ns = self._timeline.now_ns + self.copying_ns
-        line = self._cost.decode_line(step.num_requests)
-        most_steps = step.max_steps
-        self._warms_up = bool(self._cost.cold_start)
-        if self._warms_up:
-            num_before, stall_ns = self._cost.next_stall(step.num_requests)
-            most_steps = min(most_steps, max(1, num_before))
-            line = line if num_before else line.later(stall_ns)
-        self._clock.begin(line, step)
-        num_steps = min(self._executor.begin(step), most_steps)
-        self._end_after(step, 1 if single else num_steps)
-
-    def begin_one(self, step: DecodeStep, start_ns: int, duration_ns: int, prompts: PrefillStep | None = None) -> None:
-        """Begins one step, with start and duration as its caller says. prompts: chunks that it computes as well."""
-        self._start_ns = start_ns
-        self._prompts = prompts
-        self._warms_up = False
-        self._clock.begin(STANDING.later(duration_ns), step)
-        self._executor.begin(step)
-        self._end_after(step, 1)
-
-    def _end_after(self, step: DecodeStep, num_steps: int) -> None:
-        self.num_steps = num_steps
-        delay_ns = self._start_ns + self._clock.duration_ns(num_steps) - self._timeline.now_ns
-        self._end = self._timeline.after(delay_ns, self._on_end, step, self._order)
-
-    @property
-    def num_done(self) -> int:
-        """Steps in progress that have ended before now, though the instance does not know yet."""
-        elapsed_ns = self._timeline.now_ns - self._start_ns
-        return self._clock.steps_until(elapsed_ns) - 1 if self.num_steps > 1 and elapsed_ns > 0 else 0
-
-    def cut_short(self) -> None:
-        """The step in progress is the last."""
-        num_steps = self._clock.steps_until(max(0, self._timeline.now_ns - self._start_ns))
-        if num_steps < self.num_steps:
-            assert self._end is not None
-            self._end.cancel()
-            self._end_after(self._end.payload, num_steps)
-
-    def kill(self) -> None:
-        """Steps that had ended are recorded."""
-        if self._end is None or not self.num_steps:
-            return
-        self._end.cancel()
-        self.num_steps = 0
-        if self._timeline.now_ns > self._start_ns:
-            num_steps = self._clock.steps_until(self._timeline.now_ns - self._start_ns) - 1
-            if num_steps:
-                self._record(self._end.payload, num_steps, self._clock.duration_ns(num_steps), None)
-
-    def _on_end(self, step: DecodeStep) -> None:
-        num_steps, self.num_steps = self.num_steps, 0
-        result = self._executor.finish(num_steps)
-        verified = result if isinstance(result, Verified) else None
-        duration_ns = self._timeline.now_ns - self._start_ns
-        if (prompts := self._prompts) is not None:
-            self._prompts = None
-            self._on_step(
-                prompts, prefill_record(self._instance.instance_id, prompts, self._start_ns, duration_ns), None
-            )
-            result = StepResult(1, (*result.ended, *self._executor.prefill(prompts).ended))
-        self._record(step, num_steps, duration_ns, verified)
-        self._clock.finish(num_steps)
-        if self._warms_up:
-            self._cost.count_steps(step.num_requests, num_steps)
-        self._on_result(result)
-
-    def _record(self, step: DecodeStep, num_steps: int, duration_ns: int, verified: Verified | None) -> None:
-        record = StepRecord(
-            self._instance.instance_id,
-            "decode",
-            self._start_ns,
-            duration_ns,
-            self._clock.first_ns,
-            num_steps,
-            step.num_requests,
-            num_steps * step.num_requests if verified is None else sum(verified.num_tokens),
-            step.num_context_tokens,
-            self._clock.growth_ns,
-            copying_ns=self.copying_ns,
-        )
-        self.copying_ns = 0
-        self._on_step(step, record, verified)
 
 
 class Actor:
@@ -525,3 +387,22 @@ class Actor:
             self._held.append(result)
         else:
             self._on_result(result)
+
+
+class PipelinedActor(Actor):
+    """A prefill instance of several pipeline stages, through which its forwards follow each other.
+
+    The loop sees the result of one that has left the last.
+    """
+
+    def take_stages(self, pipeline: PipelineTimes) -> None:
+        self._pipeline = pipeline
+        self._stage_free_ns = [0] * len(pipeline.shares)
+
+    def _begin_prefill(self, step: PrefillStep) -> None:
+        start_ns = self._prefill_start_ns()
+        largest_ns = self._cost.prefill_ns(step, start_ns)
+        end_ns = self._pipeline.pass_on(start_ns, largest_ns, step.num_tokens, self._stage_free_ns)
+        first_ns = self._stage_free_ns[0] - start_ns
+        self._run_prefill(step, start_ns, end_ns, first_ns)
+        self._gpu_free_ns = self._stage_free_ns[0]

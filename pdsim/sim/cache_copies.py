@@ -1,6 +1,8 @@
-"""Copies between the pages of one instance, its host cache and storage, in simulated time."""
+"""Copies of cached KV in simulated time: to host memory, and to the storage behind it."""
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.core.messages import (
@@ -8,20 +10,272 @@ from pdsim.core.messages import (
     LoadBack,
     LoadedBack,
     LoadRetracted,
+    Prefetched,
     PrefetchKv,
     StopPrefetch,
     StoreKv,
     Tell,
     WriteBackup,
 )
-from pdsim.cost.copies import HostLink, end_behind_load
+from pdsim.core.radix_cache import RadixCache
+from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
-from pdsim.sim.storage import StorageClient
+from pdsim.policy.pages import LeastRecentlyUsed
+from pdsim.policy.views import TokenSequence
+from pdsim.sim.flows import Flows
 from pdsim.sim.timeline import Timeline
+from pdsim.system.transport import Path
+
+BATCH_PAGES = 128
+"""SGLang 0.5.12, cache_controller.py, storage_batch_size."""
+
+
+class PageStore:
+    """KV pages outside the instances, found by the tokens up to their end (SGLang's HiCache, L3).
+
+    Storage names a page by a hash of all tokens up to its end, so equal prompts of different instances have equal
+    pages. Nothing is kept behind a page that is not there: leaves go first, the least recently used. Law:
+    tests/laws/test_storage.py.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self._page_size = page_size
+        self._tree = RadixCache(None, page_size, LeastRecentlyUsed())
+
+    @property
+    def num_used(self) -> int:
+        return self._tree.num_evictable_pages
+
+    def num_found(self, sequence: TokenSequence, start_tokens: int) -> int:
+        """Pages behind the first start_tokens that are there without a gap. Counts as an access."""
+        node, _ = self._tree.match(sequence, len(sequence))
+        self._tree.unlock(node)
+        return max(0, node.stop - start_tokens) // self._page_size
+
+    def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
+        """Pages of these tokens that are not there; 0 if what lies before them is not."""
+        end = min(self._tree.peek(sequence), stop_tokens)
+        return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
+
+    def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
+        """Take what is missing, if there is room for all of it. Returns the pages taken."""
+        num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
+        if not num_pages:
+            return 0
+        end, _ = self._tree.lock_path(sequence, stop_tokens - num_pages * self._page_size)
+        num_free = self.num_pages - end.stop // self._page_size - self._tree.num_evictable_pages
+        if num_pages > num_free:
+            num_free += self._tree.evict(num_pages - num_free)
+        if num_pages <= num_free:
+            node, _ = self._tree.insert(sequence, stop_tokens, range(num_pages), end)
+            self._tree.touch(node)
+        self._tree.unlock(end)
+        return num_pages if num_pages <= num_free else 0
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Pages that are read or written together."""
+
+    client: "StorageClient"
+    kind: str
+    num_pages: int
+    start_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """A prefetch under way."""
+
+    command: PrefetchKv
+    num_found: int = 0
+    num_read: int = 0
+    is_stopped: bool = False
+
+
+class Storage:
+    """All stores of a cluster, and the links to them."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        costs: StorageCosts,
+        *,
+        shared: bool,
+        page_size: int,
+        record: Callable[[HostCopyRecord], None],
+        tell: Callable[[Tell], None],
+    ) -> None:
+        self.timeline = timeline
+        self.costs = costs
+        self.page_size = page_size
+        self.record = record
+        self.tell = tell
+        self.flows = Flows(timeline, {}, lambda batch: batch.client.on_moved(batch))
+        self._shared = shared
+        self._stores: dict[str, PageStore] = {}
+
+    def store_of(self, server: str) -> tuple[str, PageStore]:
+        """A server's store with its name. It outlives its instances."""
+        name = "" if self._shared else server
+        if name not in self._stores:
+            self._stores[name] = PageStore(self.costs.num_pages, self.page_size)
+            links = {"read": self.costs.read_bandwidth, "write": self.costs.write_bandwidth}
+            links["objects"] = self.costs.objects_per_s
+            self.flows.set_capacity({f"{link} {name}": capacity for link, capacity in links.items()})
+        return name, self._stores[name]
+
+
+class StorageClient:
+    """Threads of one instance. One looks up prompts, one reads batches, one writes nodes: each does one at a time."""
+
+    def __init__(self, storage: Storage, instance_id: str, server: str) -> None:
+        self._storage = storage
+        self._timeline = storage.timeline
+        self._costs = storage.costs
+        self._instance_id = instance_id
+        name, self._store = storage.store_of(server)
+        self._paths: dict[str, Path] = {}
+        for kind in ("read", "write"):
+            own = f"{kind} by {instance_id}"
+            storage.flows.set_capacity({own: self._costs.client_bandwidth})
+            links = ((f"{kind} {name}", 1.0), (f"objects {name}", self._costs.objects_per_byte(kind)), (own, 1.0))
+            self._paths[kind] = links
+        self._lookups: deque[Reading] = deque()
+        self._reads: deque[Reading] = deque()
+        self._by_id: dict[int, Reading] = {}
+        self._writes: deque[StoreKv] = deque()
+        self._is_dead = False
+
+    def kill(self) -> None:
+        self._is_dead = True
+        self._storage.flows.drop(lambda batch: batch.client is self)
+
+    # Writing.
+
+    def store(self, command: StoreKv, due_ns: int) -> None:
+        """Write from due_ns on, behind what was to be written before."""
+        self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
+
+    def _enqueue(self, command: StoreKv) -> None:
+        self._writes.append(command)
+        if len(self._writes) == 1:
+            self._begin_write()
+
+    def _begin_write(self) -> None:
+        """Skip what is there already."""
+        while self._writes and not self._is_dead:
+            command = self._writes[0]
+            if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
+                self._begin("write", num_pages)
+                return
+            self._writes.popleft()
+
+    def _stop(self, command: StoreKv) -> int:
+        return command.start_tokens + len(command.host_pages) * self._storage.page_size
+
+    # Reading.
+
+    def prefetch(self, command: PrefetchKv) -> None:
+        """Look up what is there behind the lookups before, then read it behind the reads before."""
+        reading = Reading(command)
+        self._by_id[command.request_id] = reading
+        self._lookups.append(reading)
+        if len(self._lookups) == 1:
+            self._look_up()
+
+    def stop(self, command: StopPrefetch) -> None:
+        """Its turn in a queue ends it; that it is over may be on the way already."""
+        if (reading := self._by_id.get(command.request_id)) is not None:
+            reading.is_stopped = True
+
+    def _look_up(self) -> None:
+        """Ask for the pages of the first prompt, batch after batch until one is not there as a whole."""
+        while self._lookups and not self._is_dead:
+            reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
+            if not reading.is_stopped:
+                num_found = min(num_pages, self._num_there(reading))
+                num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
+                self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
+                return
+            self._end(self._lookups.popleft())
+
+    def _on_looked_up(self, num_found: int) -> None:
+        reading = self._lookups.popleft()
+        reading.num_found = num_found
+        if reading.is_stopped or num_found < reading.command.least_pages:
+            self._end(reading)
+        else:
+            self._tell(reading)
+            self._reads.append(reading)
+            if len(self._reads) == 1:
+                self._read_on()
+        self._look_up()
+
+    def _num_there(self, reading: Reading) -> int:
+        return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
+
+    def _read_on(self) -> None:
+        """The next batch of the first prefetch, as far as its pages are still there."""
+        while self._reads and not self._is_dead:
+            reading = self._reads[0]
+            there = min(reading.num_found, self._num_there(reading))
+            num_pages = min(BATCH_PAGES, there - reading.num_read)
+            if num_pages > 0 and not reading.is_stopped:
+                self._begin("read", num_pages)
+                return
+            self._reads.popleft()
+            self._end(reading)
+
+    def _end(self, reading: Reading) -> None:
+        self._by_id.pop(reading.command.request_id, None)
+        self._tell(reading, is_over=True)
+
+    def _tell(self, reading: Reading, *, is_over: bool = False) -> None:
+        if not self._is_dead:
+            request_id = reading.command.request_id
+            prefetched = Prefetched(request_id, reading.num_found, reading.num_read, is_over)
+            self._storage.tell(Tell(self._instance_id, prefetched))
+
+    # Moving.
+
+    def _begin(self, kind: str, num_pages: int) -> None:
+        batch = Batch(self, kind, num_pages, self._timeline.now_ns)
+        latency_ns = -(-num_pages // BATCH_PAGES) * self._costs.latency_ns
+        self._timeline.after(latency_ns, self._move, batch)
+
+    def _move(self, batch: Batch) -> None:
+        if not self._is_dead:
+            self._storage.flows.begin(batch, self._num_bytes(batch), self._paths[batch.kind])
+
+    def on_moved(self, batch: Batch) -> None:
+        end_ns, num_bytes = self._timeline.now_ns, self._num_bytes(batch)
+        kind = "read" if batch.kind == "read" else "store"
+        self._storage.record(
+            HostCopyRecord(self._instance_id, kind, batch.start_ns, end_ns, batch.num_pages, num_bytes)
+        )
+        if batch.kind == "read":
+            reading = self._reads[0]
+            reading.num_read += batch.num_pages
+            if reading.num_read < reading.num_found and not reading.is_stopped:
+                self._tell(reading)
+            self._read_on()
+        else:
+            command = self._writes.popleft()
+            self._store.write(command.sequence, command.start_tokens, self._stop(command))
+            self._begin_write()
+
+    def _num_bytes(self, batch: Batch) -> int:
+        costs = self._costs
+        return batch.num_pages * (costs.read_page_bytes if batch.kind == "read" else costs.write_page_bytes)
 
 
 class CacheCopies:
-    """Loads hold up the forward that reads them, or are told of; some writes hold up the loop."""
+    """Copies between the pages of one instance, its host cache and storage.
+
+    Loads hold up the forward that reads them, or are told of; some writes hold up the loop.
+    """
 
     def __init__(
         self,

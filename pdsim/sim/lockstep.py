@@ -10,8 +10,8 @@ from collections import deque
 from simpy.events import EventPriority
 
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Step
-from pdsim.cost.decode_clock import DecodeClock
 from pdsim.sim.actor import Actor
+from pdsim.sim.decode_run import DecodeClock
 from pdsim.sim.timeline import Timeline
 
 

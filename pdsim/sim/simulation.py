@@ -15,7 +15,7 @@ from pdsim.core.journal import KILLED, Entry, Recorded
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.prefill_instance import PrefillInstance
 from pdsim.core.transfer_plan import TransferUnit
-from pdsim.core.vllm_decode_instance import VllmDecodeInstance
+from pdsim.core.vllm_instances import VllmDecodeInstance
 from pdsim.cost.copies import HostLink, HostMemory
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.recorder import Recorder
@@ -25,17 +25,15 @@ from pdsim.scenario.cost import HostSettings
 from pdsim.scenario.machines import restarted
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import server_of
-from pdsim.sim.actor import Actor
-from pdsim.sim.cache_copies import CacheCopies
+from pdsim.sim.actor import Actor, PipelinedActor
+from pdsim.sim.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.clients import Clients
 from pdsim.sim.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.faults import FaultInjector, Heartbeats
 from pdsim.sim.lockstep import Lockstep, Rank
 from pdsim.sim.network import Transfers
-from pdsim.sim.pipeline import PipelinedActor
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
-from pdsim.sim.storage import Storage, StorageClient
 from pdsim.sim.timeline import CHOICES, Timeline
 from pdsim.workload.request_spec import Streams
 

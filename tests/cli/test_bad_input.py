@@ -160,7 +160,7 @@ def test_a_wrong_field(capsys, scenario, change, says):
     [
         ("nowhere:Policy", "cannot import 'nowhere:Policy': No module named 'nowhere'"),
         ("pdsim.policy.prefill:Fcfs", "module 'pdsim.policy.prefill' has no 'Fcfs'"),
-        ("pdsim.policy.eviction:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
+        ("pdsim.policy.pages:LeastRecentlyUsed", "LeastRecentlyUsed is no PrefillPolicy: it has no method select"),
         ("pdsim.core.instance:instance_loop", "is no dataclass: its fields would be its settings"),
         ("broken:Policy", "cannot import 'broken:Policy': ZeroDivisionError: division by zero"),
     ],

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.expert_loads import balance, balanced_skew, loads, popularities, skew_of
+from pdsim.cost.roofline import balance, balanced_skew, loads, popularities, skew_of
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of

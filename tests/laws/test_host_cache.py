@@ -16,7 +16,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
-from pdsim.policy.eviction import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import resolve

@@ -5,7 +5,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.cost.kv_reads import KvReads
+from pdsim.cost.step_times import KvReads
 
 NUMBERS = st.integers(0, 50)
 FORWARDS = st.lists(st.tuples(NUMBERS, st.integers(1, 50)), min_size=1, max_size=12)

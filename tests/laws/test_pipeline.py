@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.chunk_sizer import ChunkSizer
+from pdsim.core.forward_builder import ChunkSizer
 from pdsim.core.journal import from_lines, replay, to_line
-from pdsim.cost.pipeline import pipeline_times
+from pdsim.cost.step_times import pipeline_times
 from pdsim.scenario.cost_models import fitted_parabola
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario

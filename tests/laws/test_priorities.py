@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.messages import Arrival, KvGranted, NewRequest, PrefillStep
-from pdsim.policy.decode import LowestPriorityFirst
+from pdsim.policy.pages import LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
 from pdsim.policy.routing import QueueLimit
 from pdsim.scenario.machines import state_machines

@@ -10,7 +10,7 @@ from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Node, RadixCache
 from pdsim.core.sequence import TokenIds
-from pdsim.policy.eviction import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
+from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from tests.twins.page_pool import NaivePagePool
 from tests.twins.radix_cache import NaivePrefixCache
 

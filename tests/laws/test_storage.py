@@ -8,21 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from pdsim.core.host_cache import Prefetcher, PrefetchLimits
 from pdsim.core.journal import from_lines, replay, to_line
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
-from pdsim.core.page_store import PageStore
-from pdsim.core.prefetcher import Prefetcher, PrefetchLimits
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import StorageCosts
-from pdsim.policy.eviction import FirstInFirstOut, LeastRecentlyUsed
+from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed
 from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import host_caches, resolve
 from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.storage import BATCH_PAGES, Storage, StorageClient
+from pdsim.sim.cache_copies import BATCH_PAGES, PageStore, Storage, StorageClient
 from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens

@@ -13,7 +13,7 @@ from pdreal.real_scenario import real_scenario, served_scenario
 from pdreal.serve.fields import RefusedError
 from pdreal.serve.room import Room
 
-from pdsim.policy.decode import num_pages
+from pdsim.policy.pages import num_pages
 from pdsim.policy.protocols import Admitted
 from pdsim.policy.views import Candidate
 from pdsim.scenario.yaml_file import ConfigError

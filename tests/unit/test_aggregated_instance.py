@@ -22,8 +22,7 @@ from pdsim.core.messages import (
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.sequence import Spans
-from pdsim.policy.decode import FewestOutputsFirst
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import HoldUntil, Pick
 

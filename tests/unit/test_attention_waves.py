@@ -10,9 +10,9 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.running_batch import RunningBatch, RunningRequest
 from pdsim.core.sequence import Spans
-from pdsim.cost.attention_waves import AttentionWaves
 from pdsim.cost.model import FRACTION_BITS, DecodeLine
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.cost.step_times import AttentionWaves
+from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.scenario.build import build
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError

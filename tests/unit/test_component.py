@@ -6,7 +6,7 @@ import pytest
 
 from pdsim.cost.model import CostSettings
 from pdsim.cost.settings import Affine
-from pdsim.policy.decode import ReserveDecodeTokens
+from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PrefillPolicy, RoutingPolicy
 from pdsim.scenario.component import BUILT_IN, build_component, describe_component

@@ -10,7 +10,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import RoleRouter
 from pdsim.core.sequence import TokenIds
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.machines import build_instances, build_router
 from pdsim.scenario.sizing import resolve

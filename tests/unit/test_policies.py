@@ -11,7 +11,7 @@ from pdsim.core.instance import PolicyError
 from pdsim.core.messages import Arrival, Failed, Finished, PrefillDone
 from pdsim.core.router import RoleRouter, Router
 from pdsim.core.sequence import Spans
-from pdsim.policy.decode import ReserveDecodeTokens, ReserveMaxOutput
+from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput
 from pdsim.policy.prefill import FirstComeFirstServed, LongestPrefixFirst, ShortestPromptFirst
 from pdsim.policy.protocols import Admitted, Deferred
 from pdsim.policy.routing import CacheAware, LeastLoaded, PowerOfTwo, RandomChoice, RoundRobin

@@ -32,7 +32,7 @@ from pdsim.core.radix_cache import RadixCache
 from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer_plan import RankPairLayout, TransferUnit
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick
 

@@ -8,7 +8,7 @@ from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import RadixCache
 from pdsim.core.router import PromptMemory
 from pdsim.core.sequence import Spans
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import LeastRecentlyUsed
 
 PAGE, NUM_PAGES = 64, 12
 

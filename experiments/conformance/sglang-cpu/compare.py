@@ -50,8 +50,7 @@ from pdsim.core.router import RoleRouter, Router
 from pdsim.core.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer_plan import RankPairLayout
-from pdsim.policy.decode import FewestOutputsFirst, ReserveDecodeTokens
-from pdsim.policy.eviction import LeastRecentlyUsed
+from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed
 from pdsim.policy.routing import RoundRobin
 

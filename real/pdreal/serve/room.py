@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pdreal.serve.fields import RefusedError
-from pdsim.policy.decode import ReserveDecodeTokens
+from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import DecodeSettings
 from pdsim.scenario.yaml_file import ConfigError

@@ -1,9 +1,14 @@
-"""vLLM's decode instance, and its aggregated one, whose prompts are all computed here.
+"""vLLM's instances: prefill with a NixlConnector that pulls, and decode, which is the aggregated one too.
 
-waiting       NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for all of it
-preempted     gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
-computing     prompt and outputs so far, in chunks                    next_step -> MixedStep, on_step_done
-running       the last chunk gave the next token                      as in decode_instance.py
+Prefill: decode reads what is computed, and prefill waits for it.
+  parked      computed: pages are held, a slot is not               -> PromptComputed; on_message(KvGranted)
+  expired     nobody began to read it in time                       next_step -> Abort to decode; its pages are free
+
+Decode:
+  waiting     NewRequest came, and its prompt is to be computed here  next_step: a slot, and pages for all of it
+  preempted   gave its pages back, and nothing is admitted before it  next_step: pages for all that it lost
+  computing   prompt and outputs so far, in chunks                    next_step -> MixedStep, on_step_done
+  running     the last chunk gave the next token                      as in decode_instance.py
 
 A step decodes all that run; what they leave of the token budget computes prompts. A prompt that is computed here is
 treated as one that has lost its KV: its last chunk gives the first token.
@@ -12,13 +17,15 @@ treated as one that has lost its KV: its last chunk gives the first token.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pdsim.core.admission_queue import DecodeRequest, decode_request
+from pdsim.core.admission_queue import DecodeRequest, Releasing, decode_request
+from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import Forward, Room, VllmForwardBuilder
+from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, PromptT, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
-from pdsim.core.kv_returns import KvGiver
+from pdsim.core.kv_returns import KvGiver, KvTaker
 from pdsim.core.messages import (
+    Abort,
     Cancel,
     Command,
     DecodeStep,
@@ -28,18 +35,141 @@ from pdsim.core.messages import (
     Message,
     MixedStep,
     NewRequest,
+    PrefillChunk,
     PrefillStep,
     Result,
     Retracted,
+    Send,
     Step,
     StepResult,
     Wait,
 )
-from pdsim.core.releases import Releasing
+from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.running_batch import FOREVER
+from pdsim.core.send_planner import SendPlanner
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
+
+
+class VllmForwardBuilder(ForwardBuilder[PromptT]):
+    """Fills steps by vLLM's token budget: what running requests leave of it goes to prompts.
+
+    Prompts that were begun go on in their order; then those that wait begin. A prompt may take all that is left, or a
+    limit of its own, so that several are partly computed. Pages for the rest of each are reserved as it begins.
+    """
+
+    def __init__(
+        self, *, cache: KvCache, policy: PrefillPolicy, budget_tokens: int | None, prompt_tokens: int | None
+    ) -> None:
+        """budget_tokens: of one step (max_num_batched_tokens), None for any number.
+
+        prompt_tokens: of one prompt in a step (long_prefill_token_threshold), None for as many.
+        """
+        super().__init__(cache=cache, policy=policy, chunk_tokens=budget_tokens, max_prefill_tokens=UNLIMITED)
+        self.spare_tokens = 0
+        self._prompt_tokens = UNLIMITED if prompt_tokens is None else prompt_tokens
+        self._partials: dict[int, PromptT] = {}
+        """Begun prompts with tokens that no step has yet, in the order in which they began."""
+
+    @property
+    def is_midway(self) -> bool:
+        return bool(self._partials)
+
+    @property
+    def last_partial(self) -> PromptT | None:
+        return next(reversed(self._partials.values()), None)
+
+    def stop(self, request: PromptT) -> None:
+        self._partials.pop(request.request_id, None)
+
+    def _is_full(self, budget: Budget) -> bool:
+        return budget.is_spent
+
+    def _go_on(self, budget: Budget, chunks: list[PrefillChunk]) -> None:
+        for partial in list(self._partials.values()):
+            limit = min(budget.chunk_tokens, self._room_of(partial, budget))
+            if not self._compute(partial, limit, budget, chunks):
+                budget.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
+
+    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
+        """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
+        num_left = request.num_tokens - request.num_scheduled_tokens
+        num_tokens = min(num_left, limit, self._prompt_tokens)
+        if num_tokens <= 0:
+            return False
+        is_last = num_tokens == num_left
+        if is_last:
+            self._partials.pop(request.request_id, None)
+        else:
+            self._partials[request.request_id] = request
+        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        request.num_scheduled_tokens += num_tokens
+        self.begun[request.request_id] = request
+        budget.chunk_tokens -= num_tokens
+        budget.reserved_tokens += self.page_size + (request.num_growth_tokens if is_last else num_left - num_tokens)
+        num_pages = -(-request.num_scheduled_tokens // self.page_size) - len(request.lease.table)
+        self._cache.grow(request.lease, num_pages)
+        return True
+
+    def _open_pages(self, chunks: list[PrefillChunk]) -> None:
+        """They are open."""
+
+
+class VllmPrefillInstance(PrefillInstance):
+    """Its pool alone limits how many computed prompts wait to be read."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        cache: KvCache,
+        limits: PrefillLimits,
+        policy: PrefillPolicy,
+        planner: SendPlanner,
+        taker: KvTaker | None = None,
+        prompt_tokens: int | None = None,
+        hold_timeout_ns: int | None,
+    ) -> None:
+        """prompt_tokens: of one prompt in a step, if they are limited.
+
+        hold_timeout_ns: from the end of a prompt's last forward until decode must have begun to read it, if ever
+        """
+        super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
+        self._builder = VllmForwardBuilder(
+            cache=cache, policy=policy, budget_tokens=limits.chunked_prefill_tokens, prompt_tokens=prompt_tokens
+        )
+        cache.evict_as_vllm()
+        self._unread = Deadlines(instance_id, hold_timeout_ns)
+
+    @property
+    def num_slots_sending(self) -> int:
+        return 0
+
+    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+        expired = self._expire_unread(now_ns)
+        step, commands = super().next_step(now_ns)
+        return step, [*expired, *commands]
+
+    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
+        assert isinstance(step, PrefillStep)
+        commands = super().on_step_done(step, result, now_ns)
+        for chunk in step.chunks:
+            if chunk.is_last and self._is_unread(chunk.request_id):
+                commands += self._unread.add(chunk.request_id, now_ns)
+        return commands
+
+    def _is_unread(self, request_id: int) -> bool:
+        return request_id in self.sending and request_id in self._bootstrap.ungranted
+
+    def _expire_unread(self, now_ns: int) -> list[Command]:
+        commands: list[Command] = []
+        for request_id in self._unread.expired(now_ns, commands, self._is_unread):
+            reason = f"its KV expired on {self.instance_id}: nobody read it in time"
+            decode_id = self.sending[request_id].decode_id
+            commands.append(Send(decode_id, Abort(request_id, reason, retryable=True)))
+            commands += self._give_up(request_id)
+        return commands
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Built-in decode policies: admission, when a request gets its pages; preemption, who gives them back for a step."""
+"""Built-in policies for KV pages: admission, when a request gets them; preemption, who gives them back; eviction."""
 
 from dataclasses import dataclass
 
 from pdsim.policy.protocols import ADMITTED, Admitted, Deferred
-from pdsim.policy.views import Candidate, DecodeView, QueuedDecode
+from pdsim.policy.views import CachedLeaf, Candidate, DecodeView, QueuedDecode
 
 
 def num_kv_tokens(request: QueuedDecode) -> int:
@@ -107,3 +107,27 @@ class LastArrivedFirst:
 
     def victim(self, view: DecodeView) -> int:
         return max(view.running, key=lambda r: (r.arrival_ns, r.request_id)).request_id
+
+
+@dataclass
+class LeastRecentlyUsed:
+    """The least recently used."""
+
+    def key(self, leaf: CachedLeaf) -> int:
+        return leaf.last_access
+
+
+@dataclass
+class LeastFrequentlyUsed:
+    """The one that fewest ended requests used; of these the least recently used."""
+
+    def key(self, leaf: CachedLeaf) -> tuple[int, int]:
+        return (leaf.num_hits, leaf.last_access)
+
+
+@dataclass
+class FirstInFirstOut:
+    """The one that was inserted first."""
+
+    def key(self, leaf: CachedLeaf) -> int:
+        return leaf.born
