@@ -13,28 +13,11 @@ end of the queue, and its prompt with the outputs it had is computed again.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.forward_builder import Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
-from pdsim.core.messages import (
-    Cancel,
-    Command,
-    DecodeStep,
-    Failed,
-    Finished,
-    FirstToken,
-    FlushCache,
-    Message,
-    NewRequest,
-    Prefetched,
-    PrefillStep,
-    Result,
-    Retracted,
-    Step,
-    Wait,
-    Woken,
-)
 from pdsim.core.running_batch import (
     FOREVER,
     RETRACT_STEPS,
@@ -182,29 +165,29 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     # What a driver calls.
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         match message:
-            case NewRequest():
+            case m.NewRequest():
                 return self._on_new_request(message, now_ns)
-            case Cancel():
+            case m.Cancel():
                 self._give_up(message.request_id)
-            case FlushCache():
+            case m.FlushCache():
                 self.cache.flush()
-            case Prefetched():
+            case m.Prefetched():
                 assert self.cache.prefetcher is not None
                 self.cache.prefetcher.on_prefetched(message)
-            case Woken():
+            case m.Woken():
                 pass
             case _:
                 raise TypeError(f"{self.instance_id}: an aggregated instance does not take {message}")
         return []
 
-    def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
+    def _on_new_request(self, message: m.NewRequest, now_ns: int) -> list[m.Command]:
         num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
         room = capacity - -(-num_tokens // self.page_size) * self.page_size - self.page_size - 1
         if room < 1:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            return [Failed(message.request_id, reason)]
+            return [m.Failed(message.request_id, reason)]
         max_output_tokens = min(message.max_output_tokens, room)  # or it could never be begun
         request = AggregatedRequest(
             message.request_id,
@@ -218,9 +201,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self.cache.prefetch(request.request_id, request.prompt, now_ns)
         return self._unbegun.add(request.request_id, now_ns)
 
-    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self.now_ns = now_ns
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         if self.limits.waiting_timeout_ns is not None:
             self._expire(commands)
         if not self.limits.overlap:
@@ -228,23 +211,23 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         step = self._choose(commands)
         if self._arrived:
             self._look_at_arrived()
-            if isinstance(step, Wait):
+            if isinstance(step, m.Wait):
                 step = self._choose(commands)
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
-        if isinstance(step, DecodeStep) and self._builder.waiting and not self._blocked_by:
+        if isinstance(step, m.DecodeStep) and self._builder.waiting and not self._blocked_by:
             step = replace(step, max_steps=1)
-        if isinstance(step, DecodeStep) and self._may_give_way:
+        if isinstance(step, m.DecodeStep) and self._may_give_way:
             step = replace(step, max_steps=1)
         return step, commands
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
-        if isinstance(step, PrefillStep):
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        if isinstance(step, m.PrefillStep):
             return self._on_prefill_done(step, dict(result.ended))
         self.batch.advance(result)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
-        return [Finished(request_id) for request_id, _ in result.ended]
+        return [m.Finished(request_id) for request_id, _ in result.ended]
 
     def page_table(self, request_id: int) -> Sequence[int]:
         """Pages of a request that is begun or runs, in order. KeyError if it has none."""
@@ -282,14 +265,14 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._builder.enqueue(request)
         self._arrived = []
 
-    def _choose(self, commands: list[Command]) -> Step | Wait:
+    def _choose(self, commands: list[m.Command]) -> m.Step | m.Wait:
         if self.limits.preemption_threshold is not None:
             self._give_way(self.limits.preemption_threshold, commands)
         while True:
             forward = self._fill_forward()
             if forward.chunks:
                 self._num_prefill_steps += 1
-                return PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
+                return m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
             if self.batch.ended:
                 self.batch.ended, self._blocked_by = [], ""
                 if not self.batch.num_requests:
@@ -297,12 +280,12 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                     continue
             if not self.batch.num_requests:
                 self._ratio.on_idle(self.batch.num_steps)
-                return Wait(forward.hold_until_ns)
+                return m.Wait(forward.hold_until_ns)
             self._make_room(commands)
             if self.batch.num_requests:
                 return self.batch.step(FOREVER)
 
-    def _give_way(self, threshold: int, commands: list[Command]) -> None:
+    def _give_way(self, threshold: int, commands: list[m.Command]) -> None:
         """Gives slots of running requests of lower priorities to the first that waits, if there is none."""
         self._may_give_way = False
         if not self._builder.waiting or self._builder.is_midway or self._num_slots > 0:
@@ -326,7 +309,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self.batch.remove(request.request_id)
             self._retracted[request.request_id] = request
             self._builder.enqueue(request)
-            commands.append(Retracted(request.request_id))
+            commands.append(m.Retracted(request.request_id))
         if victims:
             self._blocked_by = ""
 
@@ -350,7 +333,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         ratio = self._ratio.at(self.batch.num_steps)
         return Room(num_slots, reserved_tokens=int(growth * ratio))
 
-    def _make_room(self, commands: list[Command]) -> None:
+    def _make_room(self, commands: list[m.Command]) -> None:
         """Open the pages of the next step; take them from others if there are too few."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self):
@@ -359,11 +342,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             if self.batch.num_requests:
                 self._retracted[request.request_id] = request
                 self._builder.enqueue(request)
-                commands.append(Retracted(request.request_id))
+                commands.append(m.Retracted(request.request_id))
             else:
                 tokens = request.num_kv_tokens + self.batch.num_ahead_tokens
                 reason = f"{tokens} tokens do not fit the {self.cache.capacity_tokens} tokens of {self.instance_id}"
-                commands.append(Failed(request.request_id, reason))
+                commands.append(m.Failed(request.request_id, reason))
         if lacked:
             self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
 
@@ -383,10 +366,10 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._arrived = [request for request in self._arrived if request.request_id != request_id]
         self._retracted.pop(request_id, None)
 
-    def _expire(self, commands: list[Command]) -> None:
+    def _expire(self, commands: list[m.Command]) -> None:
         for request_id in self._unbegun.expired(self.now_ns, commands, self._is_unbegun):
             self._give_up(request_id)
-            commands.append(Failed(request_id, f"{self.instance_id} did not begin it in time", retryable=True))
+            commands.append(m.Failed(request_id, f"{self.instance_id} did not begin it in time", retryable=True))
 
     def _is_unbegun(self, request_id: int) -> bool:
         """A retracted request was begun before: its client has tokens of it."""
@@ -395,8 +378,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     # What becomes of a prompt.
 
-    def _on_prefill_done(self, step: PrefillStep, outputs: Mapping[int, TokenSequence]) -> list[Command]:
-        commands: list[Command] = []
+    def _on_prefill_done(self, step: m.PrefillStep, outputs: Mapping[int, TokenSequence]) -> list[m.Command]:
+        commands: list[m.Command] = []
         for chunk in step.chunks:
             request = self._builder.complete(chunk)
             if chunk.is_last:
@@ -405,15 +388,15 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 self._blocked_by = ""  # SGLang forgets it when a partial prompt leaves its forward
         return commands
 
-    def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[Command]:
+    def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[m.Command]:
         """The forward that completes a prompt also makes a token: the first, or the next after a retraction."""
-        commands: list[Command] = [] if request.num_output_tokens else [FirstToken(request.request_id)]
+        commands: list[m.Command] = [] if request.num_output_tokens else [m.FirstToken(request.request_id)]
         request.num_output_tokens += 1
         self._retracted.pop(request.request_id, None)
         if output is not None:
             self.batch.close(request, output)
             self._blocked_by = ""
-            return [*commands, Finished(request.request_id)]
+            return [*commands, m.Finished(request.request_id)]
         if not self.batch.num_requests:
             self._blocked_by = ""  # it was of the batch before
         self.batch.join(request)

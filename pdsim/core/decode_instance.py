@@ -17,49 +17,18 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from pdsim.core import messages as m
 from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases, Releasing
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.host_cache import HostCache
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvGiver, Returning
-from pdsim.core.messages import (
-    Abort,
-    Cancel,
-    CellScattered,
-    Command,
-    DecodeStep,
-    Failed,
-    Finished,
-    FirstToken,
-    FlushCache,
-    FreeCells,
-    KvArrived,
-    KvGranted,
-    KvLost,
-    KvReturned,
-    KvWanted,
-    LoadedBack,
-    LoadKv,
-    Message,
-    NewRequest,
-    PeerDown,
-    PeerUp,
-    PromptComputed,
-    Result,
-    Retracted,
-    SaveKv,
-    Send,
-    Step,
-    Tell,
-    Wait,
-    Woken,
-    receiver_of,
-)
+from pdsim.core.messages import receiver_of
 from pdsim.core.running_batch import FOREVER, DecodingInstance, RunningBatch, Speculation, running_batch
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
-_WAIT = Wait()
+_WAIT = m.Wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +87,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self._loading: set[int] = set()
         """Requests whose cached KV is on its way from host memory."""
         self._giver = giver
-        self._scattered: list[CellScattered] = []
+        self._scattered: list[m.CellScattered] = []
         self._releases = Releases(instance_id, cache, timeout_ns=limits.release_timeout_ns, staged=staged)
         self._times_out = limits.waiting_timeout_ns is not None
         self._ungiven = Deadlines(instance_id, limits.waiting_timeout_ns)
@@ -140,48 +109,48 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     # What a driver calls.
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         self.queue.at(now_ns)
         match message:
-            case NewRequest():
+            case m.NewRequest():
                 return self.queue.on_new_request(message)
-            case KvArrived():
+            case m.KvArrived():
                 return self._on_arrived(message)
-            case LoadedBack():
+            case m.LoadedBack():
                 self._loading.discard(message.request_id)
-            case PromptComputed():
+            case m.PromptComputed():
                 self.queue.on_computed(message.request_id)
-            case CellScattered():
+            case m.CellScattered():
                 self._scattered.append(message)
                 return [] if message.completes is None else self._on_arrived(message.completes)
-            case Abort():
+            case m.Abort():
                 return self._on_abort(message)
-            case KvLost():
+            case m.KvLost():
                 return self._on_lost(message, now_ns)
-            case Cancel():
+            case m.Cancel():
                 return self._cancel(message, now_ns)
-            case PeerDown():
+            case m.PeerDown():
                 return self._on_prefill_down(message, now_ns)
-            case PeerUp():
+            case m.PeerUp():
                 self.queue.on_prefill_up(message.instance_id)
-            case KvWanted():
+            case m.KvWanted():
                 assert self._giver is not None
                 return self._giver.on_wanted(message, now_ns)
-            case KvReturned():
+            case m.KvReturned():
                 assert self._giver is not None
                 self._giver.release(message.request_id)
-            case FlushCache():
+            case m.FlushCache():
                 self.cache.flush()
-            case Woken():
+            case m.Woken():
                 pass
             case _:
                 raise TypeError(f"{self.instance_id}: a decode instance does not take {message}")
         return []
 
-    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         """Act in SGLang's order: resume, admit, see arrivals, merge, make room; while any is retracted, no new work."""
         self.now_ns = now_ns
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         if self._times_out:
             self._expire(now_ns, commands)
         while True:
@@ -201,20 +170,20 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             if not changed:
                 return _WAIT, commands
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
-        assert isinstance(step, DecodeStep)
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        assert isinstance(step, m.DecodeStep)
         self.batch.advance(result)
         if self._giver is not None:
             return self._end_and_offer(result, self._giver)
         for request_id, output in result.ended:
             self.batch.end(request_id, output)
-        return [Finished(request_id) for request_id, _ in result.ended]
+        return [m.Finished(request_id) for request_id, _ in result.ended]
 
-    def _end_and_offer(self, result: Result, giver: KvGiver) -> list[Command]:
-        commands: list[Command] = []
+    def _end_and_offer(self, result: m.Result, giver: KvGiver) -> list[m.Command]:
+        commands: list[m.Command] = []
         for request_id, output in result.ended:
             request = self.batch.end(request_id, output)
-            commands.append(Finished(request_id))
+            commands.append(m.Finished(request_id))
             if request.prefill_id != self.instance_id:  # it was computed here
                 sequence = request.prompt.then(output)
                 commands.append(giver.offer(request_id, request.prefill_id, sequence, request.num_kv_tokens))
@@ -262,7 +231,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     # Admission.
 
-    def _take_in(self, commands: list[Command]) -> int:
+    def _take_in(self, commands: list[m.Command]) -> int:
         """Returns after how many steps, if nothing else happens, to try again."""
         if self.queue.retracted:
             self._resume(commands)
@@ -281,29 +250,29 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         """Steps until it looks at queue and transfers; 0: now. An idle loop looks all the time."""
         return -self.batch.num_steps % self.limits.polling_interval_steps if self.batch.num_requests else 0
 
-    def _resume(self, commands: list[Command]) -> None:
+    def _resume(self, commands: list[m.Command]) -> None:
         while request := self.queue.resume_next(self, self._num_slots):
             self.ready.append(request)
             if (host := self._host_of_retracted) is not None:
                 host.resume(request.request_id, request.lease.table)
             elif self.limits.saves_retracted:
                 self._copy(commands)
-                commands.append(LoadKv(request.request_id, tuple(request.lease.table)))
+                commands.append(m.LoadKv(request.request_id, tuple(request.lease.table)))
 
-    def _admit(self, commands: list[Command]) -> None:
+    def _admit(self, commands: list[m.Command]) -> None:
         while request := self.queue.admit_next(self, self._num_slots):
             self.transferring[request.request_id] = request
             table, num_shared = request.lease.table, request.lease.num_shared
             pages = tuple(table[num_shared:] if num_shared else table)
-            granted = KvGranted(request.request_id, num_shared * self.page_size, pages)
+            granted = m.KvGranted(request.request_id, num_shared * self.page_size, pages)
             self._copy(commands)
-            commands.append(Send(request.prefill_id, granted))
+            commands.append(m.Send(request.prefill_id, granted))
             if request.lease.num_loaded:
                 self._loading.add(request.request_id)
             if self._times_out:
                 commands += self._ungiven.add(request.request_id, self.now_ns)
 
-    def _copy(self, commands: list[Command]) -> None:
+    def _copy(self, commands: list[m.Command]) -> None:
         """Copies come before commands that let others write into their pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
@@ -319,7 +288,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     # Giving up.
 
-    def _on_abort(self, message: Abort) -> list[Command]:
+    def _on_abort(self, message: m.Abort) -> list[m.Command]:
         """Nothing is being written into the request's pages, nor will be."""
         request_id = message.request_id
         if self._releases.give_back(request_id) or request_id in self._arrived:
@@ -329,16 +298,16 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         elif not self.queue.withdraw(request_id):  # refused here as well, or not here yet, or gone
             self.queue.refuse(request_id, message.reason)
             return []
-        return [Failed(request_id, message.reason, message.retryable)]
+        return [m.Failed(request_id, message.reason, message.retryable)]
 
-    def _on_lost(self, lost: KvLost, now_ns: int) -> list[Command]:
+    def _on_lost(self, lost: m.KvLost, now_ns: int) -> list[m.Command]:
         """Holds the pages, unless the request was cancelled before: then they are held already."""
         if not self._is_due(lost.request_id):
             return []
         held = self._releases.hold(self.transferring.pop(lost.request_id), now_ns)
-        return [Failed(lost.request_id, lost.reason, retryable=True), *held]
+        return [m.Failed(lost.request_id, lost.reason, retryable=True), *held]
 
-    def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
+    def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
         """The router has told the client already."""
         request_id = cancel.request_id
         if self._is_due(request_id):
@@ -358,7 +327,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.queue.refuse(request_id, cancel.reason)
         return []
 
-    def _on_prefill_down(self, down: PeerDown, now_ns: int) -> list[Command]:
+    def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
         """Fail what it has not sent. If it is back, it may be sending for requests of its new life."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
@@ -367,12 +336,12 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands += self._fail(request, reason, now_ns)
         return commands if down.has_restarted else commands + self._releases.on_writer_dead(down.instance_id)
 
-    def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[Command]:
-        cancel = Send(request.prefill_id, Cancel(request.request_id, reason))
-        failed = Failed(request.request_id, reason, retryable=True)
+    def _fail(self, request: DecodeRequest, reason: str, now_ns: int) -> list[m.Command]:
+        cancel = m.Send(request.prefill_id, m.Cancel(request.request_id, reason))
+        failed = m.Failed(request.request_id, reason, retryable=True)
         return [failed, cancel, *self._releases.hold(self.transferring.pop(request.request_id), now_ns)]
 
-    def _expire(self, now_ns: int, commands: list[Command]) -> None:
+    def _expire(self, now_ns: int, commands: list[m.Command]) -> None:
         for request_id in self._ungiven.expired(now_ns, commands, self._is_due):
             request = self.transferring[request_id]
             commands += self._fail(request, f"{request.prefill_id} sent no KV in time", now_ns)
@@ -383,7 +352,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     # Running.
 
-    def _on_arrived(self, message: KvArrived) -> list[Command]:
+    def _on_arrived(self, message: m.KvArrived) -> list[m.Command]:
         request = self.transferring.get(message.request_id)
         if request is not None:
             request.ends_with_first_token = message.first_token_ends
@@ -392,10 +361,10 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._releases.give_back(message.request_id)
         return []
 
-    def _collect_arrived(self, commands: list[Command]) -> None:
+    def _collect_arrived(self, commands: list[m.Command]) -> None:
         """Make arrived requests ready, in order of admission. Spans of the staging ring come back only now."""
         if self._scattered:
-            commands.append(Tell(receiver_of(self.instance_id), FreeCells(tuple(self._scattered))))
+            commands.append(m.Tell(receiver_of(self.instance_id), m.FreeCells(tuple(self._scattered))))
             self._scattered = []
         arrived = self._arrived - self._loading
         in_order: list[int] = []
@@ -408,7 +377,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.ready.append(self.transferring.pop(request_id))
             self._arrived.remove(request_id)
 
-    def _merge(self, commands: list[Command]) -> bool:
+    def _merge(self, commands: list[m.Command]) -> bool:
         """Fill the batch. Whether pages came free or prompts were cached: the head of the queue may fit now."""
         merged = False
         while self.ready and self.batch.num_requests < self._num_places:
@@ -417,15 +386,15 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             merged = True
             if not request.num_output_tokens:
                 request.num_output_tokens = 1
-                commands.append(FirstToken(request.request_id))
+                commands.append(m.FirstToken(request.request_id))
                 if request.ends_with_first_token or request.max_output_tokens == 1:
                     self.cache.close(request.lease, request.prompt, request.num_prompt_tokens)
-                    commands.append(Finished(request.request_id))
+                    commands.append(m.Finished(request.request_id))
                     continue
             self.batch.join(request)
         return merged
 
-    def _make_room(self, commands: list[Command]) -> bool:
+    def _make_room(self, commands: list[m.Command]) -> bool:
         """Open the pages of the next step; take them from others if there are too few. Whether it came to that."""
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self, keeps_last=self._is_returning):
@@ -433,7 +402,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             if self.batch.num_requests:
                 commands += self._retract(request)
             else:
-                commands.append(Failed(request.request_id, self._outgrown(request)))
+                commands.append(m.Failed(request.request_id, self._outgrown(request)))
         return lacked
 
     @property
@@ -448,16 +417,16 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         (request,) = self.batch.requests()
         return len(request.lease.table) * self.page_size < request.num_kv_tokens + self.batch.num_ahead_tokens
 
-    def _retract(self, request: DecodeRequest) -> list[Command]:
+    def _retract(self, request: DecodeRequest) -> list[m.Command]:
         """Save the KV of a request whose pages are free: others will write into them."""
         request_id, num_pages = request.request_id, -(-request.num_kv_tokens // self.page_size)
         pages = request.lease.table[:num_pages]
         host = self._host_of_retracted
         if host is not None and not host.retract(request_id, pages):
-            return [Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
+            return [m.Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
         self.queue.retracted[request_id] = request
         saves = host is None and self.limits.saves_retracted
-        return [Retracted(request_id), *([SaveKv(request_id, tuple(pages))] if saves else ())]
+        return [m.Retracted(request_id), *([m.SaveKv(request_id, tuple(pages))] if saves else ())]
 
     @property
     def _host_of_retracted(self) -> HostCache | None:

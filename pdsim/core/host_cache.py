@@ -12,16 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pdsim.core.messages import (
-    HostCopy,
-    LoadBack,
-    LoadRetracted,
-    Prefetched,
-    PrefetchKv,
-    StopPrefetch,
-    StoreKv,
-    WriteBackup,
-)
+from pdsim.core import messages as m
 from pdsim.core.page_pool import PagePool
 from pdsim.core.radix_cache import Match, Node, RadixCache
 from pdsim.policy.protocols import EvictionPolicy
@@ -67,16 +58,16 @@ class HostCache:
         self._stores = stores
         self.retracted: dict[int, list[int]] = {}
         """Pages of requests that decode has retracted, by request."""
-        self._copies: list[HostCopy] = []
+        self._copies: list[m.HostCopy] = []
         self._leaving: list[Node] = []
         """Ends of leaves that the GPU is about to lose, still locked."""
 
-    def take_copies(self) -> list[HostCopy]:
+    def take_copies(self) -> list[m.HostCopy]:
         """Copies that were decided since the last call, in order."""
         copies, self._copies = self._copies, []
         return copies
 
-    def command(self, copy: HostCopy) -> None:
+    def command(self, copy: m.HostCopy) -> None:
         """Have this carried out behind the copies before it."""
         self._copies.append(copy)
 
@@ -140,7 +131,7 @@ class HostCache:
     def load(self, request_id: int, end: Node, host_pages: list[int], pages: list[int]) -> None:
         """Copy the last pages of a locked path, whose nodes are kept."""
         self.tree.unlock(end)
-        self._copies.append(LoadBack(request_id, tuple(host_pages), tuple(pages)))
+        self._copies.append(m.LoadBack(request_id, tuple(host_pages), tuple(pages)))
 
     # Retracted requests.
 
@@ -151,13 +142,13 @@ class HostCache:
             self.pool.free(host_pages)
             return False
         self.retracted[request_id] = host_pages
-        self._copies.append(WriteBackup(tuple(pages), tuple(host_pages), blocks=True))
+        self._copies.append(m.WriteBackup(tuple(pages), tuple(host_pages), blocks=True))
         return True
 
     def resume(self, request_id: int, pages: Sequence[int]) -> None:
         host_pages = self.retracted[request_id]
         self.forget(request_id)
-        self._copies.append(LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
+        self._copies.append(m.LoadRetracted(request_id, tuple(host_pages), tuple(pages)))
 
     def forget(self, request_id: int) -> None:
         """Free what is held of a retracted request, if anything is."""
@@ -238,9 +229,9 @@ class HostCache:
         if num_pages > pool.num_free:
             return None
         host_pages = pool.allocate(num_pages)
-        self._copies.append(WriteBackup(tuple(node.pages), tuple(host_pages), self.writes_back))
+        self._copies.append(m.WriteBackup(tuple(node.pages), tuple(host_pages), self.writes_back))
         if self._stores:
-            self._copies.append(StoreKv(node.sequence, node.start, tuple(host_pages)))
+            self._copies.append(m.StoreKv(node.sequence, node.start, tuple(host_pages)))
         return host_pages
 
 
@@ -314,7 +305,7 @@ class Prefetcher:
             pages = self._host.reserve(num_pages)
             if len(pages) >= self._least_pages:
                 self.under_way[request_id] = Prefetch(request_id, prompt, end, pages, now_ns)
-                self._host.command(PrefetchKv(request_id, prompt, end.stop, tuple(pages), self._least_pages))
+                self._host.command(m.PrefetchKv(request_id, prompt, end.stop, tuple(pages), self._least_pages))
                 return
             self._host.pool.free(pages)
         self._host.tree.unlock(end)
@@ -340,7 +331,7 @@ class Prefetcher:
         if prefetch is not None and not prefetch.is_stopped:
             self._stop(prefetch)
 
-    def on_prefetched(self, message: Prefetched) -> None:
+    def on_prefetched(self, message: m.Prefetched) -> None:
         """Take a report of storage. One on a prefetch of an earlier life is ignored."""
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
@@ -371,7 +362,7 @@ class Prefetcher:
     def _stop(self, prefetch: Prefetch) -> None:
         prefetch.is_stopped = True
         self._keep(prefetch)
-        self._host.command(StopPrefetch(prefetch.request_id))
+        self._host.command(m.StopPrefetch(prefetch.request_id))
 
     def _keep(self, prefetch: Prefetch) -> None:
         prefetch.num_kept = prefetch.num_read

@@ -20,41 +20,17 @@ computed one at the end of a chunk, parked ones when nothing else moves. What wa
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdsim.core import messages as m
 from pdsim.core.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.forward_builder import ChunkSizer, Forward, ForwardBuilder, Room
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import KvCache
 from pdsim.core.kv_returns import KvTaker, Returning
-from pdsim.core.messages import (
-    Abort,
-    Cancel,
-    Command,
-    FlushCache,
-    KvGranted,
-    KvOffered,
-    KvReturned,
-    KvSent,
-    Message,
-    NewRequest,
-    PeerDown,
-    PeerUp,
-    Prefetched,
-    PrefillDone,
-    PrefillStep,
-    PromptComputed,
-    Result,
-    Send,
-    Step,
-    StopSending,
-    Tell,
-    Wait,
-    Woken,
-    sender_of,
-)
+from pdsim.core.messages import sender_of
 from pdsim.core.send_planner import SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
-_WAIT = Wait()
+_WAIT = m.Wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,49 +117,49 @@ class PrefillInstance:
 
     # What a driver calls.
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         self._bootstrap.refused.at(now_ns)
         match message:
-            case NewRequest():
+            case m.NewRequest():
                 return self._on_new_request(message, now_ns)
-            case KvGranted():
+            case m.KvGranted():
                 if request := self._bootstrap.ungranted.pop(message.request_id, None):
                     return self._grant(request, message, now_ns)
                 return self._bootstrap.keep(message, now_ns)
-            case KvSent():
+            case m.KvSent():
                 self._sent.append(message.request_id)
-            case Abort():
+            case m.Abort():
                 return self._on_abort(message.request_id)
-            case Cancel():
+            case m.Cancel():
                 return self._give_up(message.request_id)
-            case PeerDown():
+            case m.PeerDown():
                 return self._on_decode_down(message)
-            case PeerUp():
+            case m.PeerUp():
                 self._down.discard(message.instance_id)
-            case KvOffered():
+            case m.KvOffered():
                 assert self._taker is not None
                 return [self._taker.on_offered(message)]
-            case KvReturned():
+            case m.KvReturned():
                 assert self._taker is not None
                 self._taker.on_returned(message.request_id)
-            case FlushCache():
+            case m.FlushCache():
                 self.cache.flush()
-            case Prefetched():
+            case m.Prefetched():
                 assert self.cache.prefetcher is not None
                 self.cache.prefetcher.on_prefetched(message)
-            case Woken():
+            case m.Woken():
                 pass
             case _:
                 raise TypeError(f"{self.instance_id}: a prefill instance does not take {message}")
         return []
 
-    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         step, commands = self._next_step(now_ns)
         if self.cache.host is not None:
             commands = [*self.cache.host.take_copies(), *commands]
         return step, commands
 
-    def _next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def _next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         commands = self._release_sent() if self._sent else []
         if self.limits.bootstrap_timeout_ns is not None:
             commands += self._expire(now_ns)
@@ -200,9 +176,9 @@ class PrefillInstance:
             forward = self._fill(now_ns)
         self._blocked_by = forward.blocked_by or self._blocked_by
         if not forward.chunks:
-            return (_WAIT if forward.hold_until_ns is None else Wait(forward.hold_until_ns)), commands
+            return (_WAIT if forward.hold_until_ns is None else m.Wait(forward.hold_until_ns)), commands
         self._num_steps += 1
-        step = PrefillStep(self._num_steps, tuple(forward.chunks))
+        step = m.PrefillStep(self._num_steps, tuple(forward.chunks))
         for chunk in step.chunks:
             request = self._builder.begun[chunk.request_id]
             if request.is_granted:
@@ -215,10 +191,10 @@ class PrefillInstance:
         num_slots = self.limits.max_running_requests - len(self._builder.begun) - self.num_slots_sending
         return self._builder.fill(now_ns, Room(min(num_slots, self._max_prompts_begun), reserved_tokens=0))
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
-        assert isinstance(step, PrefillStep)
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        assert isinstance(step, m.PrefillStep)
         ended = {request_id for request_id, _ in result.ended}
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         for chunk in step.chunks:
             request = self._builder.complete(chunk)
             if request.given_up:
@@ -234,7 +210,7 @@ class PrefillInstance:
                 commands += self._planner.after_chunk(request, chunk.is_last, chunk.request_id in ended, now_ns)
             elif chunk.is_last:
                 request.ends_with_first_token = chunk.request_id in ended
-                commands.append(Send(request.decode_id, PromptComputed(request.request_id)))
+                commands.append(m.Send(request.decode_id, m.PromptComputed(request.request_id)))
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
@@ -277,14 +253,14 @@ class PrefillInstance:
 
     # Arriving and leaving.
 
-    def _on_new_request(self, message: NewRequest, now_ns: int) -> list[Command]:
+    def _on_new_request(self, message: m.NewRequest, now_ns: int) -> list[m.Command]:
         if message.request_id in self._bootstrap.refused or message.decode_id in self._down:
             return []
         num_tokens = len(message.prompt)
         if num_tokens + 1 + self.page_size + self._builder.spare_tokens > (capacity := self.cache.capacity_tokens):
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             self._bootstrap.refuse(message.request_id)
-            return [Send(message.decode_id, Abort(message.request_id, reason))]
+            return [m.Send(message.decode_id, m.Abort(message.request_id, reason))]
         request = PrefillRequest(
             message.request_id,
             message.arrival_ns,
@@ -301,12 +277,12 @@ class PrefillInstance:
             self.granted.append(request)
         return self._bootstrap.expect(request, now_ns)
 
-    def _grant(self, request: PrefillRequest, grant: KvGranted, now_ns: int) -> list[Command]:
+    def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
         """An optimistic one may be begun already, or computed."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
             reason = f"its KV does not fit the staging ring of {request.decode_id}"
-            return [Send(request.decode_id, Abort(request.request_id, reason)), *self._give_up_ungranted(request)]
+            return [m.Send(request.decode_id, m.Abort(request.request_id, reason)), *self._give_up_ungranted(request)]
         request.cursor = cursor
         if request.request_id in self._set_aside or not request.is_optimistic:
             self._set_aside.pop(request.request_id, None)
@@ -328,13 +304,13 @@ class PrefillInstance:
             self._builder.enqueue(request)
         del self.granted[:num_free]
 
-    def _release_sent(self) -> list[Command]:
-        commands: list[Command] = []
+    def _release_sent(self) -> list[m.Command]:
+        commands: list[m.Command] = []
         for request_id in self._sent:
             if (request := self.sending.pop(request_id, None)) is None:
                 continue  # it was given up as its last unit arrived, and both said so
             self.cache.close(request.lease, request.prompt, request.num_computed_tokens)
-            commands.append(PrefillDone(request_id))
+            commands.append(m.PrefillDone(request_id))
         self._sent = []
         return commands
 
@@ -373,7 +349,7 @@ class PrefillInstance:
 
     # Giving up.
 
-    def _give_up(self, request_id: int) -> list[Command]:
+    def _give_up(self, request_id: int) -> list[m.Command]:
         """Give a request up; its computed pages stay cached. Slot and pages are held while anything reads them."""
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
@@ -384,7 +360,7 @@ class PrefillInstance:
         found = self._forget(request_id) or ungranted
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
-    def _give_up_ungranted(self, request: PrefillRequest) -> list[Command]:
+    def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
         """Give up a request without a grant: only an optimistic one has anything to stop."""
         return self._give_up(request.request_id) if request.is_optimistic else []
 
@@ -399,7 +375,7 @@ class PrefillInstance:
                 return self.granted.pop(i)
         return None
 
-    def _stop_sending(self, request: PrefillRequest) -> list[Command]:
+    def _stop_sending(self, request: PrefillRequest) -> list[m.Command]:
         """Stop sending as soon as no forward computes it."""
         if request.is_in_forward:
             return []
@@ -407,10 +383,10 @@ class PrefillInstance:
         self.sending[request.request_id] = request
         return [self._tell_sender(request.request_id, request.decode_id)]
 
-    def _tell_sender(self, request_id: int, decode_id: str) -> Tell:
-        return Tell(sender_of(self.instance_id), StopSending(request_id, decode_id))
+    def _tell_sender(self, request_id: int, decode_id: str) -> m.Tell:
+        return m.Tell(sender_of(self.instance_id), m.StopSending(request_id, decode_id))
 
-    def _on_decode_down(self, down: PeerDown) -> list[Command]:
+    def _on_decode_down(self, down: m.PeerDown) -> list[m.Command]:
         if not down.has_restarted:
             self._down.add(down.instance_id)
         waiting = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.waiting]
@@ -418,7 +394,7 @@ class PrefillInstance:
         lost = [request.request_id for request in here if request.decode_id == down.instance_id]
         return [command for request_id in lost for command in self._give_up(request_id)]
 
-    def _on_abort(self, request_id: int) -> list[Command]:
+    def _on_abort(self, request_id: int) -> list[m.Command]:
         if request_id in self._builder.begun or request_id in self.sending:
             return self._give_up(request_id)
         self.cache.stop_prefetch(request_id)
@@ -427,11 +403,11 @@ class PrefillInstance:
         self._bootstrap.refuse(request_id)
         return []
 
-    def _expire(self, now_ns: int) -> list[Command]:
-        commands: list[Command] = []
+    def _expire(self, now_ns: int) -> list[m.Command]:
+        commands: list[m.Command] = []
         for request in self._bootstrap.expired(now_ns, commands):
             self.cache.stop_prefetch(request.request_id)
             reason = f"{request.decode_id} granted no pages in time"
-            commands.append(Send(request.decode_id, Abort(request.request_id, reason, retryable=True)))
+            commands.append(m.Send(request.decode_id, m.Abort(request.request_id, reason, retryable=True)))
             commands += self._give_up_ungranted(request)
         return commands

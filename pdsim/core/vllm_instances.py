@@ -17,6 +17,7 @@ treated as one that has lost its KV: its last chunk gives the first token.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from pdsim.core import messages as m
 from pdsim.core.admission_queue import DecodeRequest, Releasing, decode_request
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
@@ -24,26 +25,6 @@ from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilde
 from pdsim.core.instance import Levels
 from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
 from pdsim.core.kv_returns import KvGiver, KvTaker
-from pdsim.core.messages import (
-    Abort,
-    Cancel,
-    Command,
-    DecodeStep,
-    Failed,
-    Finished,
-    FirstToken,
-    Message,
-    MixedStep,
-    NewRequest,
-    PrefillChunk,
-    PrefillStep,
-    Result,
-    Retracted,
-    Send,
-    Step,
-    StepResult,
-    Wait,
-)
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.running_batch import FOREVER
 from pdsim.core.send_planner import SendPlanner
@@ -86,13 +67,13 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
     def _is_full(self, budget: Budget) -> bool:
         return budget.is_spent
 
-    def _go_on(self, budget: Budget, chunks: list[PrefillChunk]) -> None:
+    def _go_on(self, budget: Budget, chunks: list[m.PrefillChunk]) -> None:
         for partial in list(self._partials.values()):
             limit = min(budget.chunk_tokens, self._room_of(partial, budget))
             if not self._compute(partial, limit, budget, chunks):
                 budget.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
 
-    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
+    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[m.PrefillChunk]) -> bool:
         """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
         num_left = request.num_tokens - request.num_scheduled_tokens
         num_tokens = min(num_left, limit, self._prompt_tokens)
@@ -103,7 +84,7 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
             self._partials.pop(request.request_id, None)
         else:
             self._partials[request.request_id] = request
-        chunks.append(PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
+        chunks.append(m.PrefillChunk(request.request_id, request.num_scheduled_tokens, num_tokens, is_last))
         request.num_scheduled_tokens += num_tokens
         self.begun[request.request_id] = request
         budget.chunk_tokens -= num_tokens
@@ -112,7 +93,7 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
         self._cache.grow(request.lease, num_pages)
         return True
 
-    def _open_pages(self, chunks: list[PrefillChunk]) -> None:
+    def _open_pages(self, chunks: list[m.PrefillChunk]) -> None:
         """They are open."""
 
 
@@ -146,13 +127,13 @@ class VllmPrefillInstance(PrefillInstance):
     def num_slots_sending(self) -> int:
         return 0
 
-    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         expired = self._expire_unread(now_ns)
         step, commands = super().next_step(now_ns)
         return step, [*expired, *commands]
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
-        assert isinstance(step, PrefillStep)
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        assert isinstance(step, m.PrefillStep)
         commands = super().on_step_done(step, result, now_ns)
         for chunk in step.chunks:
             if chunk.is_last and self._is_unread(chunk.request_id):
@@ -162,12 +143,12 @@ class VllmPrefillInstance(PrefillInstance):
     def _is_unread(self, request_id: int) -> bool:
         return request_id in self.sending and request_id in self._bootstrap.ungranted
 
-    def _expire_unread(self, now_ns: int) -> list[Command]:
-        commands: list[Command] = []
+    def _expire_unread(self, now_ns: int) -> list[m.Command]:
+        commands: list[m.Command] = []
         for request_id in self._unread.expired(now_ns, commands, self._is_unread):
             reason = f"its KV expired on {self.instance_id}: nobody read it in time"
             decode_id = self.sending[request_id].decode_id
-            commands.append(Send(decode_id, Abort(request_id, reason, retryable=True)))
+            commands.append(m.Send(decode_id, m.Abort(request_id, reason, retryable=True)))
             commands += self._give_up(request_id)
         return commands
 
@@ -264,39 +245,39 @@ class VllmDecodeInstance(DecodeInstance):
 
     # What a driver calls.
 
-    def on_message(self, message: Message, now_ns: int) -> list[Command]:
-        if isinstance(message, NewRequest) and message.prefill_id == self.instance_id:
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        if isinstance(message, m.NewRequest) and message.prefill_id == self.instance_id:
             return self._on_prompt(message)
         return super().on_message(message, now_ns)
 
-    def next_step(self, now_ns: int) -> tuple[Step | Wait, list[Command]]:
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self._preempts, self._blocked_by = False, ""
         step, commands = super().next_step(now_ns)
         if not self._builder.has_work:
             return step, commands
-        if not isinstance(step, DecodeStep):
+        if not isinstance(step, m.DecodeStep):
             return self._compute_alone(now_ns, commands), commands
         if self._preempts:  # nothing is begun in such a step
             return replace(step, max_steps=1), commands
         forward = self._fill(now_ns, step.num_requests)
         if forward.chunks:
             prefill = self._prefill_step(forward, step.num_requests)
-            return MixedStep(prefill, replace(step, max_steps=1)), commands
+            return m.MixedStep(prefill, replace(step, max_steps=1)), commands
         return (step if forward.hold_until_ns is None else replace(step, max_steps=1)), commands
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> list[Command]:
-        if isinstance(step, DecodeStep):
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        if isinstance(step, m.DecodeStep):
             return super().on_step_done(step, result, now_ns)
-        if isinstance(step, PrefillStep):
+        if isinstance(step, m.PrefillStep):
             return self._on_computed(step, result)
         computed = {chunk.request_id for chunk in step.prefill.chunks}
-        decoded = StepResult(1, tuple([ended for ended in result.ended if ended[0] not in computed]))
+        decoded = m.StepResult(1, tuple([ended for ended in result.ended if ended[0] not in computed]))
         commands = super().on_step_done(step.decode, decoded, now_ns)
         return [*commands, *self._on_computed(step.prefill, result)]
 
-    def _on_computed(self, step: PrefillStep, result: Result) -> list[Command]:
+    def _on_computed(self, step: m.PrefillStep, result: m.Result) -> list[m.Command]:
         outputs = dict(result.ended)
-        commands: list[Command] = []
+        commands: list[m.Command] = []
         for chunk in step.chunks:
             recomputed = self._builder.complete(chunk)
             if chunk.is_last:
@@ -343,7 +324,7 @@ class VllmDecodeInstance(DecodeInstance):
     def _num_places(self) -> int:
         return self.limits.max_running_requests - len(self._builder.begun)
 
-    def _take_in(self, commands: list[Command]) -> int:
+    def _take_in(self, commands: list[m.Command]) -> int:
         """Nothing is admitted before a preempted request, nor before a prompt to be computed here that came earlier."""
         if not self._builder.waiting:
             return super()._take_in(commands)
@@ -353,15 +334,15 @@ class VllmDecodeInstance(DecodeInstance):
         self._collect_arrived(commands)
         return FOREVER
 
-    def _on_prompt(self, message: NewRequest) -> list[Command]:
+    def _on_prompt(self, message: m.NewRequest) -> list[m.Command]:
         num_tokens, capacity = len(message.prompt), self.cache.capacity_tokens
         if num_tokens + 1 + self.page_size > capacity:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
-            return [Failed(message.request_id, reason)]
+            return [m.Failed(message.request_id, reason)]
         self._builder.enqueue(recomputation(decode_request(message)))
         return []
 
-    def _cancel(self, cancel: Cancel, now_ns: int) -> list[Command]:
+    def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
         if begun := self._builder.begun.pop(cancel.request_id, None):
             self._builder.stop(begun)
             self.cache.drop(begun.lease)
@@ -372,7 +353,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     # Preemption.
 
-    def _make_room(self, commands: list[Command]) -> bool:
+    def _make_room(self, commands: list[m.Command]) -> bool:
         lacked = self.batch.num_opening_pages > self.num_available_pages
         self._preempts |= lacked
         while self.batch.num_opening_pages > self.num_available_pages:
@@ -382,9 +363,9 @@ class VllmDecodeInstance(DecodeInstance):
         for request in self.batch.make_room(self._preemption_policy, self):
             if self.holding():
                 self._builder.enqueue(recomputation(request), first=True)
-                commands.append(Retracted(request.request_id))
+                commands.append(m.Retracted(request.request_id))
             else:
-                commands.append(Failed(request.request_id, self._outgrown(request)))
+                commands.append(m.Failed(request.request_id, self._outgrown(request)))
         return lacked
 
     def _stop_computing(self, partial: Recomputation) -> None:
@@ -403,27 +384,27 @@ class VllmDecodeInstance(DecodeInstance):
         self._blocked_by = forward.blocked_by
         return forward
 
-    def _prefill_step(self, forward: Forward, num_decode_tokens: int) -> PrefillStep:
+    def _prefill_step(self, forward: Forward, num_decode_tokens: int) -> m.PrefillStep:
         self._num_forwards += 1
-        return PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
+        return m.PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
 
-    def _compute_alone(self, now_ns: int, commands: list[Command]) -> PrefillStep | Wait:
+    def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
         """Nothing runs. What has no room although nobody else holds pages never has."""
         forward = self._fill(now_ns, 0)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
             self._builder.withdraw(largest.request_id)
-            commands.append(Failed(largest.request_id, self._outgrown(largest.request)))
+            commands.append(m.Failed(largest.request_id, self._outgrown(largest.request)))
             forward = self._fill(now_ns, 0)
-        return self._prefill_step(forward, 0) if forward.chunks else Wait(forward.hold_until_ns)
+        return self._prefill_step(forward, 0) if forward.chunks else m.Wait(forward.hold_until_ns)
 
-    def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[Command]:
+    def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[m.Command]:
         request = recomputed.request
-        commands: list[Command] = [] if request.num_output_tokens else [FirstToken(request.request_id)]
+        commands: list[m.Command] = [] if request.num_output_tokens else [m.FirstToken(request.request_id)]
         request.lease = recomputed.lease
         request.num_output_tokens += 1
         if output is not None:
             self.batch.close(request, output)
-            return [*commands, Finished(request.request_id)]
+            return [*commands, m.Finished(request.request_id)]
         self.batch.join(request)
         return commands

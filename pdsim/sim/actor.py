@@ -10,20 +10,8 @@ from typing import Any
 
 from simpy.events import EventPriority
 
+from pdsim.core import messages as m
 from pdsim.core.instance import Instance, instance_loop
-from pdsim.core.messages import (
-    Cancel,
-    Command,
-    DecodeStep,
-    LayersComputed,
-    LoadKv,
-    Message,
-    MixedStep,
-    PrefillStep,
-    Result,
-    SaveKv,
-    Wait,
-)
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.cost.copies import HostMemory
 from pdsim.cost.step_times import PipelineTimes, StepTimes
@@ -107,7 +95,7 @@ class Host:
 class BegunForward:
     """A prefill forward that is being computed; held up, it lasts until its launch is done."""
 
-    step: PrefillStep
+    step: m.PrefillStep
     start_ns: int
     launched_ns: int
     """Time when the host has launched it, by the host's clock."""
@@ -136,10 +124,10 @@ class Actor:
         host_memory: HostMemory | None,
         cache_copies: CacheCopies | None,
         executor: Executor,
-        carry_out: Callable[[list[Command]], None],
+        carry_out: Callable[[list[m.Command]], None],
         on_step: OnStep,
         layer_groups: int,
-        on_layers: Callable[[str, LayersComputed], None],
+        on_layers: Callable[[str, m.LayersComputed], None],
         on_choice: Callable[[Instance], None] | None,
         single_steps: bool,
     ) -> None:
@@ -166,7 +154,7 @@ class Actor:
             on_step=on_step,
             on_result=self._on_result,
         )
-        self._inbox: list[Message] = []
+        self._inbox: list[m.Message] = []
         hand_on = self._copy if host_memory is not None else carry_out if host.is_none else self._hand_on
         self._loop = instance_loop(
             instance,
@@ -179,7 +167,7 @@ class Actor:
         self._waits = False
         self._is_pausing = False
         """Its loop takes no answer: it goes on when the host has time."""
-        self._held: list[Result] = []
+        self._held: list[m.Result] = []
         """Results that came while it was pausing, though the host had time: alarms of a slow clock are rounded up."""
         self._timer: Alarm | None = None
         self._num_in_flight = 0
@@ -190,7 +178,7 @@ class Actor:
     def start(self) -> None:
         self._advance(None)
 
-    def post(self, message: Message) -> None:
+    def post(self, message: m.Message) -> None:
         """Give it a message. The dead take messages too, and do nothing with them."""
         self._inbox.append(message)
         if self._waits:
@@ -219,15 +207,15 @@ class Actor:
         self._is_dead, self._waits = True, False
         self._loop.close()
 
-    def _drain(self) -> list[Message]:
+    def _drain(self) -> list[m.Message]:
         inbox, self._inbox = self._inbox, []
         if self._host_memory is not None:
             for message in inbox:
-                if isinstance(message, Cancel):
+                if isinstance(message, m.Cancel):
                     self._host_memory.forget(message.request_id)
         return inbox
 
-    def _advance(self, answer: Result | None) -> None:
+    def _advance(self, answer: m.Result | None) -> None:
         """Begin what the loop asks for until it must wait, for a step or for a message."""
         self._is_pausing = False
         for result in self._held:
@@ -237,15 +225,15 @@ class Actor:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
                 self._on_choice(self.instance)
-            if isinstance(asked, DecodeStep):
+            if isinstance(asked, m.DecodeStep):
                 if self._cache_copies is not None:
                     self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
                 self._begin_decode(asked)
-            elif isinstance(asked, PrefillStep):
+            elif isinstance(asked, m.PrefillStep):
                 self._begin_prefill(asked)
-            elif isinstance(asked, MixedStep):
+            elif isinstance(asked, m.MixedStep):
                 self._begin_mixed(asked)
-            elif isinstance(asked, Wait):
+            elif isinstance(asked, m.Wait):
                 if not self._num_in_flight:
                     self._begin_wait(asked)
                 return
@@ -269,13 +257,13 @@ class Actor:
         """Let its loop go on at this share of its own pace."""
         self._host.go_at(pace)
 
-    def _on_result(self, result: Result) -> None:
+    def _on_result(self, result: m.Result) -> None:
         self._num_in_flight -= 1
         if self._host.settings.result:
             self._host.work(self._host.settings.result)
         self._advance(result)
 
-    def _begin_wait(self, wait: Wait) -> None:
+    def _begin_wait(self, wait: m.Wait) -> None:
         if self._inbox:  # what it told another state machine had an answer at once
             self._timeline.after(0, self._advance, order=self._order)
             return
@@ -291,7 +279,7 @@ class Actor:
 
     # Commands that take the instance's time.
 
-    def _hand_on(self, commands: list[Command]) -> None:
+    def _hand_on(self, commands: list[m.Command]) -> None:
         """Requests leave the host one after another; all else at once.
 
         A worker that waits takes the interpreter's lock when the loop hands on the next request, or none is left: once
@@ -313,33 +301,33 @@ class Actor:
         if not self._is_dead:
             self._carry_out([unit])
 
-    def _copy(self, commands: list[Command]) -> None:
+    def _copy(self, commands: list[m.Command]) -> None:
         """KV of retracted requests goes to host memory and comes back; the loop stands still meanwhile."""
         assert self._host_memory is not None
         for command in commands:
-            if isinstance(command, SaveKv):
+            if isinstance(command, m.SaveKv):
                 self._decode.copying_ns += self._host_memory.save_ns(command.request_id, len(command.pages))
-            elif isinstance(command, LoadKv):
+            elif isinstance(command, m.LoadKv):
                 self._decode.copying_ns += self._host_memory.load_ns(command.request_id)
-        self._carry_out([command for command in commands if not isinstance(command, SaveKv | LoadKv)])
+        self._carry_out([command for command in commands if not isinstance(command, m.SaveKv | m.LoadKv)])
 
     def _copy_pages(
-        self, commands: list[Command], *, copies: CacheCopies, then: Callable[[list[Command]], None]
+        self, commands: list[m.Command], *, copies: CacheCopies, then: Callable[[list[m.Command]], None]
     ) -> None:
         others = copies.begin(commands)
         self._host.wait_until(copies.blocked_until_ns)
         then(others)
 
-    def _begin_decode(self, step: DecodeStep) -> None:
+    def _begin_decode(self, step: m.DecodeStep) -> None:
         self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
-    def _begin_mixed(self, step: MixedStep) -> None:
+    def _begin_mixed(self, step: m.MixedStep) -> None:
         start_ns = self._timeline.now_ns + self._decode.copying_ns
         self._decode.begin_one(step.decode, start_ns, self._cost.mixed_ns(step, start_ns), step.prefill)
 
     # Prefill.
 
-    def _begin_prefill(self, step: PrefillStep) -> None:
+    def _begin_prefill(self, step: m.PrefillStep) -> None:
         start_ns = self._prefill_start_ns()
         self._run_prefill(step, start_ns, self._prefill_end_ns(start_ns, self._cost.prefill_ns(step, start_ns)))
 
@@ -352,18 +340,18 @@ class Actor:
             return start_ns + duration_ns
         return self._cache_copies.forward_end_ns(start_ns, duration_ns)
 
-    def _run_prefill(self, step: PrefillStep, start_ns: int, end_ns: int, first_ns: int | None = None) -> None:
+    def _run_prefill(self, step: m.PrefillStep, start_ns: int, end_ns: int, first_ns: int | None = None) -> None:
         now_ns = self._timeline.now_ns
         self._gpu_free_ns = end_ns
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)
         for group in range(1, self._layer_groups + 1):  # layers take equally long
             done_ns = start_ns + (end_ns - start_ns) * group // self._layer_groups
-            self._timeline.after(done_ns - now_ns, self._on_computed, LayersComputed(step.step_id, group))
+            self._timeline.after(done_ns - now_ns, self._on_computed, m.LayersComputed(step.step_id, group))
         begun = BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
         self._timeline.after(end_ns - now_ns, self._end_prefill, begun, self._order)
 
-    def _on_computed(self, computed: LayersComputed) -> None:
+    def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:
             self._on_layers(self.instance.instance_id, computed)
 
@@ -379,7 +367,7 @@ class Actor:
         self._on_step(step, record, None)
         self._see_result(self._executor.prefill(step))
 
-    def _see_result(self, result: Result) -> None:
+    def _see_result(self, result: m.Result) -> None:
         """The loop sees it as soon as the host is not launching the next forward, nor handing on the result before."""
         if self._host.is_busy:
             self._host.when_free(self._see_result, result, self._order)
@@ -399,7 +387,7 @@ class PipelinedActor(Actor):
         self._pipeline = pipeline
         self._stage_free_ns = [0] * len(pipeline.shares)
 
-    def _begin_prefill(self, step: PrefillStep) -> None:
+    def _begin_prefill(self, step: m.PrefillStep) -> None:
         start_ns = self._prefill_start_ns()
         largest_ns = self._cost.prefill_ns(step, start_ns)
         end_ns = self._pipeline.pass_on(start_ns, largest_ns, step.num_tokens, self._stage_free_ns)

@@ -5,18 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pdsim.core.messages import (
-    Command,
-    LoadBack,
-    LoadedBack,
-    LoadRetracted,
-    Prefetched,
-    PrefetchKv,
-    StopPrefetch,
-    StoreKv,
-    Tell,
-    WriteBackup,
-)
+from pdsim.core import messages as m
 from pdsim.core.radix_cache import RadixCache
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
@@ -88,7 +77,7 @@ class Batch:
 class Reading:
     """A prefetch under way."""
 
-    command: PrefetchKv
+    command: m.PrefetchKv
     num_found: int = 0
     num_read: int = 0
     is_stopped: bool = False
@@ -105,7 +94,7 @@ class Storage:
         shared: bool,
         page_size: int,
         record: Callable[[HostCopyRecord], None],
-        tell: Callable[[Tell], None],
+        tell: Callable[[m.Tell], None],
     ) -> None:
         self.timeline = timeline
         self.costs = costs
@@ -145,7 +134,7 @@ class StorageClient:
         self._lookups: deque[Reading] = deque()
         self._reads: deque[Reading] = deque()
         self._by_id: dict[int, Reading] = {}
-        self._writes: deque[StoreKv] = deque()
+        self._writes: deque[m.StoreKv] = deque()
         self._is_dead = False
 
     def kill(self) -> None:
@@ -154,11 +143,11 @@ class StorageClient:
 
     # Writing.
 
-    def store(self, command: StoreKv, due_ns: int) -> None:
+    def store(self, command: m.StoreKv, due_ns: int) -> None:
         """Write from due_ns on, behind what was to be written before."""
         self._timeline.after(due_ns - self._timeline.now_ns, self._enqueue, command)
 
-    def _enqueue(self, command: StoreKv) -> None:
+    def _enqueue(self, command: m.StoreKv) -> None:
         self._writes.append(command)
         if len(self._writes) == 1:
             self._begin_write()
@@ -172,12 +161,12 @@ class StorageClient:
                 return
             self._writes.popleft()
 
-    def _stop(self, command: StoreKv) -> int:
+    def _stop(self, command: m.StoreKv) -> int:
         return command.start_tokens + len(command.host_pages) * self._storage.page_size
 
     # Reading.
 
-    def prefetch(self, command: PrefetchKv) -> None:
+    def prefetch(self, command: m.PrefetchKv) -> None:
         """Look up what is there behind the lookups before, then read it behind the reads before."""
         reading = Reading(command)
         self._by_id[command.request_id] = reading
@@ -185,7 +174,7 @@ class StorageClient:
         if len(self._lookups) == 1:
             self._look_up()
 
-    def stop(self, command: StopPrefetch) -> None:
+    def stop(self, command: m.StopPrefetch) -> None:
         """Its turn in a queue ends it; that it is over may be on the way already."""
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
@@ -235,8 +224,8 @@ class StorageClient:
     def _tell(self, reading: Reading, *, is_over: bool = False) -> None:
         if not self._is_dead:
             request_id = reading.command.request_id
-            prefetched = Prefetched(request_id, reading.num_found, reading.num_read, is_over)
-            self._storage.tell(Tell(self._instance_id, prefetched))
+            prefetched = m.Prefetched(request_id, reading.num_found, reading.num_read, is_over)
+            self._storage.tell(m.Tell(self._instance_id, prefetched))
 
     # Moving.
 
@@ -285,7 +274,7 @@ class CacheCopies:
         *,
         num_layers: int,
         record: Callable[[HostCopyRecord], None],
-        tell: Callable[[Tell], None] | None,
+        tell: Callable[[m.Tell], None] | None,
         storage: StorageClient | None = None,
     ) -> None:
         """tell: gives messages to an instance that waits for its loads."""
@@ -303,19 +292,19 @@ class CacheCopies:
         self._load: tuple[int, int] | None = None
         """Start and end of loads into pages that the next forward reads."""
 
-    def begin(self, commands: list[Command]) -> list[Command]:
+    def begin(self, commands: list[m.Command]) -> list[m.Command]:
         """Begin the copies among these commands. Returns the others."""
-        others: list[Command] = []
+        others: list[m.Command] = []
         for command in commands:
-            if isinstance(command, WriteBackup):
+            if isinstance(command, m.WriteBackup):
                 _, self._written_ns = self._copy("write", len(command.pages))
                 if command.blocks:
                     self._block_until(self._written_ns)
-            elif isinstance(command, LoadRetracted):
+            elif isinstance(command, m.LoadRetracted):
                 self._block_until(self._copy("load", len(command.pages))[1])
-            elif isinstance(command, LoadBack):
+            elif isinstance(command, m.LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
-            elif isinstance(command, StoreKv | PrefetchKv | StopPrefetch):
+            elif isinstance(command, m.StoreKv | m.PrefetchKv | m.StopPrefetch):
                 self._on_storage(command)
             else:
                 others.append(command)
@@ -335,20 +324,20 @@ class CacheCopies:
             start_ns + duration_ns if load is None else end_behind_load(start_ns, duration_ns, load, self._num_layers)
         )
 
-    def _on_storage(self, command: StoreKv | PrefetchKv | StopPrefetch) -> None:
+    def _on_storage(self, command: m.StoreKv | m.PrefetchKv | m.StopPrefetch) -> None:
         assert self._storage is not None
-        if isinstance(command, StoreKv):
+        if isinstance(command, m.StoreKv):
             self._storage.store(command, max(self._written_ns, self._timeline.now_ns))
-        elif isinstance(command, PrefetchKv):
+        elif isinstance(command, m.PrefetchKv):
             self._storage.prefetch(command)
         else:
             self._storage.stop(command)
 
-    def _on_load(self, command: LoadBack, start_ns: int, end_ns: int) -> None:
+    def _on_load(self, command: m.LoadBack, start_ns: int, end_ns: int) -> None:
         if self._tell is None:
             self._load = (start_ns if self._load is None else self._load[0], end_ns)
         else:
-            loaded = Tell(self._instance_id, LoadedBack(command.request_id))
+            loaded = m.Tell(self._instance_id, m.LoadedBack(command.request_id))
             self._timeline.after(end_ns - self._timeline.now_ns, self._tell, loaded)
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int) -> tuple[int, int]:
