@@ -9,11 +9,10 @@ retracted     ran, and gave its pages back                             resume_ne
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send, Tell, receiver_of
 from pdsim.core.running_batch import FOREVER, RunningRequest
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
@@ -32,9 +31,9 @@ def decode_request(message: NewRequest) -> DecodeRequest:
         message.arrival_ns,
         message.prompt,
         len(message.prompt),
-        message.max_output_tokens,
+        message.priority,
+        max_output_tokens=message.max_output_tokens,
         prefill_id=message.prefill_id,
-        priority=message.priority,
     )
 
 
@@ -181,12 +180,6 @@ class AdmissionQueue:
         self._down.discard(prefill_id)
 
 
-class Releasing(Protocol):
-    request_id: int
-    prefill_id: str
-    lease: Lease
-
-
 class Releases:
     """Pages of a decode instance's failed requests into which a sender may still write.
 
@@ -201,14 +194,14 @@ class Releases:
         self._decode_id = decode_id
         self._cache = cache
         self._staged = staged
-        self._held: dict[int, Releasing] = {}
+        self._held: dict[int, DecodeRequest] = {}
         self._deadlines = Deadlines(decode_id, timeout_ns)
 
     @property
-    def held(self) -> Iterable[Releasing]:
+    def held(self) -> Iterable[DecodeRequest]:
         return self._held.values()
 
-    def hold(self, request: Releasing, now_ns: int) -> list[Command]:
+    def hold(self, request: DecodeRequest, now_ns: int) -> list[Command]:
         self._held[request.request_id] = request
         return self._deadlines.add(request.request_id, now_ns)
 

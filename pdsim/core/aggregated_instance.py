@@ -66,17 +66,8 @@ class AggregatedLimits:
     (--priority-scheduling-preemption-threshold). None: nobody does."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class AggregatedRequest(RunningRequest):
-    num_cached_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_computed_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Retraction lost the KV of outputs too; the last of them is an input like the others."""
-        return self.num_prompt_tokens + self.num_output_tokens
-
     @property
     def num_growth_tokens(self) -> int:
         return min(max(self.max_output_tokens - self.num_output_tokens, 0), MAX_ESTIMATED_TOKENS)
@@ -194,8 +185,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             message.arrival_ns,
             message.prompt,
             num_tokens,
-            max_output_tokens,
-            priority=message.priority,
+            message.priority,
+            max_output_tokens=max_output_tokens,
         )
         self._arrived.append(request)
         self.cache.prefetch(request.request_id, request.prompt, now_ns)

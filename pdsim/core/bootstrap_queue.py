@@ -8,24 +8,15 @@ refused     one side will not serve it           what still comes of it is ignor
 from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
-from pdsim.core.kv_cache import NO_LEASE, Lease
+from pdsim.core.instance import Request
 from pdsim.core.messages import Command, KvGranted
 from pdsim.core.transfer_plan import UNGRANTED, SendCursor
-from pdsim.policy.views import TokenSequence
 
 
-@dataclass(slots=True)
-class PrefillRequest:
-    request_id: int
-    arrival_ns: int
-    prompt: TokenSequence
-    num_prompt_tokens: int
+@dataclass(slots=True, kw_only=True)
+class PrefillRequest(Request):
     decode_id: str
     cursor: SendCursor = UNGRANTED
-    lease: Lease = NO_LEASE
-    num_cached_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_computed_tokens: int = 0
     given_up: bool = False
     gives_way: bool = False
     """It will, as soon as no forward computes it."""
@@ -33,7 +24,6 @@ class PrefillRequest:
     """Attempts to compute it before its grant, this one included."""
     ends_with_first_token: bool = False
     """Known of a parked one."""
-    priority: int = 0
 
     @property
     def is_optimistic(self) -> bool:
@@ -49,21 +39,8 @@ class PrefillRequest:
         return self.num_computed_tokens < self.num_scheduled_tokens
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens
-
-    @property
-    def num_growth_tokens(self) -> int:
-        """The first token: here max_new_tokens is 1."""
-        return 1
-
-    @property
     def num_sent_tokens(self) -> int:
         return self.cursor.num_sent_tokens
-
-    @property
-    def page_table(self) -> list[int]:
-        return self.lease.table
 
 
 class BootstrapQueue:

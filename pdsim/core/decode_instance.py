@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pdsim.core import messages as m
-from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases, Releasing
+from pdsim.core.admission_queue import AdmissionQueue, DecodeRequest, Releases
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.host_cache import HostCache
 from pdsim.core.instance import Levels
@@ -196,7 +196,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         ready = {request.request_id: request for request in self.ready}
         return (self.transferring.get(request_id) or ready[request_id]).lease.table
 
-    def holding(self) -> list[Releasing | Returning]:
+    def holding(self) -> list[DecodeRequest | Returning]:
         """Requests that hold pages."""
         returning = [] if self._giver is None else self._giver.held.values()
         return [*self.active, *self._releases.held, *returning]

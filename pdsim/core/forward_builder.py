@@ -4,14 +4,14 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import sqrt
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pdsim.core.host_cache import Prefetcher
-from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import KvCache, Lease
+from pdsim.core.instance import PolicyError, Request
+from pdsim.core.kv_cache import KvCache
 from pdsim.core.messages import PrefillChunk
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
-from pdsim.policy.views import QueuedPrefill, TokenSequence
+from pdsim.policy.views import QueuedPrefill
 
 UNLIMITED = 1 << 62
 
@@ -22,29 +22,7 @@ LEAST_SHARE = 4
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 
-class Prompt(Protocol):
-    """A request as a builder sees it."""
-
-    request_id: int
-    arrival_ns: int
-    prompt: TokenSequence
-    num_prompt_tokens: int
-    priority: int
-    lease: Lease
-    num_cached_tokens: int
-    num_scheduled_tokens: int
-    num_computed_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
-
-    @property
-    def num_growth_tokens(self) -> int:
-        """Tokens that it may come to hold beyond these."""
-
-
-PromptT = TypeVar("PromptT", bound=Prompt)
+RequestT = TypeVar("RequestT", bound=Request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +93,7 @@ class ChunkSizer:
         return (sqrt(slope * slope + 4 * self.quadratic * target) - slope) / (2 * self.quadratic)
 
 
-class ForwardBuilder(Generic[PromptT]):
+class ForwardBuilder(Generic[RequestT]):
     """Holds the prompts of one instance that wait and those that are being computed. A prefill policy sees it."""
 
     def __init__(
@@ -133,9 +111,9 @@ class ForwardBuilder(Generic[PromptT]):
         """
         self.now_ns = 0
         self.page_size = cache.page_size
-        self.begun: dict[int, PromptT] = {}
-        self._waiting: OrderedDict[int, PromptT] = OrderedDict()
-        self.partial: PromptT | None = None
+        self.begun: dict[int, RequestT] = {}
+        self._waiting: OrderedDict[int, RequestT] = OrderedDict()
+        self.partial: RequestT | None = None
         """The begun prompt with tokens that no forward has yet."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
@@ -149,7 +127,7 @@ class ForwardBuilder(Generic[PromptT]):
     # What a prefill policy sees.
 
     @property
-    def waiting(self) -> Collection[PromptT]:
+    def waiting(self) -> Collection[RequestT]:
         return self._waiting.values()
 
     @property
@@ -173,7 +151,7 @@ class ForwardBuilder(Generic[PromptT]):
     def waits(self, request_id: int) -> bool:
         return request_id in self._waiting
 
-    def enqueue(self, request: PromptT, *, first: bool = False) -> None:
+    def enqueue(self, request: RequestT, *, first: bool = False) -> None:
         self._waiting[request.request_id] = request
         if first:
             self._waiting.move_to_end(request.request_id, last=False)
@@ -224,16 +202,16 @@ class ForwardBuilder(Generic[PromptT]):
             self._waiting.pop(chunk.request_id, None)
         return Forward(chunks, None, blocked_by)
 
-    def withdraw(self, request_id: int) -> PromptT | None:
+    def withdraw(self, request_id: int) -> RequestT | None:
         """A prompt that was not begun leaves, if it waits here."""
         return self._waiting.pop(request_id, None)
 
-    def stop(self, request: PromptT) -> None:
+    def stop(self, request: RequestT) -> None:
         """Compute no more of a prompt than forwards have already."""
         if self.partial is request:
             self.partial = None
 
-    def complete(self, chunk: PrefillChunk) -> PromptT:
+    def complete(self, chunk: PrefillChunk) -> RequestT:
         """A chunk was computed; the whole pages of the prompt are shared from now on."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
@@ -251,7 +229,7 @@ class ForwardBuilder(Generic[PromptT]):
         if (partial := self.partial) is not None:
             self._compute(partial, min(budget.chunk_tokens, self._room_of(partial, budget)), budget, chunks)
 
-    def _room_of(self, partial: PromptT, budget: Budget) -> int:
+    def _room_of(self, partial: RequestT, budget: Budget) -> int:
         """Tokens for which a begun prompt has pages, or can have them."""
         return len(partial.lease.table) * self.page_size + self._room_tokens(budget) - partial.num_scheduled_tokens
 
@@ -287,7 +265,7 @@ class ForwardBuilder(Generic[PromptT]):
         budget.num_slots -= 1
         return None
 
-    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
+    def _compute(self, request: RequestT, limit: int, budget: Budget, chunks: list[PrefillChunk]) -> bool:
         """Add a chunk of at most limit tokens, if any; a prompt it does not complete is the partial one."""
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         is_last = num_tokens <= limit

@@ -2,13 +2,43 @@
 
 from collections import deque
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from pdsim.core.kv_cache import NO_LEASE, Lease
 from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
+from pdsim.policy.views import TokenSequence
 
 
 class PolicyError(ValueError):
     """A policy proposed something the instance cannot do."""
+
+
+@dataclass(slots=True)
+class Request:
+    """A request in an instance, and how much of it is computed."""
+
+    request_id: int
+    arrival_ns: int
+    prompt: TokenSequence
+    num_prompt_tokens: int
+    priority: int = 0
+    lease: Lease = NO_LEASE
+    num_cached_tokens: int = 0
+    """Tokens that the prefix cache had as it was begun."""
+    num_scheduled_tokens: int = 0
+    """Tokens of forwards so far, and cached ones."""
+    num_computed_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute or to find in the cache: the prompt, and outputs that were lost."""
+        return self.num_prompt_tokens
+
+    @property
+    def num_growth_tokens(self) -> int:
+        """Tokens that it may come to hold beyond these."""
+        return 1
 
 
 class Levels(NamedTuple):

@@ -215,7 +215,7 @@ class PrefillInstance:
 
     def page_table(self, request_id: int) -> Sequence[int]:
         """Pages of a prompt that is begun or being sent, in order. KeyError if it has none."""
-        return (self._builder.begun.get(request_id) or self.sending[request_id]).page_table
+        return (self._builder.begun.get(request_id) or self.sending[request_id]).lease.table
 
     def requests(self) -> list[int]:
         """All that are here, in whatever state."""
@@ -266,8 +266,8 @@ class PrefillInstance:
             message.arrival_ns,
             message.prompt,
             num_tokens,
-            message.decode_id,
-            priority=message.priority,
+            message.priority,
+            decode_id=message.decode_id,
         )
         self.cache.prefetch(request.request_id, request.prompt, now_ns)
         if early := self._bootstrap.early.pop(request.request_id, None):

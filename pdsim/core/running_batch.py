@@ -12,8 +12,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Generic, TypeVar
 
-from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
+from pdsim.core.instance import PolicyError, Request
+from pdsim.core.kv_cache import KvCache, Lease
 from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
@@ -26,31 +26,30 @@ _ROUNDING = 1e-9
 """Rounding error of a whole number of requests."""
 
 
-@dataclass(slots=True)
-class RunningRequest:
+@dataclass(slots=True, kw_only=True)
+class RunningRequest(Request):
     """A request as a batch sees it."""
 
-    request_id: int
-    arrival_ns: int
-    prompt: TokenSequence
-    num_prompt_tokens: int
     max_output_tokens: int
     num_output_tokens: int = 0
     """Brought up to date when it leaves the batch, and for a policy that looks."""
-    lease: Lease = NO_LEASE
     joined_at_step: int = 0
-    priority: int = 0
 
     @property
     def num_kv_tokens(self) -> int:
         """The last output token has no KV yet: the next step computes it."""
         return self.num_prompt_tokens + (self.num_output_tokens - 1 if self.num_output_tokens else 0)
 
+    @property
+    def num_tokens(self) -> int:
+        """The last output token is an input like the others, if their KV was lost."""
+        return self.num_prompt_tokens + self.num_output_tokens
 
-Request = TypeVar("Request", bound=RunningRequest)
+
+RequestT = TypeVar("RequestT", bound=RunningRequest)
 
 
-class RunningBatch(Generic[Request]):
+class RunningBatch(Generic[RequestT]):
     def __init__(self, cache: KvCache, wave_requests: float | None = None) -> None:
         """wave_requests: those whose attention runs at a time; None: all."""
         self.num_steps = 0
@@ -68,17 +67,17 @@ class RunningBatch(Generic[Request]):
         """Pages of the prefix cache that they read, counted once for each of them."""
         self._num_repeated: int | None = None
         """Tokens that each step reads again, until a request joins or leaves."""
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, RequestT] = {}
         self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
         """Leases by request, in the order in which they joined."""
         self._joined: list[int] = []
         """Requests that joined since the last step; _left: those that left without an end."""
         self._left: list[int] = []
-        self.ended: list[Request] = []
+        self.ended: list[RequestT] = []
         """Requests that ended, and that SGLang counts until it has chosen the next step."""
         self.counts_ended = True
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[RequestT]:
         """Requests in the order in which they joined, their lengths up to date."""
         for request in self._requests.values():
             self._update(request)
@@ -92,7 +91,7 @@ class RunningBatch(Generic[Request]):
 
     # Coming and going.
 
-    def join(self, request: Request) -> None:
+    def join(self, request: RequestT) -> None:
         """Its KV is complete and its last output token known."""
         request.joined_at_step = self.num_steps
         self._requests[request.request_id] = request
@@ -104,7 +103,7 @@ class RunningBatch(Generic[Request]):
         self._cache.add_reader(request.lease)
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
-    def end(self, request_id: int, output: TokenSequence) -> Request:
+    def end(self, request_id: int, output: TokenSequence) -> RequestT:
         """It has its last token."""
         request = self._leave(request_id)
         self.close(request, output)
@@ -112,7 +111,7 @@ class RunningBatch(Generic[Request]):
             self.ended.append(request)
         return request
 
-    def close(self, request: Request, output: TokenSequence) -> None:
+    def close(self, request: RequestT, output: TokenSequence) -> None:
         """Cache prompt and output of a request outside the batch; the last token has no KV."""
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
@@ -124,7 +123,7 @@ class RunningBatch(Generic[Request]):
         """Pages that the next step opens."""
         return len(self._due(0, 1))
 
-    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[Request]:
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Open the pages of the next step. Yields the requests that make way for it, before they lose their pages.
 
         The last request is among them only if it does not fit alone; then the batch is empty. keeps_last: it stays, and
@@ -194,7 +193,7 @@ class RunningBatch(Generic[Request]):
             raise PolicyError(f"{policy}: chose request {request_id}, which does not run")
         return request_id
 
-    def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[Request]:
+    def _give_way(self, policy: PreemptionPolicy, view: DecodeView) -> Iterator[RequestT]:
         request = self._take_out(self._victim(policy, view))
         yield request
         self._cache.drop(request.lease)
@@ -205,14 +204,14 @@ class RunningBatch(Generic[Request]):
         """It leaves without an end, and loses its pages."""
         self._cache.drop(self._take_out(request_id).lease)
 
-    def _take_out(self, request_id: int) -> Request:
+    def _take_out(self, request_id: int) -> RequestT:
         if request_id in self._joined:
             self._joined.remove(request_id)
         else:
             self._left.append(request_id)
         return self._leave(request_id)
 
-    def _leave(self, request_id: int) -> Request:
+    def _leave(self, request_id: int) -> RequestT:
         request = self._requests.pop(request_id)
         del self._by_phase[self._phase(request)][request_id]
         self._update(request)
@@ -246,11 +245,11 @@ class RunningBatch(Generic[Request]):
             if due := self._by_phase[step % self._page_size]:
                 self._cache.grow_all(list(due.values()), len(due))
 
-    def _phase(self, request: Request) -> int:
+    def _phase(self, request: RequestT) -> int:
         """The same whenever joined_at_step and num_output_tokens belong together."""
         return (request.joined_at_step - request.num_kv_tokens) % self._page_size
 
-    def _update(self, request: Request) -> None:
+    def _update(self, request: RequestT) -> None:
         request.num_output_tokens += self.num_steps - request.joined_at_step
         request.joined_at_step = self.num_steps
 
@@ -266,7 +265,7 @@ class Speculation:
         return 2 * self.draft_tokens
 
 
-class SpeculativeBatch(RunningBatch[Request]):
+class SpeculativeBatch(RunningBatch[RequestT]):
     def __init__(self, cache: KvCache, speculation: Speculation, wave_requests: float | None = None) -> None:
         super().__init__(cache, wave_requests)
         self.num_written_tokens = speculation.draft_tokens
@@ -276,7 +275,7 @@ class SpeculativeBatch(RunningBatch[Request]):
     def num_opening_pages(self) -> int:
         return sum(self._lacking_pages())
 
-    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[Request]:
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         while self.num_opening_pages > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
                 return
@@ -301,27 +300,27 @@ class SpeculativeBatch(RunningBatch[Request]):
     def _max_steps(self) -> int:
         return 1
 
-    def _phase(self, request: Request) -> int:
+    def _phase(self, request: RequestT) -> int:
         """None opens its pages in a fixed rhythm."""
         return 0
 
-    def _update(self, request: Request) -> None:
+    def _update(self, request: RequestT) -> None:
         """Lengths are always up to date."""
 
 
 def running_batch(
     cache: KvCache, speculation: Speculation | None, wave_requests: float | None
-) -> RunningBatch[Request]:
+) -> RunningBatch[RequestT]:
     if speculation is None:
         return RunningBatch(cache, wave_requests)
     return SpeculativeBatch(cache, speculation, wave_requests)
 
 
-class DecodingInstance(Generic[Request]):
+class DecodingInstance(Generic[RequestT]):
     """A decode or an aggregated instance, as far as both show their policies the same."""
 
     cache: KvCache
-    batch: RunningBatch[Request]
+    batch: RunningBatch[RequestT]
 
     @property
     def num_available_pages(self) -> int:
@@ -337,5 +336,5 @@ class DecodingInstance(Generic[Request]):
         return tokens + sum([request.num_kv_tokens + 1 for request in self.batch.ended])
 
     @property
-    def running(self) -> list[Request]:
+    def running(self) -> list[RequestT]:
         return [*self.batch.requests(), *self.batch.ended]

@@ -1,10 +1,9 @@
 """Makes transfer units of a prompt's KV: whole pages, slices, staged cells, or layer by layer."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
+from pdsim.core.bootstrap_queue import PrefillRequest
 from pdsim.core.instance import PolicyError
-from pdsim.core.kv_cache import Lease
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
 from pdsim.core.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
 from pdsim.policy.protocols import TransferPolicy
@@ -20,23 +19,6 @@ class StagingPlan:
     """Buffer of one prefill worker: a request with a larger cell is sent as slices. None: a cell always fits."""
     ring_bytes: int
     """Ring of one decode rank: a request with a larger cell fails."""
-
-
-class SendingRequest(Protocol):
-    """A request that prefill computes, as the planner sees it."""
-
-    request_id: int
-    decode_id: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_computed_tokens: int
-    cursor: SendCursor
-    lease: Lease
-
-    @property
-    def num_sent_tokens(self) -> int: ...
-    @property
-    def page_table(self) -> list[int]: ...
 
 
 class SendPlanner:
@@ -70,19 +52,19 @@ class SendPlanner:
                 cell_pages = None
         return SendCursor(grant.num_cached_tokens, grant.pages, self._layout.page_size, cell_pages)
 
-    def with_chunk(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
+    def with_chunk(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
         """Units as a chunk is begun: the cached prefix with a prompt's first; the chunk's KV layer by layer."""
         commands: list[Command] = []
         if chunk.num_context_tokens == request.num_cached_tokens:
             commands += self.ask_staging(request)
-            if chunk.num_context_tokens > request.num_sent_tokens:
+            if chunk.num_context_tokens > request.cursor.num_sent_tokens:
                 num_loading_tokens = request.lease.num_loaded * self._layout.page_size
                 commands += self._units(request, self._send_until(request) - num_loading_tokens, now_ns)
         if self._layer_groups:
             commands += self._layers(request, chunk, step_id, now_ns)
         return commands
 
-    def ask_staging(self, request: SendingRequest) -> list[Command]:
+    def ask_staging(self, request: PrefillRequest) -> list[Command]:
         """Ask for a span of the ring for each cell, if it goes through the ring."""
         if not request.cursor.is_staged:
             return []
@@ -91,27 +73,27 @@ class SendPlanner:
         ask = AskStaging(request.request_id, self._prefill_id, cells)
         return [Send(receiver_of(request.decode_id), ask)] if cells else []
 
-    def _send_until(self, request: SendingRequest) -> int:
+    def _send_until(self, request: PrefillRequest) -> int:
         end = self._policy.send_until(request)
-        if end > max(request.num_computed_tokens, request.num_sent_tokens):
+        if end > max(request.num_computed_tokens, request.cursor.num_sent_tokens):
             raise PolicyError(f"{self._policy}: sends up to {end} of {request}")
         return end
 
-    def after_chunk(self, request: SendingRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
+    def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
         """Units that a computed chunk leaves to send. With layer groups only the first token is left."""
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
 
     def _units(
         self,
-        request: SendingRequest,
+        request: PrefillRequest,
         end: int,
         now_ns: int,
         *,
         is_last: bool = False,
         first_token_ends: bool = False,
     ) -> list[Command]:
-        pieces = request.cursor.advance(end, request.page_table, is_last=is_last)
+        pieces = request.cursor.advance(end, request.lease.table, is_last=is_last)
         if request.cursor.is_staged:
             return self._cells(request, pieces, is_last, first_token_ends, now_ns)
         units: list[Command] = []
@@ -122,7 +104,7 @@ class SendPlanner:
         return units
 
     def _cells(
-        self, request: SendingRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
+        self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
         """Sends a descriptor for each cell. State does not pass the ring: it follows with the first token."""
         whole = [piece for piece in pieces if piece.source]
@@ -138,11 +120,11 @@ class SendPlanner:
             units.append(self._unit(request, rest, state, now_ns, is_last, first_token_ends))
         return units
 
-    def _layers(self, request: SendingRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
+    def _layers(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
         """A unit for each group of layers of a chunk, to be sent when the group is computed."""
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
-        for piece in request.cursor.advance(end, request.page_table, is_last=chunk.is_last):
+        for piece in request.cursor.advance(end, request.lease.table, is_last=chunk.is_last):
             size = self._layout.size(piece.source, piece.target, with_state=chunk.is_last)
             for group in range(self._layer_groups):
                 part = self._layout.part(size, group, self._layer_groups)
@@ -151,7 +133,7 @@ class SendPlanner:
 
     def _unit(
         self,
-        request: SendingRequest,
+        request: PrefillRequest,
         piece: Piece,
         size: TransferSize,
         now_ns: int,

@@ -18,13 +18,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pdsim.core import messages as m
-from pdsim.core.admission_queue import DecodeRequest, Releasing, decode_request
+from pdsim.core.admission_queue import DecodeRequest, decode_request
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode_instance import DecodeInstance, DecodeLimits
-from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, PromptT, Room
+from pdsim.core.forward_builder import UNLIMITED, Budget, Forward, ForwardBuilder, RequestT, Room
 from pdsim.core.instance import Levels
-from pdsim.core.kv_cache import NO_LEASE, KvCache, Lease
-from pdsim.core.kv_returns import KvGiver, KvTaker
+from pdsim.core.kv_cache import KvCache
+from pdsim.core.kv_returns import KvGiver, KvTaker, Returning
 from pdsim.core.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.running_batch import FOREVER
 from pdsim.core.send_planner import SendPlanner
@@ -33,7 +33,7 @@ from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPol
 from pdsim.policy.views import TokenSequence
 
 
-class VllmForwardBuilder(ForwardBuilder[PromptT]):
+class VllmForwardBuilder(ForwardBuilder[RequestT]):
     """Fills steps by vLLM's token budget: what running requests leave of it goes to prompts.
 
     Prompts that were begun go on in their order; then those that wait begin. A prompt may take all that is left, or a
@@ -50,7 +50,7 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
         super().__init__(cache=cache, policy=policy, chunk_tokens=budget_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
         self._prompt_tokens = UNLIMITED if prompt_tokens is None else prompt_tokens
-        self._partials: dict[int, PromptT] = {}
+        self._partials: dict[int, RequestT] = {}
         """Begun prompts with tokens that no step has yet, in the order in which they began."""
 
     @property
@@ -58,10 +58,10 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
         return bool(self._partials)
 
     @property
-    def last_partial(self) -> PromptT | None:
+    def last_partial(self) -> RequestT | None:
         return next(reversed(self._partials.values()), None)
 
-    def stop(self, request: PromptT) -> None:
+    def stop(self, request: RequestT) -> None:
         self._partials.pop(request.request_id, None)
 
     def _is_full(self, budget: Budget) -> bool:
@@ -73,7 +73,7 @@ class VllmForwardBuilder(ForwardBuilder[PromptT]):
             if not self._compute(partial, limit, budget, chunks):
                 budget.reserved_tokens += partial.num_tokens - partial.num_scheduled_tokens + self.page_size
 
-    def _compute(self, request: PromptT, limit: int, budget: Budget, chunks: list[m.PrefillChunk]) -> bool:
+    def _compute(self, request: RequestT, limit: int, budget: Budget, chunks: list[m.PrefillChunk]) -> bool:
         """Add a chunk of at most limit tokens, if any, and open its pages before the next prompt is looked at."""
         num_left = request.num_tokens - request.num_scheduled_tokens
         num_tokens = min(num_left, limit, self._prompt_tokens)
@@ -163,44 +163,9 @@ class TokenBudget:
     """Tokens of one prompt. None: as many as are left."""
 
 
-@dataclass(slots=True)
-class Recomputation:
-    """A preempted request as the builder of forwards sees it."""
-
-    request: DecodeRequest
-    request_id: int
-    prefill_id: str
-    arrival_ns: int
-    prompt: TokenSequence
-    num_prompt_tokens: int
-    num_tokens: int
-    """Prompt and outputs so far; the last of them is an input like the others."""
-    priority: int
-    lease: Lease = NO_LEASE
-    num_cached_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    num_computed_tokens: int = 0
-
-    @property
-    def num_growth_tokens(self) -> int:
-        return 1
-
-    @property
-    def is_preempted(self) -> bool:
-        return self.request.num_output_tokens > 0
-
-
-def recomputation(request: DecodeRequest) -> Recomputation:
-    return Recomputation(
-        request,
-        request.request_id,
-        request.prefill_id,
-        request.arrival_ns,
-        request.prompt,
-        request.num_prompt_tokens,
-        request.num_prompt_tokens + request.num_output_tokens,
-        request.priority,
-    )
+def was_preempted(request: DecodeRequest) -> bool:
+    """True for a waiting request that gave its pages back: it has outputs."""
+    return request.num_output_tokens > 0
 
 
 class VllmDecodeInstance(DecodeInstance):
@@ -225,7 +190,7 @@ class VllmDecodeInstance(DecodeInstance):
             preemption_policy=preemption_policy,
             giver=giver,
         )
-        self._builder: VllmForwardBuilder[Recomputation] = VllmForwardBuilder(
+        self._builder: VllmForwardBuilder[DecodeRequest] = VllmForwardBuilder(
             cache=cache,
             policy=FirstComeFirstServed() if policy is None else policy,
             budget_tokens=budget.step_tokens,
@@ -241,7 +206,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def retracted(self) -> Collection[DecodeRequest]:
-        return [waiting.request for waiting in self._builder.waiting if waiting.is_preempted]
+        return [request for request in self._builder.waiting if was_preempted(request)]
 
     # What a driver calls.
 
@@ -279,16 +244,16 @@ class VllmDecodeInstance(DecodeInstance):
         outputs = dict(result.ended)
         commands: list[m.Command] = []
         for chunk in step.chunks:
-            recomputed = self._builder.complete(chunk)
+            request = self._builder.complete(chunk)
             if chunk.is_last:
-                commands += self._run_again(recomputed, outputs.get(chunk.request_id))
+                commands += self._run_again(request, outputs.get(chunk.request_id))
         return commands
 
     def page_table(self, request_id: int) -> Sequence[int]:
         begun = self._builder.begun.get(request_id)
         return super().page_table(request_id) if begun is None else begun.lease.table
 
-    def holding(self) -> list[Releasing]:
+    def holding(self) -> list[DecodeRequest | Returning]:
         return [*super().holding(), *self._builder.begun.values()]
 
     def requests(self) -> list[int]:
@@ -306,12 +271,11 @@ class VllmDecodeInstance(DecodeInstance):
 
     def waiting_for(self) -> list[str]:
         have = f"{self.num_available_pages} of {self.cache.pool.num_pages} pages available"
-        waiting = [
-            f"{self.instance_id}: request {request.request_id} "
-            f"{'is preempted and waits to be computed again' if request.is_preempted else 'waits for its turn'}, {have}"
-            for request in self._builder.waiting
-        ]
-        return [*super().waiting_for(), *waiting]
+        lines = super().waiting_for()
+        for request in self._builder.waiting:
+            waits = "is preempted and waits to be computed again" if was_preempted(request) else "waits for its turn"
+            lines.append(f"{self.instance_id}: request {request.request_id} {waits}, {have}")
+        return lines
 
     # Admission.
 
@@ -329,7 +293,7 @@ class VllmDecodeInstance(DecodeInstance):
         if not self._builder.waiting:
             return super()._take_in(commands)
         first = next(iter(self._builder.waiting))
-        if not first.is_preempted and self.queue.queued and self.queue.queued[0].arrival_ns < first.arrival_ns:
+        if not was_preempted(first) and self.queue.queued and self.queue.queued[0].arrival_ns < first.arrival_ns:
             return super()._take_in(commands)
         self._collect_arrived(commands)
         return FOREVER
@@ -339,7 +303,7 @@ class VllmDecodeInstance(DecodeInstance):
         if num_tokens + 1 + self.page_size > capacity:
             reason = f"a prompt of {num_tokens} tokens does not fit the {capacity} tokens of {self.instance_id}"
             return [m.Failed(message.request_id, reason)]
-        self._builder.enqueue(recomputation(decode_request(message)))
+        self._builder.enqueue(decode_request(message))
         return []
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
@@ -362,18 +326,18 @@ class VllmDecodeInstance(DecodeInstance):
             self._stop_computing(partial)
         for request in self.batch.make_room(self._preemption_policy, self):
             if self.holding():
-                self._builder.enqueue(recomputation(request), first=True)
+                self._builder.enqueue(request, first=True)
                 commands.append(m.Retracted(request.request_id))
             else:
                 commands.append(m.Failed(request.request_id, self._outgrown(request)))
         return lacked
 
-    def _stop_computing(self, partial: Recomputation) -> None:
+    def _stop_computing(self, partial: DecodeRequest) -> None:
         """It gives way first, and begins again."""
         self._builder.stop(partial)
         del self._builder.begun[partial.request_id]
         self.cache.drop(partial.lease)
-        self._builder.enqueue(recomputation(partial.request), first=True)
+        self._builder.enqueue(partial, first=True)
 
     # Computing.
 
@@ -394,14 +358,12 @@ class VllmDecodeInstance(DecodeInstance):
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
             largest = max(self._builder.waiting, key=lambda waiting: waiting.num_tokens)
             self._builder.withdraw(largest.request_id)
-            commands.append(m.Failed(largest.request_id, self._outgrown(largest.request)))
+            commands.append(m.Failed(largest.request_id, self._outgrown(largest)))
             forward = self._fill(now_ns, 0)
         return self._prefill_step(forward, 0) if forward.chunks else m.Wait(forward.hold_until_ns)
 
-    def _run_again(self, recomputed: Recomputation, output: TokenSequence | None) -> list[m.Command]:
-        request = recomputed.request
+    def _run_again(self, request: DecodeRequest, output: TokenSequence | None) -> list[m.Command]:
         commands: list[m.Command] = [] if request.num_output_tokens else [m.FirstToken(request.request_id)]
-        request.lease = recomputed.lease
         request.num_output_tokens += 1
         if output is not None:
             self.batch.close(request, output)

@@ -28,7 +28,9 @@ class Batch(RuleBasedStateMachine):
         num_pages = -(-num_tokens // self.cache.page_size)
         if num_pages <= self.cache.num_available_pages:
             prompt = Spans.of(self.num_joined, num_tokens)
-            request = RunningRequest(self.num_joined, 0, prompt, num_tokens, 1000, num_output_tokens=1)
+            request = RunningRequest(
+                self.num_joined, 0, prompt, num_tokens, max_output_tokens=1000, num_output_tokens=1
+            )
             request.lease = self.cache.open(prompt, 0)
             self.cache.grow(request.lease, num_pages)
             self.batch.join(request)

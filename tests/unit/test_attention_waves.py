@@ -74,7 +74,7 @@ def test_a_prefix_is_read_once_in_each_wave(page_size, prompts, gpu, data):
     running: dict[int, int] = {}
     for i, (prefix, num_shared, num_own) in enumerate(prompts):
         prompt = Spans([(prefix, 0, num_shared), (100 + i, 0, num_own)] if num_shared else [(100 + i, 0, num_own)])
-        request = RunningRequest(i, 0, prompt, len(prompt), 1000, num_output_tokens=1)
+        request = RunningRequest(i, 0, prompt, len(prompt), max_output_tokens=1000, num_output_tokens=1)
         request.lease = cache.open(prompt, len(prompt))
         cache.grow(request.lease, -(-(len(prompt) + 1) // page_size) - len(request.lease.table))
         cache.checkpoint(request.lease, prompt, len(prompt))

@@ -10,7 +10,7 @@ from pdsim.core.sequence import Spans
 
 
 def running(outputs: int, max_output: int) -> RunningRequest:
-    return RunningRequest(1, 0, Spans.of(1, 5), 5, max_output, num_output_tokens=outputs)
+    return RunningRequest(1, 0, Spans.of(1, 5), 5, max_output_tokens=max_output, num_output_tokens=outputs)
 
 
 def test_it_falls_from_seven_tenths_to_a_seventh_of_that_in_600_steps():
