@@ -6,7 +6,7 @@ import jupytext
 import pytest
 
 from notebooks.execute import execute, read_source, sources
-from pdsim.study.questions.question import NAMES
+from pdsim.study.questions.study import QUESTIONS
 from tests.markdown import ROOT
 
 SOURCES = sources()
@@ -48,7 +48,7 @@ def test_a_notebook_runs(path, monkeypatch):
 MARKS = {"pd-ratio": pytest.mark.slow}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.nightly)) for name in QUESTIONS])
 def test_the_notebook_of_a_question_runs(name, tmp_path, monkeypatch):
     """With a small load."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -26,11 +26,11 @@ def ask(
 ) -> None:
     """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
     from pdsim.show.study_tables import print_answer, print_questions
-    from pdsim.study.questions.question import NAMES, question
+    from pdsim.study.questions.study import QUESTIONS, question
 
     given = {**options.given(), "changes": set_, "seeds": seeds, "jobs": jobs, "out": out}
     if name is None:
-        asks = {name: question(name).asks for name in NAMES}
+        asks = {name: question(name).asks for name in QUESTIONS}
         if json_:
             print_json(asks)
         else:

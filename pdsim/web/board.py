@@ -16,7 +16,7 @@ from pdsim.study.planning.slo import Term
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
-from pdsim.study.questions.routing import POLICIES
+from pdsim.study.questions.policies import POLICIES
 from pdsim.study.tasks import described
 from pdsim.system.catalog import names
 

@@ -6,7 +6,7 @@ import pytest
 
 import pdsim
 from pdsim.study.questions.base import ROUTERS
-from pdsim.study.questions.question import NAMES, question
+from pdsim.study.questions.study import QUESTIONS, question
 from pdsim.study.result import read_sweep
 from tests.markdown import ROOT, sections
 
@@ -305,6 +305,6 @@ def test_replications_give_intervals_and_a_folder_keeps_all(ask, tmp_path):
 
 
 def test_every_question_asks_something_and_is_documented():
-    assert all(question(name).asks.endswith("?") for name in NAMES)
+    assert all(question(name).asks.endswith("?") for name in QUESTIONS)
     headings = list(sections(ROOT / "docs" / "ask.md"))
-    assert headings[headings.index("The questions, and what users saw") + 1 :] == list(NAMES)
+    assert headings[headings.index("The questions, and what users saw") + 1 :] == list(QUESTIONS)

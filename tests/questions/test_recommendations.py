@@ -16,9 +16,8 @@ from pdsim.cli import main
 from pdsim.metrics.summary import tpot_ms, ttft_ms
 from pdsim.scenario import starter
 from pdsim.show.study_tables import EXAMPLE, print_answer
-from pdsim.study.questions import base, capacity
-from pdsim.study.questions.question import NAMES
-from pdsim.study.questions.study import Study
+from pdsim.study.questions import base, load
+from pdsim.study.questions.study import QUESTIONS, Study
 from pdsim.study.result import Estimate
 from tests.questions.test_questions import SCENARIO
 
@@ -50,7 +49,7 @@ OF_OWN_SCENARIOS = {"priorities", "local-prefill", "elastic"}
 
 
 @pytest.mark.parametrize(
-    ("name", "ttft_ms"), [*product([n for n in NAMES if n not in OF_OWN_SCENARIOS], [60, 150]), ("capacity", 10)]
+    ("name", "ttft_ms"), [*product([n for n in QUESTIONS if n not in OF_OWN_SCENARIOS], [60, 150]), ("capacity", 10)]
 )
 def test_nothing_that_misses_the_slo_is_recommended(ask, name, ttft_ms):
     made = ask(name, ttft_ms=ttft_ms)
@@ -78,7 +77,7 @@ def test_capacity_changes_the_rate_alone(tmp_path, arrivals):
     )
     asked = base.base_of(path, base.AskOptions(), (), folder=tmp_path, starter={})
     study = SimpleNamespace(arms=[], base=asked, metric=lambda *_: SimpleNamespace(mean=10.0))
-    first = asked.changed(capacity.rates(study)[0].changes)
+    first = asked.changed(load.rates(study)[0].changes)
     assert first.client.arrivals == replace(asked.scenario.client.arrivals, rate_per_s=5.0)
 
 
@@ -200,7 +199,7 @@ def test_ask_alone_lists_the_questions_and_an_example_that_can_be_asked(monkeypa
     with pytest.raises(SystemExit):
         main(["ask"])
     out = capsys.readouterr().out
-    assert all(name in out for name in NAMES)
+    assert all(name in out for name in QUESTIONS)
     assert max(map(len, out.splitlines())) <= 80
     assert f"For example: {EXAMPLE}\n" in out
     with pytest.raises(SystemExit) as stop:

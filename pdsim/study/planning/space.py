@@ -13,7 +13,6 @@ from pdsim.scenario.sizing import resolve
 from pdsim.scenario.wiring import is_sliced
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import ROUTERS, Base
-from pdsim.study.questions.pd_or_not import aggregated
 from pdsim.study.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
@@ -248,7 +247,7 @@ def tp_sizes(gpu: str) -> list[int]:
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
     """Changes of the base scenario: of one server aggregated, of two prefill and decode."""
     if len(roles) == 1:
-        changes = aggregated(base)
+        changes = base.aggregated
         settings = {"gpu": roles[0].gpu, "tp": roles[0].tp, "instances": counts[0]}
         return {**changes, "aggregated": {**changes["aggregated"], **settings}}
     changes = {}

@@ -10,8 +10,7 @@ from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import SLO, Study
-from pdsim.study.questions.words import number, spread
+from pdsim.study.questions.study import SLO, Study, number, spread
 from pdsim.study.result import Estimate
 
 

@@ -22,9 +22,7 @@ from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials, measurement, sizes_of
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
-from pdsim.study.questions.question import Question, Verdict, place_of, question
-from pdsim.study.questions.study import SLO, Study
-from pdsim.study.questions.words import milliseconds, number, share
+from pdsim.study.questions.study import SLO, Question, Study, Verdict, milliseconds, number, place_of, question, share
 from pdsim.study.store import Store, opened_folder
 from pdsim.study.sweep import Progress, Work
 from pdsim.workload.client_driver import ClosedLoop

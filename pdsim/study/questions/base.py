@@ -183,6 +183,20 @@ class Base:
             section = section[name]
         return True
 
+    @property
+    def aggregated(self) -> Changes:
+        """The same GPUs without roles: servers of the size that decode has, and what prefill computes at once."""
+        prefill, decode = self.scenario.pair
+        settings = {
+            "gpu": decode.gpu,
+            "tp": decode.tp,
+            "instances": self.scenario.num_gpus // decode.tp,
+            "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
+            "max_prefill_tokens": prefill.max_prefill_tokens,
+            "long_prefill_tokens": prefill.long_prefill_tokens,
+        }
+        return {"prefill": None, "decode": None, "aggregated": settings}
+
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """Changes to each router to try, by what it adds to a label: one without a name if there is no choice."""
         if most_instances == 1 or self.names("router"):

@@ -1,16 +1,143 @@
-"""Arms of a question and their results: each has the same requests, as often as there are seeds."""
+"""A question's arms, their results, and words for them: each arm has the same requests, as often as there are seeds."""
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from math import inf
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import inf, isinf
+from typing import NamedTuple
 
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.loading import Changes
+from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.planning.trials import Trials
-from pdsim.study.questions.base import AskOptions
-from pdsim.study.questions.question import Arm
-from pdsim.study.questions.words import is_told_apart, times
+from pdsim.study.questions.base import AskOptions, Base
 from pdsim.study.result import Estimate, PointResult, estimate, warnings_of
+
+
+class Arm(NamedTuple):
+    """A way to do it."""
+
+    label: str
+    changes: Changes
+    x: float | None = None
+    """Place on the figure's axis; None: it is no number."""
+    series: str = ""
+    """Name of arms that are compared among themselves."""
+    axis: str = ""
+    """Meaning of x, where it is not what the question says."""
+
+
+def place_of(arm: Arm) -> float:
+    """Key that orders arms; those without a number come first."""
+    return arm.x or 0.0
+
+
+class Verdict(NamedTuple):
+    winner: str
+    """The label of the arm that the answer is about."""
+    advice: str
+    """Advice without the numbers; empty: nothing is recommended."""
+    why: str
+    """A sentence or two with the numbers, which follow the advice."""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    asks: str
+    """The question in the user's words."""
+    columns: tuple[str, ...]
+    """Numbers of table and figure, by their names in COLUMNS."""
+    arms: Callable[[Base], list[Arm]]
+    """Arms to compare."""
+    verdict: Callable[["Study"], Verdict]
+    """Chooses an arm, and says why."""
+    then: Callable[["Study"], list[Arm]] = lambda _study: []
+    """Arms to look at next, when the first have their results."""
+    starter: Changes = field(default_factory=dict)
+    """Changes of the starter scenario, where the question is about something that it does not have."""
+    axis: str = ""
+    """Meaning of x, with its unit; empty: the figure has dots side by side."""
+
+
+QUESTIONS = {
+    "pd-ratio": "splits",
+    "pd-or-not": "splits",
+    "explain-ttft": "load",
+    "page-and-descriptors": "transfers",
+    "staging-ring": "transfers",
+    "transport": "transfers",
+    "decode-cache": "caches",
+    "host-cache": "caches",
+    "storage": "caches",
+    "routing": "policies",
+    "admission": "policies",
+    "overlap": "transfers",
+    "prefill-split": "splits",
+    "capacity": "load",
+    "priorities": "policies",
+    "local-prefill": "policies",
+    "elastic": "splits",
+}
+"""Modules by question, which is a constant there."""
+
+
+def question(name: str) -> Question:
+    """Raises ConfigError for a name that there is not."""
+    if name not in QUESTIONS:
+        raise ConfigError(f"no question {name!r}{did_you_mean(name, QUESTIONS)}; there are {', '.join(QUESTIONS)}")
+    module = import_module(f"pdsim.study.questions.{QUESTIONS[name]}")
+    found: Question = getattr(module, name.replace("-", "_").upper())
+    return found
+
+
+# Numbers as answers say them: with the unit, three digits, and the 95 % interval where there are replications.
+
+
+def number(value: float, digits: int = 3) -> str:
+    """So many digits, and all of those before the point."""
+    if isinf(value):
+        return "∞"
+    if not value or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+def spread(value: Estimate, digits: int = 3) -> str:
+    """The mean, and how far from it the true one may lie."""
+    half = value.half_width
+    mean = number(value.mean, digits)
+    return mean if not half else f"{mean} ± {number(half, 2)}"
+
+
+def milliseconds(value: Estimate) -> str:
+    return f"{spread(value)} ms" if value.mean < 1000 else f"{spread(value.divided(1e3))} s"  # noqa: PLR2004
+
+
+def times(value: Estimate) -> str:
+    """A ratio."""
+    return f"{spread(value)} times"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def share(value: float) -> str:
+    """A percentage with four digits: 98.63 % is not 99 %."""
+    return f"{100 * value:.4g}%"
+
+
+def change(value: Estimate) -> str:
+    """A ratio as a change: "12 ± 3 % more"."""
+    percent = Estimate(abs(value.mean - 1), value.half_width).scaled(100)
+    return f"{spread(percent)} % {'more' if value.mean >= 1 else 'less'}"
+
+
+def is_told_apart(ratio: Estimate) -> bool:
+    """True if 1 lies outside the interval. Where one run is all there is, or none varies: if it differs by 2 %."""
+    return abs(ratio.mean - 1) > (ratio.half_width or 0.02)
+
 
 SLO = "asked"
 EQUAL = 0.02
@@ -82,6 +209,9 @@ class Study:
     def metric(self, label: str, name: str) -> Estimate:
         return self[label].metric(name)
 
+    def mean(self, label: str, name: str) -> float:
+        return self[label].metric(name).mean
+
     def goodput(self, label: str) -> float:
         """Requests per second and GPU that meet the SLO."""
         return self[label].goodput_per_gpu(SLO).mean
@@ -114,13 +244,13 @@ class Study:
         labels = list(labels)
         steady = self.steady(labels)
         if not steady:
-            return max(labels, key=lambda label: self.metric(label, "request_throughput").mean / self[label].num_gpus)
+            return max(labels, key=lambda label: self.mean(label, "request_throughput") / self[label].num_gpus)
         meeting = [label for label in steady if self.meets(label)]
         whole = [label for label in steady if not self.failed_share(label)]
         gain, candidates = (self.goodput, meeting) if meeting else (self.attained, whole or steady)
         enough = (1 - EQUAL if meeting else 1) * max(map(gain, candidates))
         equal = [label for label in candidates if gain(label) >= enough]
-        return min(equal, key=lambda label: self.metric(label, "mean_e2e_latency_ms").mean)
+        return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
         """True if an arm hardly differs from a better one in what the best is chosen by."""
@@ -141,21 +271,22 @@ class Study:
         """Each cluster with the best of the routers that were tried for it."""
         routed: dict[str, list[str]] = {}
         for label in labels:
-            settings = {name: value for name, value in self.arm(label).changes.items() if name != "router"}
-            routed.setdefault(_key(settings), []).append(label)
+            routed.setdefault(json.dumps(self._cluster(label), sort_keys=True, default=str), []).append(label)
         return [self.best(same) for same in routed.values()]
 
     def routers_against(self, best: str) -> list[str]:
         """A note on the other routers of the same cluster, if there are any."""
-        cluster = {**self.arm(best).changes, "router": ""}
-        others = [
-            label for label in self.labels() if label != best and {**self.arm(label).changes, "router": ""} == cluster
-        ]
+        cluster = self._cluster(best)
+        others = [label for label in self.labels() if label != best and self._cluster(label) == cluster]
         return [
             f"'{label}' gives {times(self.goodput_ratio(label, best))} the goodput of '{best}'"
             f" at {times(self.ratio(label, best, 'mean_e2e_latency_ms'))} its latency."
             for label in others
         ]
+
+    def _cluster(self, label: str) -> Changes:
+        """Changes of an arm, but for its router."""
+        return {name: value for name, value in self.arm(label).changes.items() if name != "router"}
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
         """Ratio over the same requests: seed by seed, so that what both share cancels."""
@@ -166,18 +297,20 @@ class Study:
         pairs = zip(self[label].replications, self[other].replications, strict=True)
         return _ratio((a.slos[SLO].goodput_per_gpu, b.slos[SLO].goodput_per_gpu) for a, b in pairs)
 
+    def others_against(self, best: str, labels: Iterable[str], field: str, what: str) -> list[str]:
+        """Says which of the others cannot be told apart from the best, and how many times as much each has.
 
-def others_against(study: Study, best: str, others: Sequence[str], field: str, what: str) -> list[str]:
-    """Says which of the others cannot be told apart from the best, and how many times as much each other one has.
-
-    One that misses the SLO, which the best meets, is told apart by that.
-    """
-    steady = study.steady(others)
-    ratios = {label: study.ratio(label, best, field) for label in steady if best in study.steady([best])}
-    equal = [label for label in ratios if not is_told_apart(ratios[label]) and study.meets(label) == study.meets(best)]
-    found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
-    found += [f"with {label} {what} is {times(ratios[label])} that" for label in ratios if label not in equal]
-    return found + [f"{label} is saturated" for label in others if label not in steady]
+        One that misses the SLO, which the best meets, is told apart by that.
+        """
+        others = [label for label in labels if label != best]
+        steady = self.steady(others) if self.steady([best]) else []
+        ratios = {label: self.ratio(label, best, field) for label in steady}
+        equal = [
+            label for label in ratios if not is_told_apart(ratios[label]) and self.meets(label) == self.meets(best)
+        ]
+        found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
+        found += [f"with {label} {what} is {times(ratios[label])} that" for label in ratios if label not in equal]
+        return found + [f"{label} is saturated" for label in others if self[label].is_saturated]
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
@@ -186,7 +319,3 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
     if all(below for _, below in pairs):
         return estimate([above / below for above, below in pairs])
     return Estimate(inf if any(above for above, _ in pairs) else 1.0, None)
-
-
-def _key(changes: Any) -> str:
-    return json.dumps(changes, sort_keys=True, default=str)

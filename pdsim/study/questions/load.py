@@ -1,13 +1,12 @@
-"""How much load does the cluster take within the SLO, and how many GPUs does a given load need?"""
+"""Questions on the load: how much of it the cluster takes, and where the time of a request goes."""
 
 from collections.abc import Sequence
 from math import ceil
 
+from pdsim.metrics.explain import STAGES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.question import Arm, Question, Verdict, place_of
-from pdsim.study.questions.study import Study
-from pdsim.study.questions.words import number, percent
+from pdsim.study.questions.study import Arm, Question, Study, Verdict, change, milliseconds, number, percent, place_of
 from pdsim.workload.arrivals import Poisson
 
 _ALL_AT_ONCE = "all at once"
@@ -24,7 +23,7 @@ _NEAR = 1.4
 _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 
 
-def arms(base: Base) -> list[Arm]:
+def _capacity_arms(base: Base) -> list[Arm]:
     if base.is_sample and not base.keeps_times:
         rate = "client={use: open_loop, arrivals: {use: poisson, rate: 8/s}}"
         raise ConfigError(f"capacity varies the rate, and this trace has no times: --set '{rate}'")
@@ -37,7 +36,7 @@ def rates(study: Study) -> list[Arm]:
     if study.base.keeps_times:
         return [_sped_up(study.base, factor) for factor in _speedups(study, tried)]
     if not tried:
-        most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
+        most = study.mean(_ALL_AT_ONCE, "request_throughput")
         return [_arm(study.base, most * share) for share in _SHARES]
     if len(tried) > len(_SHARES):
         return []
@@ -84,16 +83,16 @@ def _highest(study: Study) -> float:
     return highest
 
 
-def verdict(study: Study) -> Verdict:
+def _capacity_verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.scenario.num_gpus
     if not highest:
         lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
         return Verdict(lowest, "Send less", "it is the lowest rate that was tried.")
-    most = study.metric(_ALL_AT_ONCE, "request_throughput").mean
+    most = study.mean(_ALL_AT_ONCE, "request_throughput")
     label = next(arm.label for arm in study.arms if arm.x == highest)
     rate, speed = highest, ""
     if study.base.keeps_times:
-        rate, speed = study.metric(label, "request_throughput").mean, f"the trace at {highest:g} times its speed, "
+        rate, speed = study.mean(label, "request_throughput"), f"the trace at {highest:g} times its speed, "
     per_gpu = number(rate / num_gpus)
     text = f"These {num_gpus} GPUs take {speed}{number(rate)} requests/s within the SLO, {per_gpu} per GPU"
     why = f"{percent(rate / most)} of what they serve when latency does not matter."
@@ -109,12 +108,53 @@ def _needed(study: Study, highest: float) -> list[str]:
     return [f"For {rate:g}/s: {count} GPUs, {copies} times these, with requests spread evenly over them."]
 
 
-QUESTION = Question(
+CAPACITY = Question(
     asks="How much load does the cluster take within the SLO?",
     columns=("attained", "rate", "tail_ttft", "tail_tpot", "goodput"),
-    arms=arms,
+    arms=_capacity_arms,
     then=rates,
-    verdict=verdict,
+    verdict=_capacity_verdict,
     axis="requests/s",
     starter={"workload.num_requests": 800},
+)
+
+
+_APART, _ALONE, _AGGREGATED = "disaggregated", "one request at a time", "aggregated"
+_SAID = 3
+"""Stages; the table has all."""
+
+
+def _explain_ttft_arms(base: Base) -> list[Arm]:
+    alone = {"client": {"use": "closed_loop", "concurrency": 1}}
+    return [Arm(_APART, {}), Arm(_ALONE, alone), Arm(_AGGREGATED, base.aggregated)]
+
+
+def _explain_ttft_verdict(study: Study) -> Verdict:
+    if study.error(_APART):
+        raise ConfigError(study.error(_APART))
+    ttft = study.metric(_APART, "mean_ttft_ms")
+    if study[_APART].is_saturated:
+        rate = study.metric(_APART, "request_throughput")
+        text = f"The cluster takes {number(rate.mean)} requests/s and no more: TTFT grows and grows."
+        return Verdict(_APART, "", text)
+    stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
+    longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
+    parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({STAGES[one][2]})" for one in longest]
+    return Verdict(_APART, "", f"A mean TTFT of {milliseconds(ttft)} is {', '.join(parts)}.", _compared(study))
+
+
+def _compared(study: Study) -> list[str]:
+    if _AGGREGATED not in study.labels():
+        return []
+    if study[_AGGREGATED].is_saturated:
+        return ["The same GPUs without disaggregation cannot take the load."]
+    ratio = study.ratio(_APART, _AGGREGATED, "mean_ttft_ms")
+    return [f"Against the same GPUs without disaggregation, TTFT is {change(ratio)}."]
+
+
+EXPLAIN_TTFT = Question(
+    asks="Where does the time to the first token go?",
+    columns=("attained", "tail_ttft", "ttft", "queue", "forward", "transfer", "admission", "merge", "outside"),
+    arms=_explain_ttft_arms,
+    verdict=_explain_ttft_verdict,
 )

@@ -1,0 +1,216 @@
+"""Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind that."""
+
+from pdsim.scenario.sizing import layout_of, resolve
+from pdsim.scenario.storage import HostCacheSettings, StorageSettings
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.study import (
+    Arm,
+    Question,
+    Study,
+    Verdict,
+    change,
+    is_told_apart,
+    milliseconds,
+    number,
+    percent,
+    times,
+)
+from pdsim.study.result import Estimate
+from pdsim.system.memory import GIB
+from pdsim.workload.client_driver import ClosedLoop
+
+_OFF, _ON = "off", "on"
+_RADIX = "decode.radix_cache"
+
+
+def _decode_cache_arms(base: Base) -> list[Arm]:
+    """Also with half and a quarter of the requests in the batch, which takes back part of what ITL costs."""
+    made = [Arm(_OFF, {_RADIX: False}), Arm(_ON, {_RADIX: True})]
+    client = base.scenario.client
+    caps = [client.concurrency // part for part in (2, 4)] if isinstance(client, ClosedLoop) else []
+    return made + [
+        Arm(f"on, at most {cap} decode", {_RADIX: True, "decode.max_running_requests": cap}) for cap in caps if cap
+    ]
+
+
+def _decode_cache_verdict(study: Study) -> Verdict:
+    """Judges by throughput and latency, of which either may gain."""
+    if failed := study.error(_OFF) or study.error(_ON):
+        raise ConfigError(failed)
+    rate = study.ratio(_ON, _OFF, "request_throughput")
+    text = f"with {percent(study.mean(_ON, 'decode_cache_hit_rate'))} of the prompt tokens found on decode, "
+    text += f"requests/s are {times(rate)} as many"
+    if study[_ON].is_saturated:
+        text += "; the load is too much even so"
+    elif not study[_OFF].is_saturated:
+        ttft = [milliseconds(study.metric(label, "median_ttft_ms")) for label in (_OFF, _ON)]
+        text += f", median TTFT goes from {ttft[0]} to {ttft[1]}, "
+        text += f"and mean ITL is {change(study.ratio(_ON, _OFF, 'mean_itl_ms'))}"
+    winner, advice = (_ON, "Switch it on") if _radix_pays(study, rate) else (_OFF, "Leave it off, it does not pay")
+    return Verdict(winner, advice, f"{text}.", [_radix_effects(study)])
+
+
+def _radix_pays(study: Study, rate: Estimate) -> bool:
+    if study[_OFF].is_saturated != study[_ON].is_saturated:
+        return study[_OFF].is_saturated
+    if is_told_apart(rate):
+        return rate.mean > 1
+    latency = study.ratio(_ON, _OFF, "mean_e2e_latency_ms")
+    return is_told_apart(latency) and latency.mean < 1
+
+
+def _radix_effects(study: Study) -> str:
+    sent = study.ratio(_ON, _OFF, "transfer_bytes").mean
+    before, after = (number(study.mean(label, "mean_running_requests")) for label in (_OFF, _ON))
+    text = f"It sends {percent(sent)} of the bytes, and {after} instead of {before} requests decode at once"
+    where = "Throughput gains where decode is short of pages; ITL _memory_pays where more requests then share a step"
+    return f"{text}. {where}."
+
+
+DECODE_CACHE = Question(
+    asks="Does a radix cache on decode pay, and what does it cost?",
+    columns=("attained", "rate", "median_ttft", "tail_ttft", "itl", "latency", "running", "decode_hits", "gigabytes"),
+    arms=_decode_cache_arms,
+    verdict=_decode_cache_verdict,
+    starter={
+        "workload.use": "prefix_pool",
+        "workload.num_prefixes": 10,
+        "workload.prefix_tokens": 32768,
+        "workload.input_tokens": {"use": "uniform", "low": 1638, "high": 2458},
+    },
+)
+
+
+_RATIOS = (1, 2, 4, 8)
+"""Host memory for each byte of the prefill pool; SGLang's default is 2."""
+
+
+def _host_cache_arms(base: Base) -> list[Arm]:
+    """Also with the size that the scenario has; prefill has a radix cache in all."""
+    scenario = resolve(base.scenario)
+    prefill, decode = scenario.pair
+    assert prefill.pool_tokens is not None
+    pool_bytes = prefill.pool_tokens * layout_of(scenario, "prefill").kv_token_bytes
+    sizes = {f"{ratio * pool_bytes / GIB:.3g}" for ratio in _RATIOS}
+    caches = {"prefill.host_cache": prefill.host_cache}
+    if decode.radix_cache:
+        caches["decode.host_cache"] = decode.host_cache
+    sizes |= {f"{given.size / GIB:.4g}" for given in caches.values() if given is not None and given.size}
+    writes = {field: "write_through" if given is None else given.write for field, given in caches.items()}
+    radix = {"prefill.radix_cache": True}
+    made = [Arm(_OFF, {**radix, **dict.fromkeys(caches)})]
+    for size in sorted(sizes, key=float):
+        changes = {field: {"size": f"{size} GiB", "write": write} for field, write in writes.items()}
+        made.append(Arm(f"{size} GiB", {**radix, **changes}, float(size)))
+    return made
+
+
+def _host_cache_verdict(study: Study) -> Verdict:
+    """The smallest size that is as good as the largest, if that is better than none."""
+    study.require_results()
+    sizes = study.labels()[1:]
+    enough = next(label for label in sizes if study.serves_alike(label, sizes[-1]))
+    hits = [study.mean(label, "prefill_cache_hit_rate") for label in (_OFF, enough)]
+    found = f"prefill finds {percent(hits[1])} of the prompt tokens"
+    if not _memory_pays(study, enough, _OFF):
+        return Verdict(_OFF, "Do without host memory", f"with {enough} {found}, and {percent(hits[0])} without it.")
+    text = f"{found} instead of {percent(hits[0])}, {_memory_gain(study, enough, _OFF)}; "
+    text += "more brings nothing." if enough != sizes[-1] else "more may bring more."
+    return Verdict(enough, f"Give each GPU {enough} of host memory", text, [_per_server(study, enough)])
+
+
+def _memory_pays(study: Study, label: str, off: str) -> bool:
+    if study[off].is_saturated != study[label].is_saturated:
+        return study[off].is_saturated
+    rate = study.ratio(label, off, "request_throughput")
+    ttft = study.ratio(label, off, "mean_ttft_ms")
+    return (is_told_apart(rate) and rate.mean > 1) or (is_told_apart(ttft) and ttft.mean < 1)
+
+
+def _memory_gain(study: Study, label: str, off: str) -> str:
+    if study[off].is_saturated:
+        rates = [number(study.mean(one, "request_throughput")) for one in (label, off)]
+        return f"and the cluster serves {rates[0]} requests/s instead of {rates[1]}"
+    means, tails = (
+        [milliseconds(study.metric(one, f"{time}_ttft_ms")) for one in (off, label)] for time in ("mean", "p99")
+    )
+    text = f"mean TTFT goes from {means[0]} to {means[1]} ({change(study.ratio(label, off, 'mean_ttft_ms'))})"
+    text += f", p99 from {tails[0]} to {tails[1]}"
+    rate = study.ratio(label, off, "request_throughput")
+    return f"{text}, requests/s are {times(rate)} as many" if is_told_apart(rate) else text
+
+
+def _per_server(study: Study, label: str) -> str:
+    prefill = study.base.scenario.pair.prefill
+    size = float(label.partition(" ")[0]) * prefill.tp
+    return f"A prefill server of {prefill.tp} GPU{'s' if prefill.tp > 1 else ''} then pins {number(size)} GiB."
+
+
+HOST_CACHE = Question(
+    asks="What does host memory behind the prefix caches save me?",
+    columns=("attained", "rate", "ttft", "p99_ttft", "tpot", "prefill_hits", "decode_hits"),
+    arms=_host_cache_arms,
+    verdict=_host_cache_verdict,
+    starter={
+        "workload.use": "prefix_pool",
+        "workload.num_requests": 800,
+        "workload.num_prefixes": 160,
+        "workload.prefix_tokens": 16384,
+        "workload.input_tokens": {"use": "uniform", "low": 819, "high": 1229},
+        "client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "3/s"}},
+    },
+    axis="host memory of each GPU, GiB",
+)
+
+
+_NO_STORAGE = "none"
+_DRIVES = (1, 2, 4, 8)
+
+
+def _storage_arms(base: Base) -> list[Arm]:
+    """Prefill has host memory in all, and the other fields of storage are those of the scenario."""
+    prefill, _ = resolve(base.scenario).pair
+    given = base.scenario.storage or StorageSettings()
+    host = {"prefill.radix_cache": True, "prefill.host_cache": prefill.host_cache or HostCacheSettings()}
+    made = [Arm(_NO_STORAGE, {**host, "storage": None}, 0.0)]
+    for drives in sorted({*_DRIVES, given.drives}):
+        label = f"{drives} drive{'s' if drives > 1 else ''}"
+        made.append(Arm(label, {**host, "storage": given.model_copy(update={"drives": drives})}, float(drives)))
+    return made
+
+
+def _storage_verdict(study: Study) -> Verdict:
+    """The fewest drives that are as good as the most, if that is better than none."""
+    study.require_results()
+    labels = study.labels()
+    enough = next(label for label in labels[1:] if study.serves_alike(label, labels[-1]))
+    hits = {label: percent(study.mean(label, "prefill_cache_hit_rate")) for label in labels}
+    found = f"prefill finds {hits[enough]} of the prompt tokens"
+    if not _memory_pays(study, enough, _NO_STORAGE):
+        return Verdict(_NO_STORAGE, "Do without storage", f"with {enough} {found}, and {hits[_NO_STORAGE]} without it.")
+    storage = study.base.scenario.storage or StorageSettings()
+    where = "the shared store" if storage.shared else "each server"
+    rates = ", ".join(f"{label} {hit}" for label, hit in hits.items())
+    text = f"{found} instead of {hits[_NO_STORAGE]}, {_memory_gain(study, enough, _NO_STORAGE)}."
+    return Verdict(enough, f"Give {where} {enough}", text, [f"Hit rates on prefill: {rates}."])
+
+
+STORAGE = Question(
+    asks="What does storage behind host memory save me, and how many drives are enough?",
+    columns=("attained", "rate", "ttft", "p99_ttft", "tpot", "prefill_hits"),
+    arms=_storage_arms,
+    verdict=_storage_verdict,
+    starter={
+        "workload.use": "prefix_pool",
+        "workload.num_requests": 1200,
+        "workload.num_prefixes": 480,
+        "workload.prefix_tokens": 16384,
+        "workload.input_tokens": {"use": "uniform", "low": 819, "high": 1229},
+        "client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "3/s"}},
+        "page_size": 64,
+        "prefill.host_cache": {},
+        "storage": {"shared": True, "size": "500 GB"},
+    },
+    axis="drives",
+)

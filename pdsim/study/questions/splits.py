@@ -1,0 +1,307 @@
+"""Questions on the GPUs: which prefill and which decode, whether they do so apart, how a server is split, and when."""
+
+from itertools import product
+from typing import Any
+
+from pdsim.scenario.loading import Changes
+from pdsim.scenario.servers import Split
+from pdsim.scenario.sizing import resolve
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.planning.space import needs_staging, tp_sizes
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.study import (
+    Arm,
+    Question,
+    Study,
+    Verdict,
+    change,
+    is_told_apart,
+    milliseconds,
+    number,
+    share,
+    times,
+)
+
+
+def _splits(base: Base) -> list[Arm]:
+    """All that use every GPU, with each router where the scenario says none. Raises ConfigError if there is none."""
+    prefill, decode = base.scenario.pair
+    num_gpus = base.scenario.num_gpus
+    made = []
+    for instances in range(1, num_gpus // prefill.num_server_gpus + 1):
+        others, rest = divmod(num_gpus - instances * prefill.num_server_gpus, decode.tp)
+        if others >= 1 and not rest:
+            changes = {"prefill.instances": instances, "decode.instances": others}
+            routers = base.routers(max(instances, others))
+            made += [Arm(f"{instances}P{others}D{name}", {**changes, **router}) for name, router in routers.items()]
+    if not made:
+        raise ConfigError(f"{base.path}: no prefill and decode instances together have {num_gpus} GPUs")
+    return made
+
+
+def _pd_ratio_verdict(study: Study) -> Verdict:
+    labels = study.best_routed(study.labels())
+    best = study.best(labels)
+    text = f"{number(study.goodput(best))} requests/s per GPU meet the SLO"
+    others = [label for label in labels if label != best]
+    if not others:
+        text += ". It is the only ratio that is possible."
+        return Verdict(best, f"Use {best}", text, study.routers_against(best))
+    second, worst = study.best(others), min(others, key=study.goodput)
+    ratio = study.goodput_ratio(best, second)
+    if is_told_apart(ratio):
+        text += f", {times(ratio)} what {second} gives"
+    else:
+        latency = times(study.ratio(second, best, "mean_e2e_latency_ms"))
+        text += f", which cannot be told from what {second} gives, at {latency} the latency"
+    if worst != second:
+        text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
+    if study.meets(best) and not study.meets(second):
+        text += "; no other ratio meets it for as many as should"
+    return Verdict(best, f"Use {best}", text + ".", study.routers_against(best))
+
+
+PD_RATIO = Question(
+    asks="How many of the GPUs should prefill?",
+    columns=("attained", "goodput", "tail_ttft", "tail_tpot", "rate", "queue", "admission"),
+    arms=_splits,
+    verdict=_pd_ratio_verdict,
+)
+
+
+_AGGREGATED = "aggregated"
+_DO, _DO_NOT = "Separate them", "Do not separate them"
+_SHARES = (1 / 16, 1 / 4, 4.0)
+"""Shares of the prompts' own tokens, where the crossover is looked for."""
+
+
+def _pd_or_not_arms(base: Base) -> list[Arm]:
+    changes = base.aggregated
+    routers = base.routers(changes["aggregated"]["instances"])
+    return [*(Arm(f"{_AGGREGATED}{name}", {**changes, **router}) for name, router in routers.items()), *_splits(base)]
+
+
+def _other_prompts(study: Study) -> list[Arm]:
+    """The aggregated cluster and all ratios once more, with shorter and longer prompts."""
+    if not study.base.has_lengths or any(arm.series for arm in study.arms):
+        return []
+    mean = _own_tokens(study)
+    return [
+        Arm(f"{arm.label}, {tokens} in", {**arm.changes, "workload.input_tokens": _around(tokens)}, series=str(tokens))
+        for tokens in (max(16, round(mean * share)) for share in _SHARES)
+        for arm in _pd_or_not_arms(study.base)
+    ]
+
+
+def _pd_or_not_verdict(study: Study) -> Verdict:
+    together, apart = _sides(study, "")
+    if not together:
+        best, error = study.best(apart), study.error(study.arms[0].label)
+        return Verdict(best, _DO, f"the aggregated cluster is not possible: {error}")
+    if not apart:
+        return Verdict(study.best(together), _DO_NOT, "no split is possible.")
+    bests = [study.best(apart), study.best(together)]
+    winner = study.best(bests)
+    (other,) = (label for label in bests if label != winner)
+    goodput = study.goodput_ratio(winner, other)
+    if study.meets(winner) and not study.meets(other):
+        text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
+        text += f"{other} misses it with {share(study.attained(other))}"
+    elif is_told_apart(goodput):
+        text = f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
+        text += f"{times(goodput)} what {other} gives"
+    else:
+        text = f"{winner} and {other} give the same goodput"
+    if not study[winner].is_saturated and not study[other].is_saturated:
+        text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
+        text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
+    notes = [*_crossover(study), *study.routers_against(winner)]
+    return Verdict(winner, _DO_NOT if winner in together else _DO, text + ".", notes)
+
+
+def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
+    """Aggregated arms and splits that have a result."""
+    labels = study.labels(series)
+    together = [label for label in labels if label.startswith(_AGGREGATED)]
+    return together, [label for label in labels if label not in together]
+
+
+def _crossover(study: Study) -> list[str]:
+    """Says where, in prompts, the winner changes."""
+    lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
+    if not lengths:
+        return []
+    found: dict[int, str] = {}
+    for series, tokens in {**lengths, "": round(_own_tokens(study))}.items():
+        together, apart = _sides(study, series)
+        if together and apart:
+            found[tokens] = f"{tokens:,}: {_better(study, study.best(apart), study.best(together), series)}"
+    lines = "; ".join(found[tokens] for tokens in sorted(found))
+    return [f"By tokens of a prompt, with the load as it is: {lines}."]
+
+
+def _better(study: Study, apart: str, together: str, series: str) -> str:
+    """The better of the two: the one that meets the SLO; else by goodput; where that is the same, by latency."""
+    name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
+    if study.meets(apart) != study.meets(together):
+        return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
+    if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
+        return f"{name} has {times(goodput)} the aggregated goodput"
+    return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
+
+
+def _own_tokens(study: Study) -> float:
+    """Tokens of a prompt, without the prefix that it shares."""
+    return study.mean_prompt_tokens - getattr(study.base.scenario.workload, "prefix_tokens", 0)
+
+
+def _around(tokens: int) -> dict[str, object]:
+    return {"use": "uniform", "low": max(1, round(0.8 * tokens)), "high": round(1.2 * tokens)}
+
+
+PD_OR_NOT = Question(
+    asks="Are separate prefill and decode GPUs better than the same GPUs without disaggregation?",
+    columns=("attained", "goodput", "tail_ttft", "tail_tpot", "latency", "rate"),
+    arms=_pd_or_not_arms,
+    then=_other_prompts,
+    verdict=_pd_or_not_verdict,
+)
+
+
+_SIZES = (1, 2, 4, 8)
+
+
+def _prefill_split_arms(base: Base) -> list[Arm]:
+    """The scenario's split and all others that are possible. Where KV would go in slices it is staged, if it can be."""
+    prefill = base.scenario.pair.prefill
+    splits = dict.fromkeys(
+        [prefill.split, *(Split(*sizes) for sizes in product(tp_sizes(prefill.gpu), _SIZES, _SIZES))]
+    )
+    made, reasons = [], []
+    for split in (split for split in splits if not prefill.num_gpus % split.num_gpus):
+        instances = prefill.num_gpus // split.num_gpus
+        changes: dict[str, Any] = {"prefill.instances": instances}
+        changes |= {f"prefill.{name}": size for name, size in split._asdict().items()}
+        try:
+            if needs_staging(base, resolve(base.changed(changes))):
+                changes["network.staging"] = {}
+        except ConfigError as impossible:
+            reasons.append(impossible)
+            continue
+        made.append(Arm(f"{instances} x {split.words}", changes))
+    if not made:
+        raise reasons[0]
+    return made
+
+
+def _prefill_split_verdict(study: Study) -> Verdict:
+    best = study.best(study.labels())
+    text = f"{share(study.attained(best))} of the requests meet the SLO"
+    if best in study.steady([best]):
+        text += f", with a mean TTFT of {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
+        text += "".join(f"; with {label} it is {found}" for label, found in _other_kinds(study, best))
+    forwards = {label: study.metric(label, "mean_prefill_forward_ms") for label in study.labels()}
+    quickest = min(study.steady(forwards) or [best], key=lambda label: forwards[label].mean)
+    note = f"{quickest} computes a prompt fastest, in {milliseconds(forwards[quickest])}."
+    return Verdict(best, f"Split prefill into {best}", f"{text}.", [note])
+
+
+def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
+    """The best of the other kinds, and how their mean TTFT differs."""
+    kinds: dict[str, list[str]] = {}
+    for label in study.steady(study.labels()):
+        kinds.setdefault(_kind(label), []).append(label)
+    firsts = [study.best(labels) for kind, labels in kinds.items() if kind != _kind(best)]
+    return [(label, change(study.ratio(label, best, "mean_ttft_ms"))) for label in firsts]
+
+
+def _kind(label: str) -> str:
+    """Stages, groups, or neither."""
+    return next((kind for kind in ("PP", "CP") if kind in label), "")
+
+
+PREFILL_SPLIT = Question(
+    asks="Should prefill split its GPUs into more servers, larger TP, pipeline stages or context parallelism?",
+    columns=("attained", "tail_ttft", "ttft", "queue", "forward", "transfer", "rate"),
+    arms=_prefill_split_arms,
+    verdict=_prefill_split_verdict,
+    starter={
+        "model": "llama-3.1-70b",
+        "prefill": {"gpu": "h200", "tp": 8},
+        "decode": {"gpu": "h200", "tp": 4},
+        "workload.num_requests": 150,
+        "workload.input_tokens": {"use": "uniform", "low": 20_000, "high": 60_000},
+        "client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "0.3/s"}},
+    },
+)
+
+
+_SWITCH, _SCALE = "servers change roles", "servers start and stop, too"
+_EQUAL_SHARE = 0.01
+"""Share of the requests that meet the SLO: a smaller difference is none."""
+
+
+def _elastic_arms(base: Base) -> list[Arm]:
+    """Each fixed ratio of all servers and of fewer; then the scenario's elastic settings, with and without stops."""
+    prefill, decode = base.scenario.pair
+    if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):
+        raise ConfigError("elastic: servers that change roles need the same gpu and tp in prefill and decode")
+    total = base.scenario.max_servers
+    made = []
+    for servers in range(2, total + 1):
+        for instances in range(1, servers):
+            split: Changes = {"prefill.instances": instances, "decode.instances": servers - instances}
+            made.append(Arm(f"{instances}P{servers - instances}D", {**split, "elastic": None}))
+    half: Changes = {"prefill.instances": max(1, total // 2), "decode.instances": total - max(1, total // 2)}
+    if base.scenario.elastic is None:
+        half["elastic.interval"] = "30 s"
+    policy = "elastic.policy.keep_servers"
+    return [*made, Arm(_SWITCH, {**half, policy: True}), Arm(_SCALE, {**half, policy: False})]
+
+
+def _elastic_verdict(study: Study) -> Verdict:
+    """The fewest GPU-hours that meet the SLO; if nothing does, the most requests within it."""
+    labels = study.labels()
+    fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]
+    best, static = _cheapest(study, labels), _cheapest(study, fixed)
+    if best == static:
+        text = f"it meets the SLO for {_attained(study, best)} of the requests, in {_hours(study, best)} GPU-hours"
+        others = [
+            f"{_attained(study, one)} in {_hours(study, one)} if {one}" for one in (_SWITCH, _SCALE) if one in labels
+        ]
+        return Verdict(best, f"Keep {best}", f"{text}; {' and '.join(others)}.")
+    text = f"{_attained(study, best)} of the requests meet the SLO in {_hours(study, best)} GPU-hours; "
+    text += f"of the fixed ratios {static} is the best, with {_attained(study, static)} in {_hours(study, static)}"
+    return Verdict(best, f"Let {best}", f"{text}.")
+
+
+def _cheapest(study: Study, labels: list[str]) -> str:
+    meeting = [label for label in labels if study.meets(label)]
+    if meeting:
+        return min(meeting, key=lambda label: (study.mean(label, "gpu_hours"), -study.attained(label)))
+    most = max(study.attained(label) for label in labels) - _EQUAL_SHARE
+    enough = [label for label in labels if study.attained(label) >= most]
+    return min(enough, key=lambda label: study.mean(label, "gpu_hours"))
+
+
+def _attained(study: Study, label: str) -> str:
+    return share(study.attained(label))
+
+
+def _hours(study: Study, label: str) -> str:
+    return number(study.mean(label, "gpu_hours"))
+
+
+ELASTIC = Question(
+    asks="Do servers that change their roles, or start and stop, beat a fixed ratio on my day?",
+    columns=("attained", "gpu_hours", "tail_ttft", "tail_tpot", "rate"),
+    arms=_elastic_arms,
+    verdict=_elastic_verdict,
+    starter={
+        "client": {
+            "use": "open_loop",
+            "arrivals": {"use": "profile", "levels": [4, 20, 8, 2], "level": "60 s"},
+        },
+        "workload.num_requests": 2000,
+    },
+)

@@ -1,0 +1,288 @@
+"""Questions on moving KV: transports, overlap with compute, sizes of pages, and staging memory."""
+
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from pdsim.scenario.loading import Changes
+from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sizing import layout_of, resolve
+from pdsim.scenario.wiring import link_bandwidth, transport, wire_of
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.questions.base import Base
+from pdsim.study.questions.study import (
+    EQUAL,
+    Arm,
+    Question,
+    Study,
+    Verdict,
+    change,
+    is_told_apart,
+    milliseconds,
+    number,
+    percent,
+    times,
+)
+from pdsim.system.catalog import load_model
+from pdsim.system.model import LatentAttention
+
+_ENGINES = ("mooncake-tcp", "mooncake-rdma", "nixl-rdma", "mooncake-nvlink", "cuda-ipc")
+_RDMA = "mooncake-rdma"
+_GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
+_LITTLE = 0.05
+"""Share of the mean TTFT with the fastest link that a faster one would still save."""
+_EXPOSED = "mean_prefill_transfer_kv_cache_ms"
+_LINKS = "links of RDMA's engine"
+
+
+def _transport_arms(_base: Base) -> list[Arm]:
+    """Engines with the bandwidth of the GPU's own links, then one engine with links of many speeds."""
+    keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
+    engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
+    rdma = {**keep, "network.transport": _RDMA}
+    links = [Arm(f"{n:g} GB/s", {**rdma, "network.bandwidth": f"{n} GB/s"}, series=_LINKS) for n in _GIGABYTES]
+    return engines + links
+
+
+def _transport_verdict(study: Study) -> Verdict:
+    engines = study.labels("")
+    best = study.best(engines)
+    ttft, exposed = (milliseconds(study.metric(best, name)) for name in ("mean_ttft_ms", _EXPOSED))
+    text = f"mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
+    if study[best].is_saturated:
+        text = "it serves the most requests"
+    found = study.others_against(best, engines, "mean_ttft_ms", "TTFT")
+    return Verdict(best, f"Use {best}", "; ".join([text, *found]) + ".", [_knee(study)])
+
+
+def _knee(study: Study) -> str:
+    links = study.steady(study.labels(_LINKS))
+    if not links:
+        return "With links of every speed the load is too much: it is not the link that is short."
+    fastest = study.mean(links[-1], "mean_ttft_ms")
+    enough = next(label for label in links if study.mean(label, "mean_ttft_ms") <= (1 + _LITTLE) * fastest)
+    size = study.mean(enough, "transfer_bytes") / study.mean(enough, "completed") / 1e9
+    knee = f"From {enough} a link on, a faster one saves less than {percent(_LITTLE)} of TTFT"
+    return f"{knee}; a request has {number(size)} GB of KV to move."
+
+
+TRANSPORT = Question(
+    asks="Which transport should carry KV, and how fast must its link be?",
+    columns=("attained", "goodput", "ttft", "tail_ttft", "transfer", "tpot", "rate"),
+    arms=_transport_arms,
+    verdict=_transport_verdict,
+)
+
+
+_WHOLE, _CHUNKS, _SMALL = "whole prompt", "each chunk", "each chunk of 2,048"
+_GROUPS = (2, 4)
+
+
+def _overlap_arms(base: Base) -> list[Arm]:
+    """Layers need equal sizes on both sides, or latent KV."""
+    scenario = base.scenario
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    chunks: Changes = {"prefill.transfer": "every_chunk", "prefill.layer_groups": 0}
+    made = [
+        Arm(_WHOLE, {"prefill.transfer": "whole_prompt", "prefill.layer_groups": 0}),
+        Arm(_CHUNKS, chunks),
+        Arm(_SMALL, {**chunks, "prefill.chunked_prefill_tokens": 2048 * scenario.pair.prefill.dp}),
+    ]
+    if prefill.tp == decode.tp and prefill.pp == prefill.cp == 1:
+        layers = load_model(scenario.model).num_layers
+        made += [Arm(f"{n} groups of layers", {**chunks, "prefill.layer_groups": n}) for n in (*_GROUPS, layers)]
+    return made
+
+
+def _overlap_verdict(study: Study) -> Verdict:
+    labels = study.steady(study.labels())
+    if _WHOLE not in labels:
+        best = study.best(study.labels())
+        return Verdict(best, f"Send by '{best}'", "the load is more than sending whole prompts can take.")
+    meeting = [label for label in labels if study.meets(label)]
+    best = min(meeting or labels, key=lambda label: study.mean(label, "mean_ttft_ms"))
+    gain = study.ratio(best, _WHOLE, "mean_ttft_ms")
+    exposed = {label: milliseconds(study.metric(label, _EXPOSED)) for label in labels}
+    if best == _WHOLE or not is_told_apart(gain):
+        text = f"sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
+        text += ", and no other way has a mean TTFT that can be told apart."
+        return Verdict(_CHUNKS if _CHUNKS in labels else best, "It hardly matters", text)
+    text = f"mean TTFT is {change(gain)} than with whole prompts, since "
+    text += f"{exposed[best]} instead of {exposed[_WHOLE]} of a transfer are not hidden by compute."
+    return Verdict(best, f"Send by '{best}'", text, _chunks_alone(study, best))
+
+
+def _chunks_alone(study: Study, best: str) -> list[str]:
+    """Says what of it chunks alone bring."""
+    if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
+        return []
+    gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
+    if not is_told_apart(gain):
+        return ["Sent chunk by chunk, SGLang's way, mean TTFT cannot be told from that of whole prompts."]
+    return [f"Chunk by chunk, SGLang's way, mean TTFT is {change(gain)} than with whole prompts."]
+
+
+OVERLAP = Question(
+    asks="Does sending KV while it is computed pay, by chunk or by layer?",
+    columns=("attained", "ttft", "tail_ttft", "transfer", "forward", "rate"),
+    arms=_overlap_arms,
+    verdict=_overlap_verdict,
+)
+
+
+_PAGES = (1, 16, 32, 64, 128, 256)
+_LITTLE_OF_FORWARD = 0.05
+"""Share of a prompt's forward: a transfer that is longer by less is not worth larger pages."""
+
+
+class Torn(NamedTuple):
+    """A prompt's KV whose pages do not follow each other: the most descriptors that it can have."""
+
+    num_descriptors: int
+    """Number of one pair of ranks, as are the bytes."""
+    num_bytes: int
+    ms: float
+    """Alone on its links."""
+
+
+def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
+    return [Arm(str(page), {"page_size": page}, page) for page in _PAGES]
+
+
+def _page_and_descriptors_verdict(study: Study) -> Verdict:
+    """Judges by pages that do not follow each other: the pools of a short run are younger than those of a server."""
+    prompt = study.mean_prompt_tokens
+    torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
+    first, last = next(iter(torn)), next(reversed(torn))
+    little_ms = _LITTLE_OF_FORWARD * study.mean(last, "mean_prefill_forward_ms")
+    best = next(label for label in torn if torn[label].ms <= torn[last].ms + little_ms)
+    ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
+    text = f"when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
+    text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
+    young = [milliseconds(study.metric(label, _EXPOSED)) for label in (first, best)]
+    found = (
+        f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}"
+    )
+    found += f", {young[1]} with pages of {best}."
+    lines = [_torn_line(study, label, torn[label]) for label in torn]
+    return Verdict(best, f"Use pages of {best} tokens", text, [found, *lines])
+
+
+def _torn_line(study: Study, label: str, torn: Torn) -> str:
+    size = torn.num_bytes / torn.num_descriptors / 1e3
+    seen = study.mean(label, "descriptors") / study.mean(label, "completed")
+    return (
+        f"Pages of {label}: {torn.num_descriptors:,} descriptors of {number(size)} KB a pair of ranks, "
+        f"{number(torn.num_bytes / torn.ms / 1e6)} GB/s; in this run {seen:,.0f} of all ranks."
+    )
+
+
+def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
+    """Moves the KV of one prompt in one batch between each pair of ranks, no page following another."""
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
+    wire = replace(wire_of(scenario, prefill, decode), page_size=page_size)
+    wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
+    apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
+    load = wire.size(apart, apart, with_state=False)
+    engine = transport(scenario)
+    bandwidth = link_bandwidth(scenario.network, engine, prefill) / max(wire.num_writers, wire.num_targets)
+    bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)
+    moving_ns = max(engine.least_moving_ns(load.num_descriptors), load.num_bytes / bandwidth * 1e9)
+    ns = engine.batch_ns + engine.posting_ns(load.num_descriptors) + moving_ns
+    return Torn(load.num_descriptors, load.num_bytes, ns / 1e6)
+
+
+PAGE_AND_DESCRIPTORS = Question(
+    asks="How large should a page be, and what do descriptors cost?",
+    columns=("attained", "descriptors", "transfer", "ttft", "tail_ttft", "rate"),
+    arms=_page_and_descriptors_arms,
+    verdict=_page_and_descriptors_verdict,
+    axis="tokens of a page",
+)
+
+
+_SLICES, _TRAP = "no staging: slices", "prefill buffer of 64 MiB"
+_RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
+_BUFFER_MIB = 64
+"""SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB where it is not set, in versions that have it (0.5.12); 0.5.23 sizes it."""
+
+
+def _staging_ring_arms(base: Base) -> list[Arm]:
+    """Slices; staging as SGLang sets it up; and rings of many sizes, with a prefill buffer that fits."""
+    layout = _unequal(base.scenario)
+    made = [
+        Arm(_SLICES, {**layout, "network.staging": None}),
+        Arm(_TRAP, {**layout, "network.staging": {"ring": "4 GiB", "prefill_buffer": f"{_BUFFER_MIB} MiB"}}),
+    ]
+    return [*made, *(Arm(_ring(mib), {**layout, "network.staging": {"ring": f"{mib} MiB"}}) for mib in _RINGS_MIB)]
+
+
+def _ring(mib: int) -> str:
+    return f"ring of {mib:,} MiB"
+
+
+def _unequal(scenario: Scenario) -> Changes:
+    """Changes where sizes are equal: two GPUs to each prefill server, half as many servers."""
+    prefill = scenario.pair.prefill
+    if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
+        return {}
+    if isinstance(layout_of(scenario, "prefill").model.attention, LatentAttention):
+        raise ConfigError(f"{scenario.model} has latent KV, which every rank holds whole: it needs no staging")
+    return {"prefill.tp": 2 * prefill.tp, "prefill.instances": max(1, prefill.instances // 2)}
+
+
+def _staging_ring_verdict(study: Study) -> Verdict:
+    rings = [label for label in study.labels() if label.startswith("ring")]
+    if not rings:
+        largest = _ring(_RINGS_MIB[-1])
+        return Verdict(study.best(study.labels()), "Use no ring", f"with a {largest}, {study.error(largest)}.")
+    most = rings[-1]
+    failed = study.failed_share(most)
+    enough = next(one for one in rings if study.failed_share(one) <= failed and study.serves_alike(one, most))
+    text = f"{_beside(study, enough, _SLICES)} with slices; " if _SLICES in study.labels() else ""
+    text += "a larger one brings nothing more." if enough != most else "a smaller one costs."
+    return Verdict(enough, f"Give decode a {enough}", text, [*_trap(study, enough), *_too_small(study)])
+
+
+def _beside(study: Study, label: str, other: str) -> str:
+    if study[label].is_saturated or study[other].is_saturated:
+        rates = [number(study.mean(one, "request_throughput")) for one in (label, other)]
+        return f"{rates[0]} requests/s against {rates[1]}"
+    ttft, longer = (milliseconds(study.metric(one, "mean_ttft_ms")) for one in (label, other))
+    ratio = times(study.ratio(other, label, "mean_ttft_ms"))
+    return f"mean TTFT is {ttft} with that ring, and {longer}, {ratio} as long,"
+
+
+def _trap(study: Study, enough: str) -> list[str]:
+    """Requests that are sent as slices, although staging is on: their descriptors say so."""
+    megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
+    text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
+    if not {_TRAP, _SLICES} <= set(study.labels()):
+        return [f"Of the size: {text}."]
+    sliced, trapped, staged = (study.mean(label, "descriptors") for label in (_SLICES, _TRAP, enough))
+    share = (trapped - staged) / (sliced - staged)
+    if share < EQUAL:
+        return [f"No trap: {text}, which SGLang's prefill buffer of 64 MB holds, where versions have a fixed one."]
+    how = f"{percent(share)} of the KV goes as slices, which only the log says"
+    versions = "more than SGLang's default prefill buffer of 64 MB, in versions that have one (0.5.12)"
+    return [f"Trap: {text}, {versions}. With that buffer {how}: {_beside(study, enough, _TRAP)} with it."]
+
+
+def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
+    """Bytes that a prefill rank sends a decode rank of what one forward computes of a prompt."""
+    wire = wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
+    chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
+    return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)
+
+
+def _too_small(study: Study) -> list[str]:
+    failed = [arm.label for arm in study.arms if study.error(arm.label) or study.failed_share(arm.label)]
+    return [f"Requests with a larger cell fail with a {' or a '.join(failed)}."] if failed else []
+
+
+STAGING_RING = Question(
+    asks="How large should staging memory be, where prefill and decode lay out KV heads differently?",
+    columns=("attained", "ttft", "tail_ttft", "transfer", "rate", "tpot", "descriptors"),
+    arms=_staging_ring_arms,
+    verdict=_staging_ring_verdict,
+)
