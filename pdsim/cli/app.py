@@ -6,8 +6,8 @@ from pdsim.cli.command import program, run_app
 
 app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
 for path in (
-    "asking:ask",
-    "starting:init",
+    "studies:ask",
+    "scenarios:init",
     "runs:run",
     "runs:compare",
     "measurements:observe",
@@ -17,14 +17,14 @@ for path in (
     "runs:explain",
     "runs:report",
     "runs:replay",
-    "planning:plan",
-    "serving:serve",
-    "sweeping:sweep",
+    "studies:plan",
+    "studies:serve",
+    "studies:sweep",
     "runs:export",
-    "launching:launch",
+    "scenarios:launch",
     "catalog:catalog",
-    "starting:schema",
-    "starting:fields",
+    "scenarios:schema",
+    "scenarios:fields",
 ):
     app.command(f"pdsim.cli.{path}", name=path.partition(":")[2])  # imported when it is called
 

@@ -25,15 +25,8 @@ def list_(*, json_: Json = False) -> None:
 
 
 @catalog.command
-def show(name: str, /) -> None:
-    """Print the files of the entries that have a name.
-
-    Parameters
-    ----------
-    name
-        A model, GPU or transport.
-
-    """
+def show(name: Annotated[str, Parameter(help="A model, GPU or transport.")], /) -> None:
+    """Print the files of the entries that have a name."""
     from pdsim.system.catalog import KINDS, CatalogError, file_of, names
     from pdsim.system.entry import hint
 
@@ -47,19 +40,12 @@ def show(name: str, /) -> None:
 
 @catalog.command
 def add(
-    config: Path,
+    config: Annotated[Path, Parameter(help="A model's config.json as Hugging Face has it.")],
     /,
     *,
     name: Annotated[str | None, Parameter(help="What scenarios call it; else the name of the config's folder.")] = None,
 ) -> None:
-    """Add a model to the user's catalog: ~/.config/pdsim, or --catalog.
-
-    Parameters
-    ----------
-    config
-        A model's config.json as Hugging Face has it.
-
-    """
+    """Add a model to the user's catalog: ~/.config/pdsim, or --catalog."""
     from pdsim.scenario.yaml_file import write_yaml
     from pdsim.system.catalog import CatalogError, file_of, folders, names
     from pdsim.system.entry import EntryError, build

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 
 from pdsim import __version__, is_compiled
-from pdsim.cli.finished import FinishedRun
 from pdsim.core.instance import PolicyError
 from pdsim.metrics.run_folder import RunFolderError
 from pdsim.scenario.component import imports
@@ -20,6 +19,13 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import VARIABLE, CatalogError, searched
 from pdsim.workload.trace_file import InputWarning
 
+
+def out_at(what: str) -> Parameter:
+    """--out, with what is written there."""
+    return Parameter(name=("--out", "-o"), help=what)
+
+
+ScenarioFile = Annotated[Path, Parameter(help="A scenario file (YAML).")]
 Set = Annotated[
     tuple[str, ...],
     Parameter(name="--set", negative=(), show_default=False, help="Change a field: path=value. May be given again."),
@@ -30,7 +36,7 @@ Tornado = Annotated[
     bool,
     Parameter(negative=(), help="Simulate again with 10 % more of each resource: what that changes, and what limits."),
 ]
-Out = Annotated[Path | None, Parameter(name=("--out", "-o"), help="Write the run folder here.")]
+Out = Annotated[Path | None, out_at("Write the run folder here.")]
 Jobs = Annotated[int | None, Parameter(help="Processes; else one for each CPU.")]
 Engine = Annotated[str, Parameter(help="pool, here, ray or ray:ADDRESS.")]
 Trace = Annotated[Path | None, Parameter(help="A trace that replaces the workload.")]
@@ -138,24 +144,3 @@ def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
-
-
-def print_warnings(finished: FinishedRun) -> None:
-    """Prints what was not measured of a run above its tables, for they look alike."""
-    for message in finished.warnings:
-        print(f"warning: {finished.name}: {message}")
-
-
-def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:
-    if finished.interrupted:
-        print(f"{program}: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
-        raise SystemExit(130)
-    if finished.stall:
-        lines = [
-            f"{program}: {finished.name}: stalled: nothing can happen any more, and these wait:",
-            *finished.stall[:20],
-        ]
-        if len(finished.stall) > 20:  # noqa: PLR2004
-            lines.append(f"... and {len(finished.stall) - 20} more")
-        print("\n  ".join(lines), file=sys.stderr)
-        raise SystemExit(1)

@@ -35,6 +35,27 @@ class FinishedRun:
         return list(self.summary.get("pdsim", {}).get("warnings", ()))
 
 
+def print_warnings(finished: FinishedRun) -> None:
+    """Prints what was not measured of a run above its tables, for they look alike."""
+    for message in finished.warnings:
+        print(f"warning: {finished.name}: {message}")
+
+
+def fail_if_incomplete(finished: FinishedRun, program: str = "pdsim") -> None:
+    if finished.interrupted:
+        print(f"{program}: {finished.name}: interrupted; what had finished is kept", file=sys.stderr)
+        raise SystemExit(130)
+    if finished.stall:
+        lines = [
+            f"{program}: {finished.name}: stalled: nothing can happen any more, and these wait:",
+            *finished.stall[:20],
+        ]
+        if len(finished.stall) > 20:  # noqa: PLR2004
+            lines.append(f"... and {len(finished.stall) - 20} more")
+        print("\n  ".join(lines), file=sys.stderr)
+        raise SystemExit(1)
+
+
 def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool) -> None:
     """All but the journal."""
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import Json, print_json
+from pdsim.cli.command import Json, out_at, print_json
 from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -17,9 +17,9 @@ _EXPERIMENTS = Path("experiments")
 
 
 def observe(
-    url: str,
+    url: Annotated[str, Parameter(help="Where the server listens, such as http://127.0.0.1:30000.")],
     *,
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write rows, server and load here.")] = Path("observed"),
+    out: Annotated[Path, out_at("Write rows, server and load here.")] = Path("observed"),
     minutes: Annotated[float, Parameter(validator=Number(gt=0), help="Longest time in all.")] = 10.0,
     requests: Annotated[int, Parameter(validator=Number(gte=20), help="Most completions in all.")] = 600,
     concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Most completions at a time.")] = 16,
@@ -38,12 +38,6 @@ def observe(
     """Measure a running OpenAI-compatible server from outside: rows for calibrate, and a load for validate --observed.
 
     Prompts are random text, each sent once. An interrupted command keeps what it has.
-
-    Parameters
-    ----------
-    url
-        Where the server listens, such as http://127.0.0.1:30000.
-
     """
     from dataclasses import asdict, astuple
 
@@ -80,8 +74,13 @@ def observe(
 
 
 def calibrate(
-    *rows: Path,
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the profile here.")],
+    *rows: Annotated[
+        Path,
+        Parameter(
+            help="Files of rows, CSV or Parquet: what `pdreal measure`, `pdkernels.bench` and `pdsim observe` write."
+        ),
+    ],
+    out: Annotated[Path, out_at("Write the profile here.")],
     gpu: Annotated[str | None, Parameter(help="In the catalog, where the rows do not name it.")] = None,
     prefill_tp: Annotated[int, Parameter(help="Ranks of a prefill instance whose rows are fitted.")] = 1,
     decode_tp: Annotated[int, Parameter(help="Ranks of a decode instance whose rows are fitted.")] = 1,
@@ -93,14 +92,7 @@ def calibrate(
     ] = 1,
     json_: Json = False,
 ) -> None:
-    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to.
-
-    Parameters
-    ----------
-    rows
-        Files of rows, CSV or Parquet: what `pdreal measure`, `pdkernels.bench` and `pdsim observe` write.
-
-    """
+    """Fit a profile to measured rows, and say how well it predicts shapes it was not fitted to."""
     import shlex
 
     from pdsim.calibration.profile import calibrate as fit_rows
@@ -138,11 +130,11 @@ def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable
 
 
 def scale(
-    profile: Path,
+    profile: Annotated[Path, Parameter(help="A measured profile (YAML).")],
     *,
     source: Annotated[str, Parameter(name="--from", help="The GPU that was measured.")],
     target: Annotated[str, Parameter(name="--to", help="The GPU to derive a profile of.")],
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the derived profile here.")],
+    out: Annotated[Path, out_at("Write the derived profile here.")],
     model: Annotated[str | None, Parameter(help="In the catalog, where the profile does not say it.")] = None,
     tp: Annotated[int, Parameter(validator=Number(gte=1), help="Tensor-parallel size of what was measured.")] = 1,
     weight_dtype: Annotated[
@@ -150,14 +142,7 @@ def scale(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval.
-
-    Parameters
-    ----------
-    profile
-        A measured profile (YAML).
-
-    """
+    """Derive a profile of another GPU: each coefficient by what it is bound by, with an interval."""
     from pdsim.calibration.scaling import GpuScaling, model_of
     from pdsim.calibration.scaling import scale as scaled
     from pdsim.scenario.profile import read_profile
@@ -202,17 +187,15 @@ def validate(
 
     """
     if observed is not None:
-        from pdsim.cli.validation import validate_load
-
         if len(cases) != 1 or runs or real_only:
             raise ConfigError("--observed needs the scenario of the server, alone or with --profile")
-        validate_load(Path(cases[0]), observed, profile, quiet=json_)
+        _validate_load(Path(cases[0]), observed, profile, quiet=json_)
         return
     from pdsim.calibration.suite import is_suite
 
     suites = [name for name in cases if is_suite(name, _EXPERIMENTS)]
     if suites:
-        from pdsim.cli.validation import validate_suite
+        from pdsim.cli.matrix import validate_suite
 
         if len(cases) > 1:
             raise ConfigError(f"{suites[0]} is a matrix, which is validated alone; found {', '.join(cases)}")
@@ -240,3 +223,33 @@ def validate(
         print_json([arm.to_json() for arm in errors])
     else:
         print_errors(errors)
+
+
+def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
+    """Prints what a server's clients saw beside the simulation, and where the simulation's time went."""
+    from pdsim.calibration.observed_load import compare_load
+    from pdsim.metrics.explain import mean_stage_ms
+    from pdsim.sim.simulation import simulate
+
+    records = {}
+
+    def summary(scenario: Any) -> dict[str, Any]:
+        result = simulate(scenario)
+        records[f"simulated at concurrency {scenario.client.concurrency}"] = result.records
+        summary = result.summary()
+        seen = {f"mean_server_{time}_ms": summary[f"mean_{time}_ms"] for time in ("ttft", "e2e_latency")}
+        return {
+            **summary,
+            **seen,
+            **{f"mean_{stage}_ms": ms for stage, ms in mean_stage_ms(result.records.requests).items()},
+        }
+
+    errors = compare_load(scenario, observed, profile, summary)
+    if quiet:
+        print_json([arm.to_json() for arm in errors])
+        return
+    from pdsim.show.measurement_tables import print_errors
+    from pdsim.show.tables import print_stages
+
+    print_errors(errors)
+    print_stages(records)

@@ -3,22 +3,29 @@
 import gc
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from pdsim.cli.command import Force, Json, Out, Seed, Set, Tornado, fail_if_incomplete, print_json, print_warnings
-from pdsim.cli.finished import FinishedRun
+from pdsim.cli.command import Force, Json, Out, ScenarioFile, Seed, Set, Tornado, out_at, print_json
+from pdsim.cli.finished import FinishedRun, fail_if_incomplete, print_warnings
 from pdsim.metrics.run_folder import require_out
 from pdsim.metrics.tail import TailMetric
 from pdsim.scenario.yaml_file import ConfigError
 
+if TYPE_CHECKING:
+    from pdsim.scenario.schema import Scenario
+    from pdsim.show.page import Page
+
+RunOrScenario = Annotated[Path, Parameter(help="A run folder, or a scenario file, which is simulated first.")]
+
 
 def run(
-    scenario: Path,
+    scenario: ScenarioFile,
     *,
     no_ranges: Annotated[
         bool, Parameter(negative=(), help="Simulate once, where no server was measured: numbers without their ranges.")
@@ -29,14 +36,7 @@ def run(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Simulate a scenario and print its summary.
-
-    Parameters
-    ----------
-    scenario
-        A scenario file (YAML).
-
-    """
+    """Simulate a scenario and print its summary."""
     from pdsim.cli.runner import run_scenario
     from pdsim.garbage import garbage_collection_paused
 
@@ -98,7 +98,7 @@ def compare(*runs: Path, set_: Set = (), out: Out = None, force: Force = False, 
 
 
 def explain(
-    run: Path,
+    run: RunOrScenario,
     *,
     request: Annotated[int | None, Parameter(help="Follow one request.")] = None,
     cost: Annotated[
@@ -116,12 +116,6 @@ def explain(
 ) -> None:
     """Say where the time of a run went; with --tornado, what limits it; with --cost, what a step's time is made of;
     with --tail, what its slowest requests waited for.
-
-    Parameters
-    ----------
-    run
-        A run folder, or a scenario file, which is simulated first.
-
     """
     from dataclasses import asdict
 
@@ -223,7 +217,7 @@ def _explain_tail(
 
 def report(
     *paths: Path,
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="Write the page here.")] = Path("report.html"),
+    out: Annotated[Path, out_at("Write the page here.")] = Path("report.html"),
     tornado: Tornado = False,
     set_: Set = (),
     json_: Json = False,
@@ -237,13 +231,12 @@ def report(
         compare takes.
 
     """
-    from pdsim.cli.reporting import make_page
     from pdsim.show.page import render
 
     if not paths:
         raise ConfigError("report needs a run folder, a scenario file, or the folder of a sweep")
     require_out(out, is_file=True)
-    page = make_page(paths, set_, with_tornado=tornado, quiet=json_)
+    page = _page(paths, set_, with_tornado=tornado, quiet=json_)
     html = render(page)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(html, encoding="utf-8")
@@ -253,15 +246,60 @@ def report(
         print(f"{page.answer}\nreport: {out}")
 
 
-def replay(run: Path, *, json_: Json = False) -> None:
-    """Make the recorded calls of a run on fresh instances, and require the same decisions.
+def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
+    """The page of runs, a sweep or a plan. Raises ConfigError for a sweep beside something else."""
+    from pdsim.show.plan_page import FILE as PLAN
+    from pdsim.show.plan_page import plan_page
+    from pdsim.show.sweep_page import sweep_page
+    from pdsim.study.result import is_sweep_folder, read_sweep
 
-    Parameters
-    ----------
-    run
-        A run folder with a journal, simulated or real.
+    if len(paths) == 1 and (paths[0] / PLAN).is_file():
+        return plan_page(paths[0])
+    sweeps = [path for path in paths if is_sweep_folder(path)]
+    if not sweeps:
+        return _run_page(paths, changes, with_tornado=with_tornado, quiet=quiet)
+    if len(paths) > 1:
+        raise ConfigError(f"{sweeps[0]} is a sweep: report one at a time, or runs side by side")
+    if with_tornado:
+        raise ConfigError("--tornado is of a run; the page of a sweep says which of its fields matters")
+    result = read_sweep(sweeps[0])
+    if result.num_damaged:
+        left_out = f"damaged runs: {result.num_damaged}; their points are left out, until the sweep is started again"
+        print(f"pdsim: {sweeps[0]}: {left_out}", file=sys.stderr)
+    return sweep_page(result)
 
-    """
+
+def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
+    from pdsim.cli.runner import obtain_runs, obtain_sensitivities
+    from pdsim.show.run_page import ReportedRun, run_page
+
+    runs = obtain_runs(paths, changes, None, quiet=quiet)
+    scenarios = [_scenario(path, changes) for path in paths]
+    if len(scenarios) != len(runs):  # a file with the results of several runs
+        scenarios = [None] * len(runs)
+    if with_tornado and len(runs) > 1:
+        raise ConfigError("--tornado is of one run: report it alone")
+    found = obtain_sensitivities(paths[0], changes, quiet=quiet) if with_tornado else ()
+    pairs = zip(runs, scenarios, strict=True)
+    return run_page([ReportedRun(run.name, run.summary, run.records, scenario, found) for run, scenario in pairs])
+
+
+def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
+    """Resolved; None of what has none."""
+    from pdsim.metrics.run_folder import SCENARIO
+    from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.sizing import resolve
+
+    if path.is_dir():
+        kept = path / SCENARIO
+        return resolve(load_scenario(kept)) if kept.is_file() else None
+    return None if path.suffix in (".json", ".jsonl") else resolve(load_scenario(path, changes))
+
+
+def replay(
+    run: Annotated[Path, Parameter(help="A run folder with a journal, simulated or real.")], *, json_: Json = False
+) -> None:
+    """Make the recorded calls of a run on fresh instances, and require the same decisions."""
     from pdsim.core.journal import ReplayError
     from pdsim.core.journal import replay as replay_journal
     from pdsim.metrics.run_folder import SCENARIO, read_journal, read_summary
@@ -287,25 +325,20 @@ def replay(run: Path, *, json_: Json = False) -> None:
 
 
 def export(
-    run: Path,
+    run: RunOrScenario,
     *,
     to: Annotated[
         Literal["sglang", "vllm", "aiperf", "inferencex", "mooncake", "agentic_mooncake"],
         Parameter(help="Whose format."),
     ],
-    out: Annotated[Path, Parameter(name=("--out", "-o"), help="The file.")],
+    out: Annotated[Path, out_at("The file.")],
     block_tokens: Annotated[
         int, Parameter(validator=Number(gte=1), help="Traces: prompt tokens of one hash id.")
     ] = 512,
     set_: Set = (),
 ) -> None:
-    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake trace.
-
-    Parameters
-    ----------
-    run
-        A run folder, or a scenario file, which is simulated first.
-
+    """Write a run as another tool's result file, by its definitions; or what was sent, and when, as a Mooncake
+    trace.
     """
     from pdsim.calibration.exports import Run, write_result
     from pdsim.cli.runner import obtain_runs, scenario_of

@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from pdreal.hosts import read_hosts
 from pdreal.options import Dtype, OnDevice, Options, Threads
-from pdsim.cli.command import Force, Json, Out, Seed, Set, fail_if_incomplete, print_json, program, run_app
+from pdsim.cli.command import Force, Json, Out, Seed, Set, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
 """Modules that `pip install 'pdsim[real]'` brings besides pdsim's own needs."""
@@ -68,6 +68,8 @@ def run(
         if out is not None:
             print(f"run folder: {out}")
     if real.failure is None:
+        from pdsim.cli.finished import fail_if_incomplete
+
         fail_if_incomplete(finished, "pdreal")
     problems = [*([real.failure] if real.failure else []), *real.leaks]
     if problems:
@@ -212,7 +214,7 @@ def campaign(
     """
     import torch
 
-    from pdsim.cli.campaign import carry_out
+    from pdsim.cli.matrix import carry_out
 
     def tell(line: str) -> None:
         print(f"pdreal: {line}", file=sys.stderr, flush=True)

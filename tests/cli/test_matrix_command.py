@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import parquet
 
-from pdsim.cli import main, validation
+from pdsim.cli import main
+from pdsim.cli import matrix as commands
 
 SCENARIO = """\
 name: little
@@ -118,21 +119,21 @@ def test_a_machine_that_cannot_is_one_message(capsys, matrix, monkeypatch):
     code, _, said = validate(capsys, matrix)
     assert code == 2
     assert "c1: pdreal: no such device" in said
-    monkeypatch.setattr(validation, "find_spec", lambda _: None)
+    monkeypatch.setattr(commands, "find_spec", lambda _: None)
     code, _, said = validate(capsys, matrix)
     assert code == 2
     assert "lacks runs of c1, c4, and there is no pdreal" in said
 
 
 def test_an_interrupted_matrix_keeps_what_has_finished(capsys, matrix, monkeypatch):
-    run = validation._run
+    run = commands._run
 
     def stops(matrix, variant):
         if variant.name == "c4":
             raise KeyboardInterrupt
         return run(matrix, variant)
 
-    monkeypatch.setattr(validation, "_run", stops)
+    monkeypatch.setattr(commands, "_run", stops)
     code, _, said = validate(capsys, matrix)
     assert code == 130
     assert "the same command goes on" in said

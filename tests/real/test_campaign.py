@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
 
-from pdsim.cli.campaign import prepare, steps
+from pdsim.cli.matrix import prepare, steps
 from pdsim.scenario.yaml_file import read_yaml
 
 EXPERIMENTS = Path("experiments")

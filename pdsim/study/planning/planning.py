@@ -22,7 +22,7 @@ from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.planning.trials import Trials, measurement
-from pdsim.study.questions.base import NUM_SEEDS, AskOptions, Base, base_of
+from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.store import Store, opened_folder
 from pdsim.study.sweep import Progress, Work
 
@@ -74,7 +74,6 @@ def _middle(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
     return [one for *_, one in sorted(turns, key=lambda turn: turn[:3])[:_BATCH]]
 
 
-MAX_GPUS = 32
 _NUM_TOLD = 3
 """Cheaper clusters that are reported, and dearer ones."""
 _NUM_NEAR = 6

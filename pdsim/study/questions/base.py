@@ -26,6 +26,8 @@ from pdsim.workload.trace_file import LONGEST_LINE, WITHOUT_TIMES, open_trace
 
 NUM_SEEDS = 3
 """Runs of each arm."""
+MAX_GPUS = 32
+"""GPUs of the largest cluster of a plan."""
 ROUTERS = ("cache_aware", "least_loaded")
 """Tried where there are several instances to choose from and the scenario says no router."""
 

@@ -172,11 +172,12 @@ def _storage_arms(base: Base) -> list[Arm]:
     """Prefill has host memory in all, and the other fields of storage are those of the scenario."""
     prefill, _ = resolve(base.scenario).pair
     given = base.scenario.storage or StorageSettings()
-    host = {"prefill.radix_cache": True, "prefill.host_cache": prefill.host_cache or HostCacheSettings()}
+    host_cache = (prefill.host_cache or HostCacheSettings()).model_dump()
+    host = {"prefill.radix_cache": True, "prefill.host_cache": host_cache}
     made = [Arm(_NO_STORAGE, {**host, "storage": None}, 0.0)]
     for drives in sorted({*_DRIVES, given.drives}):
         label = f"{drives} drive{'s' if drives > 1 else ''}"
-        made.append(Arm(label, {**host, "storage": given.model_copy(update={"drives": drives})}, float(drives)))
+        made.append(Arm(label, {**host, "storage": {**given.model_dump(), "drives": drives}}, float(drives)))
     return made
 
 

@@ -1,15 +1,21 @@
-"""A first scenario file; fields and schema of such files."""
+"""Commands of scenarios: write a first one, say what its fields are, and launch its cluster."""
 
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from pdsim.cli.command import Json, Set, print_json
-from pdsim.scenario.starter import StarterOptions
+from pdsim.cli.command import Json, ScenarioFile, Set, out_at, print_json
+from pdsim.scenario.starter import StarterOptions, commented, first_scenario, starting_point
+from pdsim.scenario.yaml_file import ConfigError
+
+if TYPE_CHECKING:
+    from pdsim.launch.commands import Launch
 
 
 def init(
@@ -24,9 +30,6 @@ def init(
 
     Nothing is written over.
     """
-    from pdsim.scenario.starter import commented, first_scenario
-    from pdsim.scenario.yaml_file import ConfigError
-
     if file.exists():
         raise ConfigError(f"{file}: exists already, and is kept; name another file")
     if sys.stdin.isatty() and not json_ and not set_:
@@ -57,7 +60,6 @@ def _summary(data: dict[str, Any]) -> str:
 
 def _asked(options: StarterOptions) -> StarterOptions:
     """The options, with an answer for each that is missing."""
-    from pdsim.scenario.starter import starting_point
     from pdsim.system.catalog import load_gpu, load_model, names
 
     start = starting_point()
@@ -106,15 +108,8 @@ def _file(answer: str) -> Path:
     return path
 
 
-def schema(kind: Literal["scenario", "sweep"] = "scenario", /) -> None:
-    """Print the JSON schema of scenario files, or of sweep files.
-
-    Parameters
-    ----------
-    kind
-        Which of the two.
-
-    """
+def schema(kind: Annotated[Literal["scenario", "sweep"], Parameter(help="Which of the two.")] = "scenario", /) -> None:
+    """Print the JSON schema of scenario files, or of sweep files."""
     from pdsim.scenario.loading import scenario_schema
     from pdsim.study.sweep_file import sweep_schema
 
@@ -140,3 +135,53 @@ def fields(
         print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
     else:
         print_entry(found)
+
+
+Engine = Literal["sglang", "vllm", "dynamo", "dynamo-vllm", "kubernetes"]
+
+
+def launch(
+    scenario: ScenarioFile,
+    *,
+    engine: Annotated[
+        Engine | None, Parameter(help="Whose commands; dynamo has workers of SGLang [the scenario's engine].")
+    ] = None,
+    model_path: Annotated[
+        str | None, Parameter(help="Path of the model, or its name on Hugging Face [the catalog's name].")
+    ] = None,
+    set_: Set = (),
+    out: Annotated[Path | None, out_at("Write a file for each command here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Write what starts the cluster of a scenario and sends its load; what the engine lacks is refused."""
+    from pdsim.launch import ENGINES
+    from pdsim.metrics.run_folder import require_out
+    from pdsim.scenario.loading import load_scenario
+
+    loaded = load_scenario(scenario, set_)
+    model = model_path or loaded.model
+    source = shlex.join([str(scenario), *(word for change in set_ for word in ("--set", change))])
+    made = ENGINES[engine or loaded.engine](loaded, source, model)
+    if model_path is None:
+        made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
+    if hosts := sorted({host for command in made.commands.values() for host in re.findall(r"\$HOST\d+", command)}):
+        made.notes.append(f"hosts: {', '.join(hosts)} are addresses of servers with these GPUs")
+    files = _files(made)
+    if out is not None:
+        require_out(out)
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    if json_:
+        print_json({"commands": made.commands, "manifests": made.manifests, "notes": made.notes})
+    elif out is not None:
+        print(f"{', '.join(files)}: {out}")
+    else:
+        print("\n".join(f"# {name}\n{text}" for name, text in files.items()), end="")
+
+
+def _files(made: "Launch") -> dict[str, str]:
+    """Scripts or manifests, and notes."""
+    files = {f"{what}.sh": f"{command}\n" for what, command in made.commands.items()}
+    notes = "".join(f"# {note}\n" for note in made.notes)
+    return {**files, **made.manifests, **({"notes.txt": notes} if notes else {})}

@@ -1,0 +1,240 @@
+"""Commands of studies: answer a question, plan a cluster, sweep many points, and serve a page to try clusters on."""
+
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from pdsim.cli.command import Engine, Jobs, Json, Limits, Set, Trace, out_at, print_json
+from pdsim.scenario.yaml_file import ConfigError, parse_yaml
+from pdsim.study.planning.slo import DEFAULT_SLO, Slo
+from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
+from pdsim.study.sweep_file import NUM_RANGES
+from pdsim.system.catalog import CatalogError, load_gpu
+
+
+def ask(
+    name: Annotated[str | None, Parameter(help="The question; without one, all are listed, with an example.")] = None,
+    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter of four H200].")] = None,
+    /,
+    *,
+    options: Annotated[AskOptions, Parameter(name="*", help="Load and SLO.")] = AskOptions(),  # noqa: B008  it is frozen
+    set_: Set = (),
+    seeds: Annotated[int, Parameter(help="Runs of each way of doing it.")] = NUM_SEEDS,
+    jobs: Jobs = None,
+    out: Annotated[Path | None, out_at("Write answer.md, answer.json, answer.png and all runs here.")] = None,
+    json_: Json = False,
+) -> None:
+    """Answer a question about a scenario: a recommendation, the numbers behind it, and what limits the system."""
+    from pdsim.show.study_tables import print_answer, print_questions
+    from pdsim.study.questions.study import QUESTIONS, question
+
+    if name is None:
+        asks = {name: question(name).asks for name in QUESTIONS}
+        (print_json if json_ else print_questions)(asks)
+        return
+    from pdsim.cli.finished import progress_over
+    from pdsim.study.questions.answering import ask as answer
+
+    given = {**options.given(), "changes": set_, "seeds": seeds, "jobs": jobs, "out": out}
+    with progress_over(name, None, quiet=json_) as advance:
+        made = answer(name, scenario, **given, progress=advance)
+    if json_:
+        print_json(made.to_json())
+        return
+    print_answer(made)
+    if out is not None:
+        print(f"answer.md, answer.json and answer.png: {out}")
+
+
+def plan(
+    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
+    /,
+    *,
+    trace: Trace = None,
+    check: Annotated[Path | None, Parameter(help="Another trace, on which the plan is judged.")] = None,
+    slo: Limits = DEFAULT_SLO,
+    gpu: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A GPU to choose from, perhaps with its price an hour: h100=2.5 [the scenario's]."),
+    ] = None,
+    max_gpus: Annotated[int, Parameter(help="The most GPUs of a cluster.")] = MAX_GPUS,
+    try_: Annotated[
+        list[str] | None,
+        Parameter(name="--try", negative="", help="Values of a field to choose from, as page_size=[1, 64]."),
+    ] = None,
+    speedup: Annotated[
+        str, Parameter(help="Times the load for which the cheapest cluster is found, too, as 0.5,2,4.")
+    ] = "",
+    set_: Set = (),
+    seeds: Annotated[int, Parameter(help="Runs of each cluster, where arrivals are drawn.")] = NUM_SEEDS,
+    jobs: Jobs = None,
+    engine: Engine = "pool",
+    out: Annotated[
+        Path | None, out_at("Write plan.json, plan.md, scenario.yaml and all runs here; runs are kept.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Find the cheapest cluster that meets an SLO: GPUs, roles, tensor parallelism, instances and router."""
+    from pdsim.cli.finished import progress_over
+    from pdsim.show.study_tables import print_plan
+    from pdsim.study.planning.planning import plan as find
+
+    def report(line: str) -> None:
+        if not json_:
+            print(line, file=sys.stderr)
+
+    try:
+        with progress_over("planning", None, quiet=json_) as advance:
+            made = find(
+                scenario,
+                trace=trace,
+                check=check,
+                slo=slo,
+                prices=prices_of(gpu or ()),
+                max_gpus=max_gpus,
+                tried=fields_of(try_ or ()),
+                speedup=speedup,
+                changes=set_,
+                seeds=seeds,
+                jobs=jobs,
+                engine=engine,
+                out=out,
+                progress=advance,
+                report=report,
+            )
+    except KeyboardInterrupt:
+        kept = "" if out is None else "; the same command goes on with what is missing"
+        print(f"pdsim: interrupted{kept}", file=sys.stderr)
+        raise SystemExit(130) from None
+    if json_:
+        print_json(made.to_json())
+    else:
+        print_plan(made)
+    if made.chosen is None:
+        raise SystemExit(1)
+
+
+def prices_of(gpus: Iterable[str]) -> dict[str, float]:
+    """Prices of "h100=2.5" or "h100", whose price is 1 unless others have theirs. Raises ConfigError."""
+    found: dict[str, float] = {}
+    unpriced = []
+    for gpu in gpus:
+        name, equals, price = gpu.partition("=")
+        try:
+            load_gpu(name)
+            found[name] = float(price) if equals else 1.0
+        except CatalogError as wrong:
+            raise ConfigError(f"--gpu {gpu}: {wrong}") from None
+        except ValueError:
+            raise ConfigError(f"--gpu {gpu}: expected NAME=PRICE, such as h100=2.5") from None
+        if not 0 < found[name] < inf:
+            raise ConfigError(f"--gpu {gpu}: a price is above 0")
+        if not equals:
+            unpriced.append(name)
+    if unpriced and len(found) > 1:
+        raise ConfigError(f"--gpu {unpriced[0]}: several GPUs need a price each, such as {unpriced[0]}=2.5")
+    return found
+
+
+def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
+    """Fields and values of "page_size=[1, 64]". Raises ConfigError."""
+    found: dict[str, list[Any]] = {}
+    for one in tried:
+        path, equals, text = one.partition("=")
+        values = parse_yaml(text, f"--try {one}") if equals else None
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"--try {one}: expected FIELD=[VALUE, ...], such as decode.radix_cache=[true, false]")
+        path = path.strip()
+        is_size = path.endswith((".tp", ".pp", ".cp", ".instances"))
+        if is_size and not all(type(value) is int and value > 0 for value in values):
+            raise ConfigError(f"--try {one}: whole numbers above 0")
+        if path.endswith(".gpu"):
+            raise ConfigError(f"--try {one}: GPUs have prices, and each role tries all of them: --gpu h100=2.5")
+        found[path] = values
+    return found
+
+
+def sweep(
+    sweep: Annotated[Path, Parameter(help="A sweep file (YAML).")],
+    *,
+    out: Annotated[Path | None, out_at("The folder of the sweep; else runs/NAME.")] = None,
+    jobs: Jobs = None,
+    engine: Engine = "pool",
+    ranges: Annotated[
+        int, Parameter(help="So many points, the best first, are simulated at their fastest and slowest, too.")
+    ] = NUM_RANGES,
+    set_: Set = (),
+    json_: Json = False,
+) -> None:
+    """Simulate many points of a scenario, and print the best. What the folder has is not computed again."""
+    from pdsim.cli.finished import progress_over
+    from pdsim.study.sweep import sweep as run_sweep
+
+    try:
+        with progress_over("sweeping", None, quiet=json_) as advance:
+            result = run_sweep(sweep, out=out, changes=set_, jobs=jobs, engine=engine, ranges=ranges, progress=advance)
+    except KeyboardInterrupt:
+        print(f"pdsim: {sweep}: interrupted; the same command goes on with what is missing", file=sys.stderr)
+        raise SystemExit(130) from None
+    if json_:
+        print_json(result.to_json())
+    else:
+        from pdsim.show.study_tables import print_sweep
+
+        print_sweep(result)
+    if all(point.error for point in result.points):
+        raise SystemExit(1)
+
+
+_PORT = 8321
+_NUM_REQUESTS = 500
+_STARTER = {"client": {"use": "open_loop", "arrivals": {"use": "poisson", "rate": "10 /s"}}}
+
+
+def serve(
+    scenario: Annotated[Path | None, Parameter(help="A scenario file [a starter].")] = None,
+    /,
+    *,
+    trace: Trace = None,
+    slo: Limits = DEFAULT_SLO,
+    gpu: Annotated[
+        list[str] | None, Parameter(negative="", help="A GPU's price an hour: h100=2.5; others have none.")
+    ] = None,
+    set_: Set = (),
+    num_requests: Annotated[int, Parameter(help="At most so many, for answers within a second.")] = _NUM_REQUESTS,
+    port: Annotated[int, Parameter(help="Of 127.0.0.1; 0 takes a free one.")] = _PORT,
+    jobs: Annotated[int | None, Parameter(help="Processes; else one for each CPU, up to three.")] = None,
+) -> None:
+    """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
+    import os
+
+    from pdsim.study.engine import open_engine
+    from pdsim.study.planning.trials import Trials
+    from pdsim.study.store import Store
+    from pdsim.study.sweep import Work
+    from pdsim.web.board import Board, with_fewer
+
+    try:
+        from pdsim.web.server import serve as run_server
+    except ImportError:
+        raise ConfigError("serve needs aiohttp, which is not installed: pip install 'pdsim[web]'") from None
+    wanted, prices = Slo.parse(slo), prices_of(gpu or ())
+    with TemporaryDirectory(prefix="pdsim-serve-") as name:
+        folder = Path(name)
+        base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
+        base = with_fewer(base, num_requests)
+        wanted.require_classes(base.scenario)
+        with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
+            board = Board(Trials(base, wanted, 1, Work(Store(folder), engine)), prices)
+            try:
+                run_server(board, port, lambda address: print(f"{address}  (Ctrl-C ends it)", flush=True))
+            except OSError as taken:
+                raise ConfigError(f"--port {port}: {taken.strerror}; --port 0 takes a free one") from None
+            except KeyboardInterrupt:
+                print()
