@@ -183,6 +183,7 @@ def test_storage_pays_where_prefixes_outgrow_host_memory(ask):
     tiers = ("prefill.host_cache={size: 160 MiB}", "storage={size: 200 MiB, prefetch_threshold: 200}")
     prefill = ("prefill.radix_cache=true", "prefill.instances=1")
     made = ask("storage", *load, *prefill, *tiers, "prefill.pool_tokens=1000")
+    assert json.loads(json.dumps(made.to_json()))["recommendation"] == made.winner
     assert made.winner.endswith("drives")
     assert value(made, "none", "prefill_hits") < value(made, "1 drive", "prefill_hits")
     assert value(made, "1 drive", "prefill_hits") < value(made, made.winner, "prefill_hits")

@@ -64,7 +64,7 @@ def _radix_effects(study: Study) -> str:
     sent = study.ratio(_ON, _OFF, "transfer_bytes").mean
     before, after = (number(study.mean(label, "mean_running_requests")) for label in (_OFF, _ON))
     text = f"It sends {percent(sent)} of the bytes, and {after} instead of {before} requests decode at once"
-    where = "Throughput gains where decode is short of pages; ITL _memory_pays where more requests then share a step"
+    where = "Throughput gains where decode is short of pages; ITL pays where more requests then share a step"
     return f"{text}. {where}."
 
 
