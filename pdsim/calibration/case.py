@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pdsim.metrics.summary import Client, by_client
+from pdsim.scenario.cost import reached
 from pdsim.scenario.loading import load_scenario
-from pdsim.scenario.profile import reached
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml, to_yaml
 

@@ -22,7 +22,7 @@ from pdsim.calibration.rows import (
     Rows,
     graph_sizes,
 )
-from pdsim.scenario.profile import Setup
+from pdsim.scenario.cost import Setup
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES

@@ -32,9 +32,9 @@ from typing import Any, Literal, get_args
 
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.scenario.component import component_name, describe_component
-from pdsim.scenario.cost import CostChoice
+from pdsim.scenario.cost import CostChoice, MeasuredSettings
 from pdsim.scenario.loading import load_cost
-from pdsim.scenario.profile import MeasuredSettings, read_profile
+from pdsim.scenario.profile import read_profile
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec

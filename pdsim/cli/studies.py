@@ -214,10 +214,9 @@ def serve(
     """Open a page on this machine: choose model, GPUs and instances, and see latencies and cost change."""
     import os
 
-    from pdsim.study.engine import open_engine
+    from pdsim.study.engine import Work, open_engine
     from pdsim.study.planning.trials import Trials
     from pdsim.study.store import Store
-    from pdsim.study.sweep import Work
     from pdsim.web.board import Board, with_fewer
 
     try:

@@ -9,8 +9,18 @@ import json
 from typing import Any
 
 from pdsim.launch import sglang, vllm
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, GATEWAY_PORT, HOST, Flags, Launch, Place, one_host, places
-from pdsim.launch.settings import Rule, notes_on
+from pdsim.launch.commands import (
+    FIRST_BOOTSTRAP_PORT,
+    GATEWAY_PORT,
+    HOST,
+    Flags,
+    Launch,
+    Place,
+    Rule,
+    notes_on,
+    one_host,
+    places,
+)
 from pdsim.scenario.component import component_name
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings

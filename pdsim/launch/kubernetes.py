@@ -12,8 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from pdsim.launch import sglang
-from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, spanned
-from pdsim.launch.settings import notes_on
+from pdsim.launch.commands import FIRST_BOOTSTRAP_PORT, FIRST_PORT, GATEWAY_PORT, Launch, notes_on, spanned
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import ServerSettings
 from pdsim.scenario.sizing import resolve, roles

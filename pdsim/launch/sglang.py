@@ -12,15 +12,20 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
+    Aside,
     Flags,
     Launch,
     Place,
+    Rule,
     add_replay,
+    notes_on,
+    one_of,
     pace,
     places,
+    quantization,
     thresholds,
+    weights,
 )
-from pdsim.launch.settings import Aside, Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk
 from pdsim.policy.routing import CacheAware, LeastLoaded
@@ -31,11 +36,11 @@ from pdsim.scenario.servers import (
     ComputingSettings,
     DecodeSettings,
     DecodingSettings,
+    HostCacheSettings,
     PrefillSettings,
     ServerSettings,
 )
 from pdsim.scenario.sizing import resolve
-from pdsim.scenario.storage import HostCacheSettings
 from pdsim.system.catalog import load_model
 from pdsim.workload.lengths import Fixed, Lengths, Uniform
 from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups

@@ -14,13 +14,17 @@ from pdsim.launch.commands import (
     Flags,
     Launch,
     Place,
+    Rule,
     add_replay,
+    notes_on,
     one_host,
+    one_of,
     pace,
     places,
+    quantization,
     thresholds,
+    weights,
 )
-from pdsim.launch.settings import Rule, notes_on, one_of, quantization, weights
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import component_name

@@ -147,6 +147,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "normal": "pdsim.workload.lengths:Normal",
     },
 }
+ROUTING_POLICIES = tuple(BUILT_IN[protocols.RoutingPolicy])
 
 
 class Component:

@@ -11,15 +11,12 @@ front_end: {service: ..., latency_in: ..., latency_out: ...}                  op
 provenance: {fitted_on: ..., command: ..., date: ...}
 """
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import ValidationInfo
 
-from pdsim.cost.step_times import Measured, SizeRange
-from pdsim.metrics.records import StepRecord
-from pdsim.scenario.fields import Section, base_folder
+from pdsim.scenario.fields import base_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 
 _BESIDE = ("measured", "host", "cold_start")
@@ -148,145 +145,3 @@ def read_profile(path: Path) -> dict[str, Any]:
         if not isinstance(profile, dict) or field not in profile:
             raise ConfigError(f"profile {path} has no field {field!r}")
     return profile
-
-
-# What a profile was measured on, and how far it reaches.
-
-_TITLES = {
-    "prefill_new_tokens": "new tokens of a forward",
-    "prefill_context_tokens": "context tokens of a forward",
-    "decode_batch": "batch",
-    "decode_context_tokens": "KV tokens of a batch",
-}
-_GOES_ON = "decode_context_tokens"
-"""A decode step is a line in them, which is not clamped."""
-
-
-def _ordered(values: tuple[float, float]) -> tuple[float, float]:
-    if not 0 <= values[0] <= values[1]:
-        raise ValueError(f"a range is [least, most], found {list(values)}")
-    return values
-
-
-Bounds = Annotated[tuple[float, float], AfterValidator(_ordered)]
-
-
-class Setup(Section):
-    """A model, and what it runs on."""
-
-    model: str | None = None
-    """Model; None: the setup is not known."""
-    weight_dtype: str | None = None
-    """Type of the weights."""
-    kv_dtype: str | None = None
-    """Type of the KV."""
-    device: str | None = None
-    """GPU of the catalog, or a CPU's name."""
-    tp: tuple[int, int] = (1, 1)
-    """Sizes of prefill and of decode."""
-    dp: tuple[int, int] = (1, 1)
-    """Sizes of prefill and of decode."""
-    pp: int = 1
-    """Pipeline stages of prefill."""
-    cp: int = 1
-    """Context parallelism of prefill."""
-
-    def __str__(self) -> str:
-        return ", ".join(part for part in self.parts().values() if part)
-
-    def differences(self, run: "Setup") -> list[str]:
-        """Parts of a run's setup that are not this one's."""
-        mine, theirs = self.parts(), run.parts()
-        known = (name for name in mine if getattr(self, name) is not None)
-        return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
-
-    def parts(self) -> dict[str, str | None]:
-        """A text for each field; nothing where there is nothing to say."""
-        return {
-            "model": self.model,
-            "weight_dtype": f"{self.weight_dtype} weights" if self.weight_dtype else "",
-            "kv_dtype": f"{self.kv_dtype} KV" if self.kv_dtype else "",
-            "tp": _sizes_of_roles("TP", self.tp),
-            "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
-            "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
-            "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
-            "device": self.device,
-        }
-
-
-def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
-    prefill, decode = sizes
-    return f"{what}{prefill}" if prefill == decode else f"{what}{prefill} to {what}{decode}"
-
-
-class MeasuredSettings(Setup):
-    """The setup, and the step sizes [least, most], that times were measured on, from `pdsim calibrate`.
-
-    Commands print one line about a run that leaves it. None: not known.
-    """
-
-    role: Literal["prefill", "decode"] | None = None
-    """The role that alone was measured; sizes and device are then its own. None: both."""
-    scaled_from: str | None = None
-    """The setup that times are scaled from, where nothing was measured on this one."""
-    prefill_new_tokens: Bounds | None = None
-    """New tokens of one forward."""
-    prefill_context_tokens: Bounds | None = None
-    """Tokens cached or computed before, of all prompts of a forward."""
-    decode_batch: Bounds | None = None
-    """Requests of a step."""
-    decode_context_tokens: Bounds | None = None
-    """KV tokens of a step; beyond, time goes on along its line."""
-    outside: Literal["clamp", "extend"] = "clamp"
-    """A step outside takes the nearest measured time (clamp), or what the cost model says (extend)."""
-
-    def bounds(self) -> Measured | None:
-        """Sizes that times are clamped to; None if they are not."""
-        given = (self.prefill_new_tokens, self.prefill_context_tokens, self.decode_batch)
-        if self.outside == "extend" or not any(given):
-            return None
-        return Measured(*(SizeRange() if bounds is None else SizeRange(*bounds) for bounds in given))
-
-    def __str__(self) -> str:
-        of_role = "" if self.role is None else f" of {self.role}"
-        if self.model is None:
-            return f"profile{of_role} does not say what it was measured on"
-        if self.scaled_from is not None:
-            return f"profile{of_role} scaled from {self.scaled_from} to {super().__str__()}, where nothing was measured"
-        return f"profile{of_role} measured on {super().__str__()}"
-
-    def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """Each field that steps leave, with the value that is farthest outside."""
-        found = []
-        for name, (least, most) in reached(steps).items():
-            bounds = getattr(self, name)
-            if bounds is not None and (most > bounds[1] or least < bounds[0]):
-                value = most if most > bounds[1] else least
-                found.append(self._exceeded(name, value, SizeRange(*bounds)))
-        return found
-
-    def _exceeded(self, name: str, value: float, bounds: SizeRange) -> str:
-        goes_on = self.outside == "extend" or name == _GOES_ON
-        taken = "" if goes_on else f", taken as {bounds.nearest(value):,.0f}"
-        return f"{_TITLES[name]} {value:,.0f} (measured {bounds.least:,.0f} to {bounds.most:,.0f}{taken})"
-
-
-def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
-    """Least and most of the sizes of steps, by the field that bounds them."""
-    extremes: dict[str, tuple[float, float]] = {}
-    for step in steps:
-        for name, low, high in _sizes(step):
-            least, most = extremes.get(name, (low, high))
-            extremes[name] = min(least, low), max(most, high)
-    return extremes
-
-
-def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
-    """Fields of the settings, each with the least and the most of it in a record."""
-    if step.kind == "decode":
-        grown = step.num_requests * (step.num_steps - 1)
-        yield "decode_batch", step.num_requests, step.num_requests
-        yield "decode_context_tokens", step.num_context_tokens, step.num_context_tokens + grown
-    else:
-        yield "prefill_new_tokens", step.num_tokens, step.num_tokens
-        yield "prefill_context_tokens", step.num_context_tokens, step.num_context_tokens

@@ -9,13 +9,12 @@ from pydantic_core import CoreSchema
 from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.component import Component
-from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group
-from pdsim.scenario.engine import Engine, with_defaults_of_engine, with_priority_policy
+from pdsim.scenario.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.faults import Fault, HealthSettings
 from pdsim.scenario.fields import Section
 from pdsim.scenario.network import FRONT_END, FRONT_END_ENDS, FrontEndSettings, NetworkSettings
-from pdsim.scenario.profile import Setup, cost_by_role, front_end_of_profile, network_of_profile
-from pdsim.scenario.rules import RULES
+from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_of_profile
+from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
     AggregatedSettings,
     DecodeSettings,
@@ -23,8 +22,8 @@ from pdsim.scenario.servers import (
     Pair,
     PrefillSettings,
     ServerSettings,
+    StorageSettings,
 )
-from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import Kind, load_model
 from pdsim.system.model import Dtype, KvDtype, StateDtype

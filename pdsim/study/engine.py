@@ -7,18 +7,25 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.store import Done
-from pdsim.study.tasks import Task
+from pdsim.study.result import PointResult, Replication, replication
+from pdsim.study.store import DAMAGED, Store
+from pdsim.study.sweep_file import SloSettings
+from pdsim.study.tasks import Done, Point, Task
 from pdsim.study.worker import compute, crashed
 
 _ATTEMPTS = 2
+_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
+"""A worker may have died for other reasons than its point."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many runs have been computed, and how many there are to compute, as far as is known."""
 
 
 class WorkerDiedError(Exception):
@@ -189,3 +196,53 @@ def _check_listens(address: str) -> None:
         raise ConfigError(
             f"--engine ray:{address}: cannot be reached: {wrong}; is it running (ray start --head --port {port})?"
         ) from None
+
+
+class Work:
+    """Computes what is missing, and counts."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        progress: Progress | None = None,
+        slos: Mapping[str, SloSettings] | None = None,
+    ) -> None:
+        """slos: limits that results are judged by; None: nobody asks for results."""
+        self.store = store
+        self._engine = engine
+        self._progress = progress
+        self._slos = slos
+        self._answers: dict[str, Replication] = {}
+        """Results that were computed here, which need not be read."""
+        self._seen: set[str] = set()
+        self.num_computed = 0
+        self.num_kept = 0
+        self.num_damaged = 0
+
+    def compute(self, points: Iterable[Point]) -> None:
+        tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
+        new = [task for key, task in tasks.items() if key not in self._seen]
+        found = {task.key: self.store.status(task.key) for task in new}
+        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
+        self.num_damaged += sum(status == DAMAGED for status in found.values())
+        self._seen |= tasks.keys()
+        self.num_kept += len(new) - len(missing)
+        total = self.num_computed + len(missing)
+        for done in self._engine.run(missing):
+            self.store.keep(done)
+            if self._slos is not None:
+                self._answers[done.key] = replication(done.row, self._slos)
+            self.num_computed += 1
+            if self._progress is not None:
+                self._progress(self.num_computed, total)
+
+    def result(self, point: Point) -> PointResult:
+        """The result of a point that was computed, now or before."""
+        keys = [task.key for task in point.tasks.values()]
+        runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
+        return PointResult(point.number, point.changes, runs)
+
+    def rows(self, point: Point) -> list[dict[str, Any]]:
+        """The rows of a point that was computed, one for each seed."""
+        return [self.store.read(task.key) for task in point.tasks.values()]

@@ -16,9 +16,9 @@ from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.store import DAMAGED, HEAD, PLAN, Store, metrics
+from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
-from pdsim.study.tasks import described, scenario_of
+from pdsim.study.tasks import described, metrics, scenario_of
 
 _CONFIDENCE = 0.95
 _ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")

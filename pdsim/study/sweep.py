@@ -1,7 +1,7 @@
 """A sweep from file to result."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,9 @@ from pdsim.metrics.run_folder import require_out
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.room import POINT_BYTES, POINT_S, require_room
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.engine import Engine, open_engine
-from pdsim.study.result import PointResult, Replication, SweepResult, replication
-from pdsim.study.store import DAMAGED, Store
+from pdsim.study.engine import Progress, Work, open_engine
+from pdsim.study.result import PointResult, SweepResult
+from pdsim.study.store import Store
 from pdsim.study.sweep_file import (
     NUM_RANGES,
     Range,
@@ -24,16 +24,12 @@ from pdsim.study.sweep_file import (
     load_sweep,
     num_points,
 )
-from pdsim.study.tasks import Planner, Point, Task
+from pdsim.study.tasks import Planner
 
-_COMPUTED_AGAIN = (None, "crashed", DAMAGED)
-"""A worker may have died for other reasons than its point."""
 _BATCH = 8
 """Trials that are chosen at once. Not the number of workers, on which results must not depend."""
 
 Evaluate = Callable[[Sequence[Changes]], Sequence[PointResult]]
-Progress = Callable[[int, int], None]
-"""Called with how many runs have been computed, and how many there are to compute, as far as is known."""
 
 
 def sweep(
@@ -96,56 +92,6 @@ def sweep(
     at_ends = {number: [work.result(end) for end in ends if end.number == number] for number in best}
     results = [replace(point, ends=at_ends.get(point.number, ())) for point in results]
     return SweepResult(file.name, store.folder, results, file.slos, work.num_computed, work.num_kept, work.num_damaged)
-
-
-class Work:
-    """Computes what is missing, and counts."""
-
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        progress: Progress | None = None,
-        slos: Mapping[str, SloSettings] | None = None,
-    ) -> None:
-        """slos: limits that results are judged by; None: nobody asks for results."""
-        self.store = store
-        self._engine = engine
-        self._progress = progress
-        self._slos = slos
-        self._answers: dict[str, Replication] = {}
-        """Results that were computed here, which need not be read."""
-        self._seen: set[str] = set()
-        self.num_computed = 0
-        self.num_kept = 0
-        self.num_damaged = 0
-
-    def compute(self, points: Iterable[Point]) -> None:
-        tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
-        new = [task for key, task in tasks.items() if key not in self._seen]
-        found = {task.key: self.store.status(task.key) for task in new}
-        missing = [task for task in new if found[task.key] in _COMPUTED_AGAIN]
-        self.num_damaged += sum(status == DAMAGED for status in found.values())
-        self._seen |= tasks.keys()
-        self.num_kept += len(new) - len(missing)
-        total = self.num_computed + len(missing)
-        for done in self._engine.run(missing):
-            self.store.keep(done)
-            if self._slos is not None:
-                self._answers[done.key] = replication(done.row, self._slos)
-            self.num_computed += 1
-            if self._progress is not None:
-                self._progress(self.num_computed, total)
-
-    def result(self, point: Point) -> PointResult:
-        """The result of a point that was computed, now or before."""
-        keys = [task.key for task in point.tasks.values()]
-        runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
-        return PointResult(point.number, point.changes, runs)
-
-    def rows(self, point: Point) -> list[dict[str, Any]]:
-        """The rows of a point that was computed, one for each seed."""
-        return [self.store.read(task.key) for task in point.tasks.values()]
 
 
 def search(settings: SearchSettings, slo: str, wanted: SloSettings, evaluate: Evaluate) -> None:

@@ -11,6 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pdsim.metrics.explain import STAGES
+from pdsim.metrics.records import RunRecords
+from pdsim.metrics.summary import summarize
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.component import describe_component
 from pdsim.scenario.cost import ENDS, GROUPS
@@ -112,6 +115,17 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Done:
+    """A task's result, and what it took to compute."""
+
+    key: str
+    row: Mapping[str, Any]
+    """Its shard's."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Point:
     number: int
     changes: Changes
@@ -209,3 +223,36 @@ def described(changes: Changes) -> str:
 def shown(value: Any) -> str:
     """A value as a file has it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+# The row of a task: its run's numbers.
+
+_HEAD = ("key", "status", "message", "saturated", "gpus", "warnings")
+_TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "identity", "classes")
+"""Lists over the requests that finished, so that other SLOs need no new run; what the key is a digest of; and the
+classes of all requests, if there are any: those that finished come first.
+"""
+
+
+@cache
+def metrics() -> dict[str, type]:
+    """The numbers of a summary, ours too, the mean of each stage and descriptors, and their types."""
+    summary = summarize(RunRecords(), extra={"events": 0})
+    numbers = summary | summary.pop("pdsim")
+    found: dict[str, type] = {name: int if isinstance(value, int) else float for name, value in numbers.items()}
+    found["gpu_hours"] = float
+    return {**found, "descriptors": int, **{f"mean_{stage}_ms": float for stage in STAGES}}
+
+
+@cache
+def _columns() -> dict[str, type]:
+    return {**dict.fromkeys(_HEAD, object), **metrics(), **dict.fromkeys(_TAIL, object)}
+
+
+def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with None for the columns that it does not have, and columns of floats as floats."""
+    found: dict[str, Any] = {}
+    for name, kind in _columns().items():
+        value = row.get(name)
+        found[name] = float(value) if value is not None and kind is float else value
+    return found

@@ -21,8 +21,7 @@ from pdsim.scenario.loading import parse_scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.study.planning.slo import MissedError, Tally
-from pdsim.study.store import Done, with_all_columns
-from pdsim.study.tasks import Task, workload_of
+from pdsim.study.tasks import Done, Task, with_all_columns, workload_of
 from pdsim.system.catalog import borrow, lookups_remembered
 from pdsim.workload.client_driver import OpenLoop
 from pdsim.workload.request_spec import RequestSpec, classes_of

@@ -7,6 +7,7 @@ from math import inf, isfinite
 from typing import Any
 
 from pdsim.metrics.explain import AGGREGATED_STAGES, STAGES
+from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import DecodeSettings, PrefillSettings
 from pdsim.scenario.sizing import resolve
@@ -16,7 +17,6 @@ from pdsim.study.planning.slo import Term
 from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
-from pdsim.study.questions.policies import POLICIES
 from pdsim.study.tasks import described
 from pdsim.system.catalog import names
 
@@ -59,7 +59,7 @@ class Board:
             "gpus": names("gpus"),
             "tp": _TP,
             "most_instances": MOST_INSTANCES,
-            "routers": POLICIES,
+            "routers": ROUTING_POLICIES,
             "load": None if load is None else {"title": _LOADS[load[0]][0], "range": _LOADS[load[0]][1]},
             "slo": str(self.trials.slo),
             "now": {

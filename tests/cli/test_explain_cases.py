@@ -8,8 +8,13 @@ import pytest
 
 from pdsim.cli import main
 from pdsim.scenario.network import NetworkSettings, StagingSettings
-from pdsim.scenario.servers import AggregatedSettings, DecodeSettings, PrefillSettings
-from pdsim.scenario.storage import HostCacheSettings, StorageSettings
+from pdsim.scenario.servers import (
+    AggregatedSettings,
+    DecodeSettings,
+    HostCacheSettings,
+    PrefillSettings,
+    StorageSettings,
+)
 from pdsim.sim.sensitivity import AGGREGATED_RELIEF
 from pdsim.sim.sensitivity import RELIEF as RELIEF_FIELDS
 

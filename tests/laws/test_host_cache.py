@@ -19,8 +19,8 @@ from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from pdsim.scenario.machines import state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import HostCacheSettings
 from pdsim.scenario.sizing import resolve
-from pdsim.scenario.storage import HostCacheSettings
 from tests.laws.test_radix_cache import Holder, below, tokens
 from tests.markdown import ROOT
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios

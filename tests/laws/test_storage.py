@@ -17,8 +17,8 @@ from pdsim.cost.copies import StorageCosts
 from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed
 from pdsim.scenario.machines import restarted, state_machines
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.servers import StorageSettings
 from pdsim.scenario.sizing import host_caches, resolve
-from pdsim.scenario.storage import StorageSettings
 from pdsim.scenario.wiring import storage_costs
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.cache_copies import BATCH_PAGES, PageStore, Storage, StorageClient

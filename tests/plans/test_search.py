@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from pdsim.scenario.yaml_file import write_yaml
-from pdsim.study.engine import InProcessEngine
+from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.planning.outcome import Outcome, outcome_of
 from pdsim.study.planning.planning import Trials, cheapest, search
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.planning.space import CandidateCluster, Space
 from pdsim.study.questions.base import AskOptions, Base, base_of
 from pdsim.study.store import Store
-from pdsim.study.sweep import Work
 
 LENGTHS = {"use": "uniform", "low": 20, "high": 300}
 LOADS = [

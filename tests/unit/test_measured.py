@@ -11,7 +11,7 @@ from pdsim.cost.affine import AffineModel, Entries, TableModel
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable
 from pdsim.cost.step_times import Measured, SizeRange, StepTimes
-from pdsim.scenario.profile import Setup
+from pdsim.scenario.cost import Setup
 from pdsim.sim.simulation import simulate
 from tests.support import request, small
 

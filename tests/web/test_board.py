@@ -8,12 +8,11 @@ import pytest
 
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.engine import InProcessEngine
+from pdsim.study.engine import InProcessEngine, Work
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, base_of
 from pdsim.study.store import Store
-from pdsim.study.sweep import Work
 from pdsim.web.board import Board, with_fewer
 
 SCENARIO = """\

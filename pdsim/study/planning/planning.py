@@ -16,7 +16,7 @@ from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.build import requests_of
 from pdsim.scenario.loading import Changes, write_entries_of
 from pdsim.scenario.yaml_file import ConfigError, write_yaml
-from pdsim.study.engine import open_engine
+from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.planning.outcome import LoneRequest, Outcome
 from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
@@ -24,7 +24,6 @@ from pdsim.study.planning.space import CandidateCluster, Server, Space, with_oth
 from pdsim.study.planning.trials import Trials, measurement
 from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, Base, base_of
 from pdsim.study.store import Store, opened_folder
-from pdsim.study.sweep import Progress, Work
 
 _BATCH = 8
 """Clusters that are tried at once: not the number of workers, on which results must not depend."""

@@ -10,11 +10,11 @@ from pdsim.scenario.schema import Scenario
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit, limits, sensitivities
 from pdsim.sim.simulation import simulate
+from pdsim.study.engine import Work
 from pdsim.study.planning.outcome import LoneRequest, Outcome, lone_request, outcome_of
 from pdsim.study.planning.slo import Slo, Term
 from pdsim.study.questions.base import Base
 from pdsim.study.result import PointResult
-from pdsim.study.sweep import Work
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import Planner, Point, key_of
 from pdsim.system.catalog import load_model

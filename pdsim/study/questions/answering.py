@@ -17,14 +17,13 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
-from pdsim.study.engine import open_engine
+from pdsim.study.engine import Progress, Work, open_engine
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials, measurement, sizes_of
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
 from pdsim.study.questions.study import SLO, Question, Study, Verdict, milliseconds, number, place_of, question, share
 from pdsim.study.store import Store, opened_folder
-from pdsim.study.sweep import Progress, Work
 from pdsim.workload.client_driver import ClosedLoop
 
 

@@ -1,7 +1,7 @@
 """Questions on caches: a radix cache on decode, host memory behind prefix caches, and storage behind that."""
 
+from pdsim.scenario.servers import HostCacheSettings, StorageSettings
 from pdsim.scenario.sizing import layout_of, resolve
-from pdsim.scenario.storage import HostCacheSettings, StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import (

@@ -1,7 +1,8 @@
 """Questions on policies: routing, admission, prompts that decode computes itself, and priorities."""
 
-from pdsim.scenario.engine import ENGINE_DEFAULTS
+from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
+from pdsim.scenario.rules import ENGINE_DEFAULTS
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import Base
 from pdsim.study.questions.study import (
@@ -19,11 +20,9 @@ from pdsim.study.questions.study import (
     times,
 )
 
-POLICIES = ("cache_aware", "round_robin", "random", "power_of_two", "least_loaded")
-
 
 def _routing_arms(_base: Base) -> list[Arm]:
-    return [Arm(policy, {"router.prefill": policy}) for policy in POLICIES]
+    return [Arm(policy, {"router.prefill": policy}) for policy in ROUTING_POLICIES]
 
 
 def _routing_verdict(study: Study) -> Verdict:
