@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from pdsim.calibration.case import load_case
 from pdsim.calibration.suite import is_suite
 from pdsim.cli import main as pdsim
-from pdsim.show import page as show
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md")))
@@ -76,7 +75,8 @@ def render(table: Table, report: Mapping[str, Report]) -> str:
         "matrix": variants if table.options else spreads,
     }
     head, *rows = makers[table.kind](table.options, report)
-    return show.Table("", head, [[show.Cell(text) for text in row] for row in rows]).markdown()
+    lines = ["|" + "|".join(f" {text} " if text else " " for text in row) + "|" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def metrics(_: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:

@@ -203,7 +203,7 @@ def _explain_tail(
 ) -> None:
     """Prints the groups of the slowest requests; JSON has `beside` as well."""
     from pdsim.metrics.tail import tail
-    from pdsim.show.tail_table import print_tail, tail_json
+    from pdsim.show.tables import print_tail, tail_json
 
     found = tail(finished.records, metric, percent=percent)
     if not found.groups:

@@ -13,7 +13,7 @@ from pdsim.calibration.probes import Load, ObservationBudget, Probe
 from pdsim.calibration.profile import Calibration
 from pdsim.calibration.scaling import GpuScaling
 from pdsim.metrics.summary_rows import percentage, significant
-from pdsim.show.tables import fits, new_console, new_table
+from pdsim.show.tables import new_console, new_table, print_first_that_fits
 
 if TYPE_CHECKING:
     from pdsim.calibration.observation import Session
@@ -21,26 +21,16 @@ if TYPE_CHECKING:
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
     """Prints one table, or one for each arm where that is too wide."""
-    console = new_console()
     columns = ("metric", "measured", "simulated", "error", "asked for")
-
-    def whole() -> Table:
-        table = new_table("", "case", "arm", *columns)
-        for arm in arms:
-            for i, cells in enumerate(_errors(arm)):
-                table.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
-            table.add_section()
-        return table
-
-    table = whole()
-    if fits(console, table):
-        console.print(table)
-        return
+    whole = new_table("", "case", "arm", *columns)
+    by_arm = []
     for arm in arms:
-        table = new_table(f"{arm.case}: {_arm(arm)}", *columns)
-        for cells in _errors(arm):
-            table.add_row(*cells)
-        console.print(table)
+        by_arm.append(new_table(f"{arm.case}: {_arm(arm)}", *columns))
+        for i, cells in enumerate(_errors(arm)):
+            whole.add_row(arm.case if i == 0 else "", _arm(arm) if i == 0 else "", *cells)
+            by_arm[-1].add_row(*cells)
+        whole.add_section()
+    print_first_that_fits([[whole], by_arm])
 
 
 def _arm(arm: ArmErrors) -> str:
@@ -49,8 +39,12 @@ def _arm(arm: ArmErrors) -> str:
 
 def _errors(arm: ArmErrors) -> Iterable[tuple[str, ...]]:
     for metric, m in arm.metrics.items():
-        asked = "" if m.within is None else f"{m.within:.0%} {'met' if m.is_met else '[red]missed[/red]'}"
+        asked = "" if m.within is None else f"{m.within:.0%} {_met(m.is_met)}"
         yield (metric, significant(m.measured), significant(m.simulated), percentage(m.error), asked)
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "[red]missed[/red]"
 
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
@@ -105,21 +99,17 @@ _HEADLINES = {
 
 def print_validation(validation: Validation) -> None:
     console = new_console()
-    tables = (_variants, _percentiles, _variant_stages, _counts, _spreads, _rankings)
-    for table in tables:
+    for table in (_variants, _percentiles, _variant_stages, _counts, _spreads, _rankings):
         console.print(table(validation))
 
 
 def _variants(validation: Validation) -> Table:
-    table = new_table("measured, simulated, error", "variant", "requests", *_columns(_HEADLINES.values()))
+    columns = [column for title in _HEADLINES.values() for column in (title, "", "")]
+    table = new_table("measured, simulated, error", "variant", "requests", *columns)
     for one in validation.comparisons:
         cells = [cell for metric in _HEADLINES for cell in _error_cells(one.metrics[metric])]
         table.add_row(one.name, str(one.num_requests), *cells)
     return table
-
-
-def _columns(titles: Iterable[str]) -> list[str]:
-    return [column for title in titles for column in (title, "", "")]
 
 
 def _error_cells(one: MetricError) -> tuple[str, str, str]:
@@ -160,13 +150,11 @@ def _counts(validation: Validation) -> Table:
     columns = ("bytes", "descriptors", "prefill hits", "decode hits", "")
     table = new_table("what does not depend on time must be equal", "variant", *columns)
     for one in validation.comparisons:
-        table.add_row(one.name, *_count_cells(one.counts))
+        counts = one.counts
+        totals = (counts.transfer_bytes, counts.descriptors, counts.prefill_cached_tokens, counts.decode_cached_tokens)
+        cells = (f"{m:,}" if m == s else f"{m:,}\n{s:,}" for m, s in totals)
+        table.add_row(one.name, *cells, _verdict(counts))
     return table
-
-
-def _count_cells(counts: Counts) -> tuple[str, ...]:
-    totals = (counts.transfer_bytes, counts.descriptors, counts.prefill_cached_tokens, counts.decode_cached_tokens)
-    return (*(f"{m:,}" if m == s else f"{m:,}\n{s:,}" for m, s in totals), _verdict(counts))
 
 
 def _verdict(counts: Counts) -> str:
@@ -180,7 +168,7 @@ def _spreads(validation: Validation) -> Table:
     asked = validation.tolerances
     table = new_table("errors over all variants", "metric", "median", "largest", "in variant", "beyond", "asked for")
     for spread in validation.spreads():
-        verdict = "" if asked.median is None else "met" if spread.is_met else "[red]missed[/red]"
+        verdict = "" if asked.median is None else _met(spread.is_met)
         worst = percentage(spread.worst)
         missed = str(spread.num_missed or "")
         table.add_row(spread.metric, f"{spread.median:.1%}", worst, spread.where, missed, verdict)
@@ -192,7 +180,7 @@ def _rankings(validation: Validation) -> Table:
     table = new_table(title, "metric", "pairs", "right", "share", "asked for")
     for metric, ranking in validation.rankings().items():
         share, asked = ranking.share, validation.tolerances.winner
-        verdict = "" if share is None or asked is None else "met" if share >= asked else "[red]missed[/red]"
+        verdict = "" if share is None or asked is None else _met(share >= asked)
         cells = (str(ranking.num_pairs), str(ranking.num_right), "" if share is None else f"{share:.1%}", verdict)
         table.add_row(metric, *cells)
     return table

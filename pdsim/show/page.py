@@ -8,11 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
 
 from pdsim import __version__
 from pdsim.metrics.summary_rows import counted, significant
-from pdsim.show.style import to_svg
+from pdsim.show.figures import FigureBlock
 from pdsim.study.tasks import shown
 
 
@@ -35,12 +34,6 @@ class Table:
     stacks: bool = False
     """Its columns stand one below the other, row by row, where the page is narrow."""
 
-    def markdown(self) -> str:
-        """Columns and rows, without title and caption."""
-        texts = [list(self.columns), *([cell.text for cell in row] for row in self.rows)]
-        head, *lines = ["|" + "|".join(f" {text} " if text else " " for text in row) + "|" for row in texts]
-        return "\n".join([head, "|---" * len(self.columns) + "|", *lines])
-
 
 def cell(value: float | None, shown: str = "") -> Cell:
     """A number, sorted by its value; empty, and sorted below all others, if there is none."""
@@ -54,25 +47,6 @@ class Card:
     title: str
     value: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class FigureBlock:
-    """A figure, and one line that says how to read it."""
-
-    name: str
-    """Unique on its page: letters, digits and hyphens."""
-    title: str
-    caption: str
-    figure: Figure
-    wide: bool = True
-    """It takes the page's width; two that do not stand side by side."""
-    narrow: bool = False
-    """A telephone shows it whole."""
-
-    @property
-    def svg(self) -> str:
-        return to_svg(self.figure, self.name)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell
-from pdsim.show.style import INK, MUTED, new_figure, percent_axis, tidy
+from pdsim.show.figures import INK, MUTED, FigureBlock, new_figure, percent_axis, tidy
+from pdsim.show.page import Card, Cell, Page, Table, cell
 from pdsim.study.planning.plan import REMARKS
 
 FILE = "plan.json"

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from pdsim.metrics import plots
 from pdsim.metrics.explain import STAGES, stage_spans
@@ -12,7 +11,7 @@ from pdsim.metrics.records import RequestRecord, RunRecords, TransferRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms
 from pdsim.metrics.summary_rows import significant
 from pdsim.metrics.usage import moving_span
-from pdsim.show.style import FULL, INK, MUTED, SERIES, legend, new_figure, percent_axis, tidy
+from pdsim.show.figures import FULL, INK, MUTED, SERIES, FigureBlock, legend, new_figure, percent_axis, tidy
 
 Runs = Mapping[str, Sequence[RequestRecord]]
 """Requests by the run's name."""
@@ -31,7 +30,7 @@ def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [request for request in requests if request.outcome == "finished"]
 
 
-def latency_distributions(runs: Runs) -> Figure:
+def latency_distributions(runs: Runs) -> FigureBlock:
     """TTFT, time per output token and latency: fractions of requests, percentiles marked."""
     figure = new_figure(FULL, 3.3)
     panels: Any = figure.subplots(1, 3, sharey=True)
@@ -48,7 +47,8 @@ def latency_distributions(runs: Runs) -> Figure:
         percent_axis(ax.yaxis)
     if len(runs) > 1:
         legend(panels[0])
-    return figure
+    caption = "The fraction of requests that had its first token, its mean gap between tokens, its last token by then."
+    return FigureBlock("distributions", "Latency", caption, figure)
 
 
 def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None:
@@ -71,7 +71,7 @@ def _draw_distributions(ax: Any, by_name: Mapping[str, Sequence[float]]) -> None
     ax.set_ylim(0, 1.02)
 
 
-def ttft_over_time(requests: Sequence[RequestRecord]) -> Figure:
+def ttft_over_time(requests: Sequence[RequestRecord]) -> FigureBlock:
     """TTFT of requests by arrival: each one, and percentiles of slices of time."""
     figure = new_figure(FULL, 3.0)
     ax: Any = figure.subplots()
@@ -90,10 +90,11 @@ def ttft_over_time(requests: Sequence[RequestRecord]) -> Figure:
     ax.set_ylim(0)
     ax.margins(x=0.01)
     legend(ax)
-    return figure
+    caption = "Each request by its arrival; lines are percentiles of slices of time."
+    return FigureBlock("ttft-over-time", "TTFT over time", caption, figure)
 
 
-def request_stages(requests: Sequence[RequestRecord]) -> Figure:
+def request_stages(requests: Sequence[RequestRecord]) -> FigureBlock:
     """A row for each request from its arrival on, stage by stage; of many, those that arrived in the middle."""
     done = finished(requests)
     first = max(0, (len(done) - _MOST_ROWS) // 2)
@@ -112,10 +113,11 @@ def request_stages(requests: Sequence[RequestRecord]) -> Figure:
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     ax.margins(x=0.005)
     legend(ax)
-    return figure
+    caption = "From arrival to end, by stage; of many, those that arrived in the middle of the run."
+    return FigureBlock("requests", "Requests", caption, figure)
 
 
-def stage_bars(runs: Runs) -> Figure:
+def stage_bars(runs: Runs) -> FigureBlock:
     """Mean latency of each run, stage by stage."""
     figure = new_figure(FULL, 1.2 + 0.4 * len(runs))
     ax: Any = figure.subplots()
@@ -125,10 +127,10 @@ def stage_bars(runs: Runs) -> Figure:
     ax.get_legend().remove()
     legend(ax)
     ax.tick_params(axis="y", labelcolor=INK)
-    return figure
+    return FigureBlock("stages", "Where the time goes", "Mean latency by stage; short stages are one.", figure)
 
 
-def critical_path(mean_ms: Mapping[str, float]) -> Figure:
+def critical_path(mean_ms: Mapping[str, float]) -> FigureBlock:
     """Mean milliseconds by part, longest first."""
     parts = sorted(mean_ms.items(), key=lambda part: part[1])
     figure = new_figure(FULL, 0.9 + 0.25 * len(parts))
@@ -140,10 +142,11 @@ def critical_path(mean_ms: Mapping[str, float]) -> Figure:
     tidy(ax, "mean of finished requests, ms", grid="x")
     ax.tick_params(axis="y", labelcolor=INK)
     ax.margins(x=0.14)
-    return figure
+    caption = "Mean latency by what happened: the parts of a request sum up to its latency."
+    return FigureBlock("critical-path", "What requests wait for", caption, figure)
 
 
-def occupancy(records: RunRecords) -> Figure:
+def occupancy(records: RunRecords) -> FigureBlock:
     """Occupancy of every instance over time: requests in its batch, those that wait, and its KV pages in use."""
     figure = new_figure(FULL, 5.2)
     panels: Any = figure.subplots(3, 1, sharex=True)
@@ -158,10 +161,11 @@ def occupancy(records: RunRecords) -> Figure:
     panels[-1].set_ylim(0, 1.02)
     percent_axis(panels[-1].yaxis)
     legend(panels[0])
-    return figure
+    caption = "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use."
+    return FigureBlock("occupancy", "Batches, queues and KV pages", caption, figure)
 
 
-def transfers(records: RunRecords) -> Figure:
+def transfers(records: RunRecords) -> FigureBlock:
     """Speed by size, coloured by what held the bytes up most; links and the staging ring over time."""
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -179,7 +183,9 @@ def transfers(records: RunRecords) -> Figure:
     links.set_ylim(0)
     links.margins(x=0.01)
     legend(links)
-    return figure
+    caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
+    caption += "bytes move, and those that wait for the staging ring."
+    return FigureBlock("transfers", "KV transfers", caption, figure)
 
 
 def _draw_speed(ax: Any, sent: Sequence[TransferRecord]) -> None:

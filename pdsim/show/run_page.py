@@ -12,8 +12,8 @@ from pdsim.metrics.summary_rows import Ranges, between, counted, range_text, ran
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
 from pdsim.scenario.schema import Scenario
 from pdsim.show import run_figures
-from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, differences, setup_sentence
-from pdsim.show.sweep_figures import Bar, Dot, tornado, trade_offs
+from pdsim.show.figures import Bar, Dot, FigureBlock, tornado, trade_offs
+from pdsim.show.page import Card, Cell, Page, Table, cell, differences, setup_sentence
 from pdsim.sim.sensitivity import GAIN, MEASURES, Sensitivity, limits
 
 _MOST_REQUESTS = 200
@@ -175,64 +175,24 @@ def _warnings(run: ReportedRun) -> list[str]:
 
 def _latency_figures(runs: Sequence[ReportedRun]) -> list[FigureBlock]:
     requests = {run.name: run.records.requests for run in runs if run.num_finished}
-    if not requests:
-        return []
-    return [
-        FigureBlock(
-            "distributions",
-            "Latency",
-            "The fraction of requests that had its first token, its mean gap between tokens, its last token by then.",
-            run_figures.latency_distributions(requests),
-        ),
-        FigureBlock(
-            "stages",
-            "Where the time goes",
-            "Mean latency by stage; short stages are one.",
-            run_figures.stage_bars(requests),
-        ),
-    ]
+    return [run_figures.latency_distributions(requests), run_figures.stage_bars(requests)] if requests else []
 
 
 def _inside(run: ReportedRun) -> list[FigureBlock]:
     """Figures that only a look into one run shows."""
-    records = run.records
-    figures: list[FigureBlock] = []
     if not run.num_finished:
         return []
-    figures += _tornado(run.sensitivities)
-    figures += [
-        FigureBlock(
-            "critical-path",
-            "What requests wait for",
-            "Mean latency by what happened: the parts of a request sum up to its latency.",
-            run_figures.critical_path(mean_parts_ms(records)),
-        ),
-        FigureBlock(
-            "ttft-over-time",
-            "TTFT over time",
-            "Each request by its arrival; lines are percentiles of slices of time.",
-            run_figures.ttft_over_time(records.requests),
-        ),
-        FigureBlock(
-            "requests",
-            "Requests",
-            "From arrival to end, by stage; of many, those that arrived in the middle of the run.",
-            run_figures.request_stages(records.requests),
-        ),
+    records = run.records
+    figures = [
+        *_tornado(run.sensitivities),
+        run_figures.critical_path(mean_parts_ms(records)),
+        run_figures.ttft_over_time(records.requests),
+        run_figures.request_stages(records.requests),
     ]
     if records.levels:
-        figures.append(
-            FigureBlock(
-                "occupancy",
-                "Batches, queues and KV pages",
-                "Of each instance: means of short bins of time. Cached pages that nobody uses are not in use.",
-                run_figures.occupancy(records),
-            )
-        )
+        figures.append(run_figures.occupancy(records))
     if any(transfer.num_bytes for transfer in records.transfers):
-        caption = "Left: speed of each transfer, coloured by what most of its time went to. Right: transfers whose "
-        caption += "bytes move, and those that wait for the staging ring."
-        figures.append(FigureBlock("transfers", "KV transfers", caption, run_figures.transfers(records)))
+        figures.append(run_figures.transfers(records))
     return figures
 
 

@@ -1,10 +1,9 @@
 """Answers, plans and sweeps on the terminal: the best points, why, and what failed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from textwrap import wrap
 
-from rich.console import Console
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -37,28 +36,19 @@ def print_questions(asks: Mapping[str, str]) -> None:
 
 
 def print_answer(made: Answer) -> None:
-    console = new_console()
-    console.print(made.load, style="dim", highlight=False, markup=False)
-    console.print()
-    console.print(made.text, style="bold", highlight=False, markup=False)
-    console.print()
-    _print_notes(console, made.remarks())
+    _print_head(made.load, made.text, made.remarks())
     most = len(made.columns)
     sizes = [(count, True) for count in range(most, _LEAST - 1, -1)] + [(count, False) for count in range(most, 0, -1)]
-    print_first_that_fits(console, *(partial(_table, made, count, spread=spread) for count, spread in sizes))
+    print_first_that_fits([_table(made, count, spread=spread)] for count, spread in sizes)
 
 
 def _table(made: Answer, count: int, *, spread: bool) -> Table:
     """The first columns, titles in several lines; without intervals where there is no room for them."""
-    table = new_table("")
-    table.padding = (0, 1, 0, 0)
-    titles = [made.titles[0], *made.titles[1 : count + 1], made.titles[-1]]
-    for i, title in enumerate(titles):
-        is_number = 0 < i <= count
-        table.add_column(_in_lines(title), justify="right" if is_number else "left", vertical="bottom")
-    for row in made.rows:
-        arm, *cells, remark = made.cells(row)
-        table.add_row(arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark)
+    rows = [
+        [arm, *(cell if spread else cell.partition(" ±")[0] for cell in cells[:count]), remark]
+        for arm, *cells, remark in map(made.cells, made.rows)
+    ]
+    table = _tight([*made.titles[: count + 1], made.titles[-1]], rows)
     left_out = [made.title(name).replace(",", "") for name in made.columns[count:]]
     if left_out:
         table.caption_justify = "left"
@@ -66,12 +56,26 @@ def _table(made: Answer, count: int, *, spread: bool) -> Table:
     return table
 
 
-def _in_lines(title: str) -> str:
-    return "\n".join(wrap(title.replace(",", ""), _TITLE, break_long_words=False))
+def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Words in the first column and the last, numbers between them; titles in several lines."""
+    table = new_table("")
+    table.padding = (0, 1, 0, 0)
+    for i, title in enumerate(titles):
+        lines = wrap(title.replace(",", ""), _TITLE, break_long_words=False)
+        justify: JustifyMethod = "right" if 0 < i < len(titles) - 1 else "left"
+        table.add_column("\n".join(lines), justify=justify, vertical="bottom")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _print_notes(console: Console, notes: Iterable[str]) -> None:
-    """Lines of a note stand below one another, behind its dash."""
+def _print_head(about: str, text: str, notes: Iterable[str]) -> None:
+    """Prints the answer and its notes, the lines of each below one another, behind its dash."""
+    console = new_console()
+    console.print(about, style="dim", highlight=False, markup=False)
+    console.print()
+    console.print(text, style="bold", highlight=False, markup=False)
+    console.print()
     for note in notes:
         table = Table.grid(padding=(0, 1, 0, 0))
         table.add_row("-", Text(note))
@@ -85,20 +89,9 @@ _POINT, _GPUS, _RATE = "point", "GPUs", "requests/s\nper GPU"
 
 
 def print_plan(plan: Plan) -> None:
-    console = new_console()
     tried = f"{plan.num_tried} of {plan.num_candidates} clusters simulated"
-    console.print(f"{plan.about}; SLO: {plan.slo}; {tried}", style="dim", highlight=False, markup=False)
-    console.print()
-    console.print(plan.text, style="bold", highlight=False, markup=False)
-    console.print()
-    _print_notes(console, plan.notes)
-    table = new_table("")
-    table.padding = (0, 1, 0, 0)
-    for title in plan.titles:
-        table.add_column(_in_lines(title), justify="right" if title in plan.titles[1:-1] else "left", vertical="bottom")
-    for row in plan.rows:
-        table.add_row(*plan.cells(row))
-    console.print(table)
+    _print_head(f"{plan.about}; SLO: {plan.slo}; {tried}", plan.text, plan.notes)
+    new_console().print(_tight(plan.titles, map(plan.cells, plan.rows)))
 
 
 def print_sweep(result: SweepResult) -> None:
@@ -109,9 +102,9 @@ def print_sweep(result: SweepResult) -> None:
         best = result.best(name)
         num_met = sum(point.meets(name, slo) for point in best)
         title = f"{name}: {_limits(slo)}; {num_met} of {counted(len(result.points), 'point')} meet it"
-        _print(console, title, best, name, slo)
+        _print(title, best, name, slo)
     if not result.slos:
-        _print(console, counted(len(result.points), "point"), [point for point in result.points if not point.error])
+        _print(counted(len(result.points), "point"), [point for point in result.points if not point.error])
     print_ranges({str(point.number): point.ranges for point in result.points}, _POINT)
     for reason, count in result.failures.most_common():
         console.print(f"{count} failed: {reason}", highlight=False, markup=False)
@@ -121,9 +114,7 @@ def print_sweep(result: SweepResult) -> None:
     console.print(f"{runs}: {result.folder}", highlight=False, markup=False)
 
 
-def _print(
-    console: Console, title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None
-) -> None:
+def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: SloSettings | None = None) -> None:
     """Fewer columns where there is no room for all."""
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
@@ -142,9 +133,9 @@ def _print(
             made.add_row(*(row[column] for column in columns))
         return made
 
-    sizes = ((), (_RATE,), (_RATE, _GPUS))
-    tight = (partial(table, *left_out, is_tight=True) for left_out in (*sizes[1:], (_RATE, _GPUS, _POINT)))
-    print_first_that_fits(console, *(partial(table, *left_out) for left_out in sizes), *tight)
+    left_out = (_RATE, _GPUS, _POINT)
+    sizes = [(count, False) for count in range(3)] + [(count, True) for count in range(1, 4)]
+    print_first_that_fits([table(*left_out[:count], is_tight=is_tight)] for count, is_tight in sizes)
 
 
 def _cells(

@@ -1,20 +1,18 @@
 """The page of a sweep: its best points, what is traded for what, and which fields matter."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 from pdsim.metrics.summary_rows import RANGED, between, counted, range_text, significant
-from pdsim.show.page import Card, Cell, FigureBlock, Page, Table, cell, setup_sentence
-from pdsim.show.sweep_figures import Bar, Dot, heat_map, lines, tornado, trade_offs
+from pdsim.show.figures import Bar, Dot, FigureBlock, heat_map, lines, tornado, trade_offs
+from pdsim.show.page import Card, Cell, Page, Table, cell, setup_sentence
 from pdsim.study.result import Estimate, PointResult, SweepResult, rate_per_gpu
 from pdsim.study.tasks import described, shown
 
 _LOADS = ("client.concurrency", "client.arrivals.rate")
 _PREFILL, _DECODE = "prefill.instances", "decode.instances"
 _RATIO = "P:D"
-_SHOWN_STATISTICS = {"median": "median", "p99": "p99"}
 _CACHE_SIZES = ("pool_tokens", "mem_fraction")
 _MOST_SERIES = 6
 _MOST_CELLS = 12
@@ -95,9 +93,11 @@ def _cards(result: SweepResult, points: Sequence[PointResult]) -> list[Card]:
     cards.append(_card("output", output, "tokens/s per GPU", between("output_throughput", per_gpu)))
     if not best.is_saturated:
         for time in ("ttft", "tpot"):
-            for name, p in _SHOWN_STATISTICS.items():
-                field = f"{name}_{time}_ms"
-                cards.append(_card(f"{time.upper()} {p}", best.metric(field), "ms", between(field, best.ranges)))
+            for statistic in ("median", "p99"):
+                field = f"{statistic}_{time}_ms"
+                cards.append(
+                    _card(f"{time.upper()} {statistic}", best.metric(field), "ms", between(field, best.ranges))
+                )
     return [*cards, Card("GPUs", str(best.num_gpus), f"point {best.number}")]
 
 
@@ -232,8 +232,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
     rows, columns = (fields[field] for field in pair)
     found = []
     for slo in result.slos or ("",):
-        value = partial(_goodput, slo=slo) if slo else rate_per_gpu
-        values = [[_best_of(points, {pair[0]: a, pair[1]: b}, value) for b in columns] for a in rows]
+        values = [[_best_of(points, {pair[0]: a, pair[1]: b}, _value(slo)) for b in columns] for a in rows]
         what = f"Goodput for {slo}" if slo else "Throughput"
         figure = heat_map(
             [shown(a) for a in rows],
@@ -250,8 +249,9 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
     return found
 
 
-def _goodput(point: PointResult, slo: str) -> float:
-    return point.goodput_per_gpu(slo).mean
+def _value(slo: str) -> Value:
+    """Goodput for an SLO, or throughput without one."""
+    return (lambda point: point.goodput_per_gpu(slo).mean) if slo else rate_per_gpu
 
 
 def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value) -> float | None:
@@ -264,11 +264,9 @@ def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[st
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
         return []
-    first = next(iter(result.slos), None)
+    first = next(iter(result.slos), "")
     measures: dict[str, Value] = {
-        f"goodput for {first}" if first else "requests/s per GPU": partial(_goodput, slo=first)
-        if first
-        else rate_per_gpu,
+        f"goodput for {first}" if first else "requests/s per GPU": _value(first),
         "p99 TTFT": lambda point: point.metric("p99_ttft_ms").mean,
         "mean TPOT": lambda point: point.metric("mean_tpot_ms").mean,
     }

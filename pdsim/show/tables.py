@@ -1,7 +1,7 @@
-"""Tables on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
+"""Tables of runs on the terminal. What does not fit its width is left out, in a set order; nothing is cut."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from os import environ
 from textwrap import wrap
 from typing import Any
@@ -23,16 +23,23 @@ from pdsim.metrics.summary_rows import (
     range_text,
     ranges_of,
     rows_to_show,
+    time_text,
     unit_of,
 )
+from pdsim.metrics.tail import Tail, TailGroup
 from pdsim.metrics.usage import USAGE_COLUMNS, instance_usage
-from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits
+from pdsim.sim.sensitivity import MEASURES, Sensitivity, limits, relief_of
 from pdsim.system.catalog import load_gpu, load_model, names
 
 _WIDTH = 180
 """Width where the output is no terminal and COLUMNS is not set: wide enough for every column."""
 _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
 """Columns of words, besides the first."""
+_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
+_VISIBLE_LOAD = 1.5
+"""More arrivals than usual by this factor are a burst."""
+_FEW = 3
+"""Fewer requests are no burst."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -92,28 +99,21 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
             made.add_row(_folded(name), *(range_text(row, found, *ends[row.field]) for row in shown))
         return made
 
-    sizes = (HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))
-    print_first_that_fits(
-        new_console(), partial(table, [row.field for row in rows]), *(partial(table, few) for few in sizes)
-    )
+    sizes = [[row.field for row in rows], *(HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))]
+    print_first_that_fits([table(fields)] for fields in sizes)
 
 
 def print_stages(runs: Mapping[str, RunRecords]) -> None:
     """Fewer columns where there is no room for all, then fewer runs in one table."""
-    by_run = {name: {row.stage: row for row in stage_times(records.requests)} for name, records in runs.items()}
-    console, names = new_console(), list(by_run)
-    for size in range(len(names), 0, -1):
-        groups = [names[start : start + size] for start in range(0, len(names), size)]
-        for explained, columns in _STAGE_COLUMNS:
-            shown = [{name: by_run[name] for name in group} for group in groups]
-            tables = [_stages(part, columns, explained=explained, named=len(runs) > 1) for part in shown]
-            if all(fits(console, table) for table in tables):
-                break
-        else:
-            continue
-        break
-    for table in tables:
-        console.print(table)
+    times = [(name, {row.stage: row for row in stage_times(records.requests)}) for name, records in runs.items()]
+    print_first_that_fits(
+        [
+            _stages(dict(times[start : start + size]), columns, explained=explained, named=len(runs) > 1)
+            for start in range(0, len(times), size)
+        ]
+        for size in range(len(times), 0, -1)
+        for explained, columns in _STAGE_COLUMNS
+    )
 
 
 _STAGE_COLUMNS: tuple[tuple[bool, tuple[str, ...]], ...] = (
@@ -168,7 +168,7 @@ def print_usage(runs: Mapping[str, RunRecords]) -> None:
         return made
 
     few = [column for column in USAGE_COLUMNS if column not in ("running", "waiting")]
-    print_first_that_fits(new_console(), lambda: table(*USAGE_COLUMNS), lambda: table(*few))
+    print_first_that_fits([table(*columns)] for columns in (USAGE_COLUMNS, few))
 
 
 def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
@@ -183,7 +183,7 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
         return made
 
     if parts_ms:
-        print_first_that_fits(new_console(), lambda: table("what happens"), table)
+        print_first_that_fits([table(*columns)] for columns in (["what happens"], []))
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
@@ -240,7 +240,7 @@ def print_request(request: RequestRecord) -> None:
         return made
 
     if request.outcome == "finished":
-        print_first_that_fits(console, lambda: table("what happens"), table)
+        print_first_that_fits([table(*columns)] for columns in (["what happens"], []))
     prefill, decode = request.num_prefill_cached_tokens, request.num_decode_cached_tokens
     console.print(f"cached: {prefill:,} tokens on prefill, {decode:,} on decode", highlight=False)
     sent = f"sent: {request.transfer_bytes / 1e6:,.1f} MB; retracted {counted(request.num_retractions, 'time')}"
@@ -248,9 +248,71 @@ def print_request(request: RequestRecord) -> None:
     console.print(sent + retried, highlight=False)
 
 
-def print_catalog() -> None:
-    console = new_console()
+def tail_json(tail: Tail, command: str) -> dict[str, Any]:
+    """The tail's fields; each group has `relief` and `explain`, the command for its example."""
+    groups = [
+        {
+            **asdict(group),
+            "relief": relief_of(group.resource, aggregated=tail.is_aggregated),
+            "explain": _explains(command, group),
+        }
+        for group in tail.groups
+    ]
+    return {**asdict(tail), "groups": groups}
 
+
+def print_tail(tail: Tail, command: str) -> None:
+    """A table of the groups, then a paragraph on each; `command` explains the run."""
+    console = new_console()
+    title, unit = _TITLES[tail.metric], " a token" * (tail.metric == "tpot")
+    size = f"{tail.num_requests:,} of {counted(tail.num_all, 'request')}"
+    console.print(f"[bold]The slowest {tail.percent:g}% by {title}: {size}[/bold]", highlight=False)
+    console.print(f"{time_text(tail.from_ms)} or more; median of all: {time_text(tail.median_ms)}", highlight=False)
+    table = new_table("")
+    for column in ("what they waited for", "requests", "share", f"median{unit}", "of all"):
+        table.add_column(column, justify="left" if column.startswith("what") else "right")
+    for group in tail.groups:
+        times = (time_text(group.median_ms), time_text(group.all_median_ms))
+        table.add_row(group.cause, f"{group.num_requests:,}", f"{group.share:.0%}", *times)
+    console.print(table)
+    for group in tail.groups:
+        console.print(f"[bold]{group.cause}[/bold]", highlight=False)
+        relief = relief_of(group.resource, aggregated=tail.is_aggregated)
+        for line in (_sizes(group), _where_and_when(group), f"relieved by {relief}" if relief else ""):
+            if line:
+                console.print(line, highlight=False, markup=False)
+        console.print(f"  {_explains(command, group)}\n", highlight=False, markup=False, soft_wrap=True)
+
+
+def _explains(command: str, group: TailGroup) -> str:
+    return f"{command} --request {group.example}"
+
+
+def _sizes(group: TailGroup) -> str:
+    if group.tokens is None or group.all_tokens is None:
+        return ""
+    what = "tokens computed" if group.part == "prefill compute" else "output tokens"
+    return f"{what}, median: {group.tokens:,.0f}; of all requests: {group.all_tokens:,.0f}"
+
+
+def _where_and_when(group: TailGroup) -> str:
+    where = _counts(group.instances, group.num_requests)
+    when = f"arrived at {group.first_s:,.2f} s"
+    if group.last_s > group.first_s:
+        share = f"{max(0.01, group.window_share):.0%} of the run"
+        when = f"arrived from {group.first_s:,.2f} to {group.last_s:,.2f} s, {share}"
+    if group.load is not None and group.load >= _VISIBLE_LOAD and group.num_requests >= _FEW:
+        when += f", in a burst: {group.load:.1f} times the usual arrivals"
+    return "; ".join(filter(None, (where, when)))
+
+
+def _counts(instances: Mapping[str, int], total: int) -> str:
+    if not instances:
+        return ""
+    return f"on {', '.join(name if n == total else f'{name} ({n:,})' for name, n in instances.items())}"
+
+
+def print_catalog() -> None:
     def models(*columns: str) -> Table:
         made = new_table("models (KV in bf16, all of it on one GPU)", "model", *columns)
         for name in names("models"):
@@ -267,14 +329,14 @@ def print_catalog() -> None:
         return made
 
     few = ("total", "active", "layers", "KV bytes\na token", "context")
-    print_first_that_fits(console, lambda: models(*few, "weights"), lambda: models(*few))
+    print_first_that_fits([models(*columns)] for columns in ((*few, "weights"), few))
     gpus = new_table("GPUs", "GPU", "memory\nGB", "TB/s", "TFLOPS", "NVLink\nGB/s", "NIC\nGB/s")
     for name in names("gpus"):
         g = load_gpu(name)
         flops = ", ".join(f"{dtype} {rate / 1e12:,.0f}" for dtype, rate in g.flops.items())
         rates = (f"{g.memory_bytes / 1e9:.1f}", f"{g.memory_bandwidth / 1e12:.2f}", flops)
         gpus.add_row(name, *rates, f"{g.nvlink_bandwidth / 1e9:.0f}", f"{g.nic_bandwidth / 1e9:.0f}")
-    console.print(gpus)
+    new_console().print(gpus)
 
 
 def new_table(title: str, *columns: str) -> Table:
@@ -289,12 +351,14 @@ def _folded(name: str) -> str:
     return "\n".join(wrap(name, 16))
 
 
-def print_first_that_fits(console: Console, *variants: Callable[[], Table]) -> None:
-    for variant in variants:
-        table = variant()
-        if fits(console, table):
+def print_first_that_fits(variants: Iterable[Sequence[Table]]) -> None:
+    """Prints the tables of the first variant that fits the width, or of the last."""
+    console = new_console()
+    for tables in variants:
+        if all(fits(console, table) for table in tables):
             break
-    console.print(table)
+    for table in tables:
+        console.print(table)
 
 
 def fits(console: Console, table: Table) -> bool:

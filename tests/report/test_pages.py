@@ -13,11 +13,10 @@ from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.show.figures import Dot, frontier, to_svg
 from pdsim.show.page import differences, render
 from pdsim.show.run_figures import latency_distributions
 from pdsim.show.run_page import ReportedRun, run_page
-from pdsim.show.style import to_svg
-from pdsim.show.sweep_figures import Dot, frontier
 from pdsim.show.sweep_page import sweep_page
 from pdsim.sim.sensitivity import Sensitivity
 from pdsim.study.result import read_sweep
@@ -54,7 +53,7 @@ def test_a_page_needs_nothing_else(one):
 
 
 def test_a_figure_is_the_same_again(one):
-    first, again = (latency_distributions({"one": one.records.requests}) for _ in range(2))
+    first, again = (latency_distributions({"one": one.records.requests}).figure for _ in range(2))
     assert to_svg(first, "name") == to_svg(again, "name")
 
 
