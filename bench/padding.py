@@ -14,12 +14,12 @@ from functools import partial
 from itertools import accumulate
 
 import torch
+from pdreal.graphs import PrefillGraphs
 from pdreal.measure.rows import driver_version, machine_name
 from pdreal.model import transformer
 from pdreal.model.config import from_catalog
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import ExpertWeights, RandomWeights
-from pdreal.prefill_graphs import PrefillGraphs
 from pdreal.runner import ModelRunner
 from pdreal.tasks import PrefillBatch, PrefillInput
 from torch import Tensor

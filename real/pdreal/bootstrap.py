@@ -11,7 +11,7 @@ from typing import Any
 
 from pdreal.channel import Channel
 from pdreal.fleet import Fleet
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
 from pdreal.notices import Connected, Hello, Peers
 
 _START_S = 1800.0

@@ -134,7 +134,7 @@ def serve(
 @app.command
 def host() -> None:
     """Run instances here for a launcher elsewhere: `pdreal run --hosts` calls it, with its standard input."""
-    from pdreal.agent import serve_host
+    from pdreal.remote_host import serve_host
 
     serve_host()
 
@@ -273,7 +273,7 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     try:
-        from pdreal.launch_error import LaunchError
+        from pdreal.hosts import LaunchError
 
         run_app(app, arguments, (LaunchError,))
     except ModuleNotFoundError as missing:

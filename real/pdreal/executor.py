@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from pdreal.model.draw import Draw, Logprobs
-from pdreal.requests import Sampling
+from pdreal.requests import Draw, Logprobs, Sampling
 from pdreal.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
 from pdsim.core import messages as m
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, StepResult

@@ -13,6 +13,14 @@ from pdsim.scenario.fields import Section
 from pdsim.scenario.loading import read_section
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 
+LOOPBACK = "127.0.0.1"
+BETWEEN_HOSTS = ("mooncake-rdma", "nixl-rdma", "mooncake-mnnvl", "mooncake-tcp")
+"""Transfer engines that reach other hosts."""
+
+
+class LaunchError(RuntimeError):
+    """An instance or a host did not come up."""
+
 
 class HostEntry(Section):
     address: IPv4Address

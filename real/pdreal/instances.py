@@ -12,7 +12,7 @@ from pdreal.bootstrap import Bootstrap
 from pdreal.channel import Channel, Network, process_of
 from pdreal.clock import Timeline
 from pdreal.fleet import Fleet
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
 from pdreal.logbook import Logbook
 from pdreal.notices import BROKEN, Broken, Connected, Exit, Hello, Ping, Pong, Settle, Settled
 from pdreal.options import Options

@@ -16,11 +16,10 @@ from pdreal.channel import LAUNCHER, Channel, Envelope, Network, process_of
 from pdreal.clock import Timeline
 from pdreal.instances import Instances
 from pdreal.logbook import Logbook
-from pdreal.model.draw import Logprobs
 from pdreal.notices import Broken, Connected, Hello, Pong, Settled, Streamed
 from pdreal.options import Options
 from pdreal.remote_host import HostNotice
-from pdreal.requests import Request, Sampling
+from pdreal.requests import Logprobs, Request, Sampling
 from pdreal.scratch_folder import ScratchFolder
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels

@@ -19,9 +19,8 @@ from pdreal.geometry import (
     planes_of_group,
 )
 from pdreal.model.config import from_catalog
+from pdreal.page_copies import Push, push_of, staging_of
 from pdreal.paged_kv import SCRATCH_PAGE, Digests, digest
-from pdreal.push import Push, push_of
-from pdreal.staging import staging_of
 from pdreal.streams import wait_for_engines
 from pdreal.transports.protocol import MappingTransport, TransferError, Transport
 from pdsim.core.messages import Scatter

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from pdreal import notices
 from pdreal.channel import Channel
-from pdreal.decode_graphs import LaunchedStep
 from pdreal.expert_counts import ExpertCounts
-from pdreal.model.draw import Logprobs
+from pdreal.graphs import LaunchedStep
 from pdreal.rank_resources import RankResources
+from pdreal.requests import Logprobs
 from pdreal.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task
 from pdsim.core.transfer_plan import TransferUnit
 

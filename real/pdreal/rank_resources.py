@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pdreal.hosts import LOOPBACK
 from pdreal.model.config import model_config
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
@@ -14,7 +15,6 @@ from pdreal.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, pr
 from pdreal.rank_spec import RankSpec
 from pdreal.runner import ModelRunner
 from pdreal.streams import compute_stream, copy_stream
-from pdreal.transports.names import LOOPBACK
 from pdreal.transports.protocol import Transport, open_transport
 from pdsim.scenario import wiring
 from pdsim.scenario.sizing import num_host_pages

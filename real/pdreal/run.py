@@ -10,7 +10,7 @@ from typing import Any
 
 from pdreal.clients import Clients
 from pdreal.expert_counts import write_counts
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_counted_steps, read_journal, read_records
 from pdreal.options import Options

@@ -8,14 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdreal.decode_graphs import DecodeGraphs, LaunchedStep
 from pdreal.expert_counts import ExpertCounts, count
-from pdreal.host_kv import HostKv
+from pdreal.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
 from pdreal.model.attention import GatheredDecode, PagedPrefill
-from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.transformer import Transformer
-from pdreal.paged_kv import PagedKv, SavedKv
-from pdreal.prefill_graphs import SIZES, PrefillGraphs, has_prefill_graphs
+from pdreal.paged_kv import HostKv, PagedKv, SavedKv
+from pdreal.requests import Draw, Logprobs
 from pdreal.streams import to_host, wait_for_engines
 from pdreal.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
 from pdsim.core.messages import LoadBack, WriteBackup

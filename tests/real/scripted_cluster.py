@@ -4,9 +4,9 @@ import asyncio
 from itertools import count
 from typing import Any
 
+from pdreal.real_scenario import Room
 from pdreal.requests import Request, Sampling
 from pdreal.serve.metrics import Metrics
-from pdreal.serve.room import Room
 from pdreal.serve.service import Entrance, Service
 from pdreal.serve.tokenizer import Tokenizer
 

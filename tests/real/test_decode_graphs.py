@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 pytest.importorskip("triton", reason="the decode path of GPUs is written in Triton")
 
-from pdreal.decode_graphs import DecodeGraphs, batch_sizes
+from pdreal.graphs import DecodeGraphs, batch_sizes
 from pdreal.model import fused, operations
 from pdreal.model.config import from_catalog
 from pdreal.paged_kv import bits_of

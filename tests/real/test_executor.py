@@ -10,8 +10,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from pdreal.executor import Executor, NewToken
-from pdreal.host_kv import HostKv
-from pdreal.paged_kv import SavedKv
+from pdreal.paged_kv import HostKv, SavedKv
 from pdreal.requests import Sampling
 from pdreal.tasks import ForgetKv, SaveKv
 

@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 import numpy as np
 from pdreal.cli import app
-from pdreal.decode_graphs import DecodeGraphs
 from pdreal.expert_counts import CountedStep, count, read_counts, skews
+from pdreal.graphs import DecodeGraphs
 from pdreal.tasks import DecodeBatch, whole_tables
 
 from pdsim.scenario.yaml_file import ConfigError

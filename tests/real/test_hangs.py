@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pdreal import bootstrap, instances, rank_group
 from pdreal.bootstrap import Bootstrap
 from pdreal.fleet import Fleet
+from pdreal.hosts import LaunchError
 from pdreal.instances import next_backoff_s
-from pdreal.launch_error import LaunchError
 from pdreal.launcher import Launcher
 from pdreal.options import Options
 from pdreal.real_scenario import real_scenario

@@ -7,10 +7,9 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from random import Random
 from types import SimpleNamespace
 
-from pdreal import host_kv
+from pdreal import paged_kv
 from pdreal.host_copies import HostCopies
-from pdreal.host_kv import HostKv
-from pdreal.paged_kv import PagedKv
+from pdreal.paged_kv import HostKv, PagedKv
 from pdreal.rank_group import Computed
 from pdreal.real_scenario import for_real
 
@@ -24,7 +23,7 @@ from tests.real.models import GPU_OR_CPU
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("part_bytes", [1, 10_000, 1 << 30])
 def test_pages_come_back_into_other_pages_as_they_were(dtype, part_bytes, monkeypatch):
-    monkeypatch.setattr(host_kv, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(paged_kv, "_PART_BYTES", part_bytes)
     shape = {"num_pages": 40, "page_size": 4, "num_layers": 3, "num_kv_heads": 2, "head_dim": 16}
     kv = PagedKv(**shape, dtype=getattr(torch, dtype), device=GPU_OR_CPU)
     page_of = kv.memory.view(torch.uint8).view(len(kv.planes), 41, -1)

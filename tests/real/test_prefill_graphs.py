@@ -7,9 +7,9 @@ pytest.importorskip("triton", reason="the graphs' attention is written in Triton
 
 from dataclasses import replace
 
+from pdreal.graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.model.config import from_catalog
 from pdreal.paged_kv import bits_of
-from pdreal.prefill_graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.tasks import PrefillBatch
 
 from tests.real.models import DEEPSEEK, GPU_OR_CPU, LLAMA, chunk, load, runner, tokens

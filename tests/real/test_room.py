@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.options import Options
-from pdreal.real_scenario import real_scenario, served_scenario
+from pdreal.real_scenario import Room, real_scenario, served_scenario
 from pdreal.serve.fields import RefusedError
-from pdreal.serve.room import Room
 
 from pdsim.policy.pages import num_pages
 from pdsim.policy.protocols import Admitted

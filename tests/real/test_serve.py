@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 aiohttp = pytest.importorskip("aiohttp")
 
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
+from pdreal.real_scenario import Room
 from pdreal.serve import http
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
-from pdreal.serve.room import Room
 from pdreal.serve.server import is_loopback
-from pdreal.serve.stop_texts import StopTexts
-from pdreal.serve.tokenizer import Tokenizer
+from pdreal.serve.tokenizer import StopTexts, Tokenizer
 
 from tests.real.scripted_cluster import NUM_CACHED_TOKENS, VOCAB_SIZE, ScriptedCluster, scripted_service, true_tokens
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
 from pdreal.serve.tokenizer import HUB_NAME, Detokenizer, Tokenizer, plant_in_hub_cache, write_tokenizer
 
 VOCAB_SIZE = 512
@@ -94,8 +94,8 @@ def test_a_checkpoints_own_tokenizer(tmp_path):
     pytest.importorskip("tokenizers", reason="reads tokenizer.json")
     pytest.importorskip("jinja2", reason="renders chat templates")
     from pdreal.options import Options
-    from pdreal.serve.checkpoint_tokenizer import CheckpointTokenizer
     from pdreal.serve.server import tokenizer_of
+    from pdreal.serve.tokenizer import CheckpointTokenizer
 
     assert isinstance(tokenizer_of(Options(), 512), Tokenizer)
     write_tokenizer(tmp_path, 512)

@@ -147,7 +147,7 @@ class RowFile:
         self._file.close()
 
 
-Work = Callable[[], Any]
+Call = Callable[[], Any]
 
 _LEAST = 3
 _LEAST_RESTED = 5
@@ -155,13 +155,13 @@ _LEAST_RESTED = 5
 _MOST = 50
 
 
-def repeat_us(work: Work, seconds: float, *, warm_ups: int = 1) -> list[float]:
+def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
     """Sorted. Three times at least; until `seconds` are over or it was done 50 times."""
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 
 
 def repeat_each_us(
-    works: Iterator[Work], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
+    works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
     """Sorted times of one work after another, which are alike. Five times at least with a pause before each."""
     for _ in range(warm_ups):
@@ -176,7 +176,7 @@ def repeat_each_us(
     return sorted(times_us)
 
 
-def once_us(work: Work) -> float:
+def once_us(work: Call) -> float:
     begin_ns = perf_counter_ns()
     work()
     return (perf_counter_ns() - begin_ns) / 1e3

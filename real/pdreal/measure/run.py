@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from pdreal.launch_error import LaunchError
-from pdreal.measure.followers import Followers, Ranked
-from pdreal.measure.forwards import Case, forward_rows
+from pdreal.hosts import LaunchError
+from pdreal.measure.forwards import Case, Followers, Ranked, forward_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import message_row, serving_rows

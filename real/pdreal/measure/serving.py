@@ -11,8 +11,7 @@ from time import perf_counter_ns
 import torch
 
 from pdreal.channel import LAUNCHER, Channel, Network
-from pdreal.hosts import Hosts
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import Hosts, LaunchError
 from pdreal.launcher import Launcher
 from pdreal.logbook import read_records
 from pdreal.measure.forwards import graph_of

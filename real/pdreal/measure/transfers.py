@@ -1,5 +1,14 @@
-"""Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process."""
+"""Times that KV takes to move: gather and scatter within a rank, and writes by every engine from process to process.
 
+The process that is written to is `pdreal host` with another ticket, here or on another host. It answers over standard
+output, a line of JSON each, and its standard input is its life.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,15 +23,12 @@ import numpy as np
 import torch
 
 from pdreal.geometry import CacheGeometry, RankPair
-from pdreal.hosts import Hosts
+from pdreal.hosts import BETWEEN_HOSTS, LOOPBACK, Hosts
 from pdreal.measure.forwards import free_bytes, kv_page_bytes
 from pdreal.measure.rows import Kind, Row, repeat_each_us, repeat_us, row_of
-from pdreal.measure.target import FILL, target_of
 from pdreal.model.config import ModelConfig
+from pdreal.page_copies import KernelStaging, Staging, push_of, staging_of
 from pdreal.paged_kv import PagedKv
-from pdreal.push import push_of
-from pdreal.staging import KernelStaging, Staging, staging_of
-from pdreal.transports.names import BETWEEN_HOSTS, LOOPBACK
 from pdreal.transports.protocol import Addresses, MappingTransport, Transport, UnavailableError, open_transport
 
 _SHARE_OF_MEMORY = 0.4
@@ -197,3 +203,74 @@ def opened(
                 raise AssertionError(f"{transport} did not write what it was given")
     finally:
         engine.close()
+
+
+FILL = 7
+_HERE = (sys.executable, "-m", "pdreal", "host")
+
+
+class Target:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        answer = self._hear()
+        self.address: str = answer["address"]
+        self.begin: int = answer["begin"]
+        """Address at which its memory begins."""
+
+    def is_full(self) -> bool:
+        """True if every byte was written."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("all is written\n")
+        self._process.stdin.flush()
+        return bool(self._hear()["is_full"])
+
+    def _hear(self) -> dict[str, Any]:
+        """Raises UnavailableError if it cannot go on."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"wrong": "the target ended"}
+        if "wrong" in answer:
+            raise UnavailableError(answer["wrong"])
+        return answer
+
+
+@contextmanager
+def target_of(transport: str, device: torch.device, num_bytes: int, hosts: Hosts | None) -> Iterator[Target]:
+    """hosts: the first that is not here has it; None: this one. Raises UnavailableError."""
+    command: Sequence[str] = _HERE
+    address = LOOPBACK
+    if hosts is not None:
+        entry = hosts.others[0][1]
+        command, address = shlex.split(entry.start or ""), str(entry.address)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  the user's
+    assert process.stdin is not None
+    ticket = {"transport": transport, "device": str(device), "num_bytes": num_bytes, "address": address}
+    try:
+        process.stdin.write(json.dumps({"target": ticket}) + "\n")
+        process.stdin.flush()
+        yield Target(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def serve_target(transport: str, device: str, num_bytes: int, address: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some engines print
+
+    def tell(**answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        engine = open_transport(transport, torch.device(device), address)
+        memory = engine.allocate(num_bytes)
+        engine.register([memory])
+    except UnavailableError as wrong:
+        tell(wrong=str(wrong))
+        return
+    tell(address=engine.address, begin=memory.data_ptr())
+    if sys.stdin.readline():
+        tell(is_full=bool((memory == FILL).all()))
+        sys.stdin.readline()
+    os._exit(0)  # whatever a thread of the engine still does

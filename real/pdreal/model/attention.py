@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pdreal.model.latent import LatentHeads
+from pdreal.model.weights import LatentHeads
 from pdreal.paged_kv import PagedKv
 from pdreal.tasks import PrefillBatch
 

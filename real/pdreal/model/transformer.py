@@ -16,14 +16,13 @@ from torch.nn.functional import embedding, rms_norm
 from pdreal.model import operations
 from pdreal.model.block_scaled import linear
 from pdreal.model.config import ModelConfig
-from pdreal.model.draw import Draw, Logprobs
 from pdreal.model.experts import run_experts
-from pdreal.model.latent import LatentHeads
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
 from pdreal.model.weights import (
     ExpertWeights,
     GroupedWeights,
+    LatentHeads,
     LatentWeights,
     LayerWeights,
     MlpWeights,
@@ -31,6 +30,7 @@ from pdreal.model.weights import (
     WeightSource,
     load_weights,
 )
+from pdreal.requests import Draw, Logprobs
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, whatever config.json has for the others."""

@@ -16,13 +16,12 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pdreal.launch_error import LaunchError
+from pdreal.hosts import LaunchError
 from pdreal.requests import RequestFailed
+from pdreal.serve.dialects import ChatCompletions, Completions, Generate
 from pdreal.serve.fields import Fields, RefusedError, unavailable
 from pdreal.serve.metrics import CONTENT_TYPE, gauges
-from pdreal.serve.openai import ChatCompletions, Completions
 from pdreal.serve.service import Answer, Generation, Service
-from pdreal.serve.sglang import Generate
 
 HEADERS_S = 30.0
 """Limit for a client's headers, and between two requests of a connection."""

@@ -11,12 +11,11 @@ from typing import NamedTuple
 from pdreal.launcher import Launcher
 from pdreal.model.config import model_config
 from pdreal.options import Options
-from pdreal.serve.checkpoint_tokenizer import FILE, CheckpointTokenizer
+from pdreal.real_scenario import Room
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Metrics
-from pdreal.serve.room import Room
 from pdreal.serve.service import Entrance, Service
-from pdreal.serve.tokenizer import Tokenizer
+from pdreal.serve.tokenizer import FILE, CheckpointTokenizer, Tokenizer
 from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")

@@ -8,14 +8,11 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pdreal.model.draw import Logprobs
-from pdreal.requests import Sampling
-from pdreal.serve.checkpoint_tokenizer import CheckpointTokenizer
+from pdreal.real_scenario import Room
+from pdreal.requests import Logprobs, Sampling
 from pdreal.serve.fields import RefusedError, Wanted, unavailable
 from pdreal.serve.metrics import Meter, Metrics
-from pdreal.serve.room import Room
-from pdreal.serve.stop_texts import StopTexts
-from pdreal.serve.tokenizer import Tokenizer
+from pdreal.serve.tokenizer import CheckpointTokenizer, StopTexts, Tokenizer
 
 if TYPE_CHECKING:
     from pdreal.launcher import Launcher

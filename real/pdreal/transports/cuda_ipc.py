@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from pdreal.streams import copy_stream
-from pdreal.transports.peer_process import PeerProcess
-from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, PeerProcess, Regions, TransferError, UnavailableError, connected
 from pdreal.transports.pull import PullClient, PullServer
 
 _OPEN_LAZILY = 1  # cudaIpcMemLazyEnablePeerAccess

@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from pdreal.hosts import LOOPBACK
 from pdreal.streams import synchronize_engines
-from pdreal.transports.names import LOOPBACK
 from pdreal.transports.protocol import Addresses, TransferError, UnavailableError, load_engine
 
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]

@@ -1,6 +1,8 @@
 """Transfer engines: what one does for a rank, how one is opened, and how it fails."""
 
 import importlib
+import os
+import select
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -10,12 +12,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdreal.transports.names import LOOPBACK, NAMES
+from pdreal.hosts import LOOPBACK
 from pdsim.system.entry import hint
 
 Addresses = NDArray[np.int64]
 """Addresses of memory, or lengths of it, in bytes."""
 
+
+NAMES = (
+    "mooncake-tcp",
+    "mooncake-nvlink",
+    "mooncake-rdma",
+    "mooncake-mnnvl",
+    "nixl-cma",
+    "nixl-cuda-ipc",
+    "nixl-cuda-ipc-sglang",
+    "nixl-rdma",
+    "cuda-ipc",
+    "push",
+    "shared-memory",
+)
+"""Engines, as scenarios name them."""
 
 Peer = TypeVar("Peer")
 
@@ -118,6 +135,28 @@ class Regions:
         if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
             raise TransferError("a range is not within registered memory")
         return self._mapped[region] + addresses - self._begins[region]
+
+
+class PeerProcess:
+    """A process of this host whose memory is mapped here; a process descriptor (pidfd) tells whether it lives."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises TransferError if it is gone."""
+        self._pid = pid
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise TransferError(f"process {pid} is gone") from None
+
+    def check_alive(self) -> None:
+        """Raises TransferError if it died."""
+        poll = select.poll()  # one for each thread: it refuses to be asked by two at a time
+        poll.register(self._descriptor, select.POLLIN)
+        if poll.poll(0):
+            raise TransferError(f"process {self._pid} died")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> Transport:

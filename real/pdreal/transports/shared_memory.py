@@ -14,8 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from pdreal.transports.peer_process import PeerProcess
-from pdreal.transports.protocol import Addresses, Regions, TransferError, UnavailableError, connected
+from pdreal.transports.protocol import Addresses, PeerProcess, Regions, TransferError, UnavailableError, connected
 
 _NO_FAULTS = mmap.MAP_SHARED | mmap.MAP_POPULATE
 

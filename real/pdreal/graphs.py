@@ -1,0 +1,306 @@
+"""Decode steps and short prefill forwards as CUDA graphs: one per size, all over the same inputs, which are uploaded.
+
+Launched one by one, the kernels of a short forward take the host longer than the GPU. A batch runs in the smallest
+graph that holds it. Rows and tokens that it leaves over are of nobody, and their KV goes to the scratch page.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pdreal.model.attention import KernelDecode
+from pdreal.model.transformer import Attend, Transformer
+from pdreal.model.weights import LatentHeads
+from pdreal.paged_kv import SCRATCH_PAGE, PagedKv
+from pdreal.streams import begin_to_host, to_host
+from pdreal.tasks import DecodeBatch, PrefillBatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class _Graphs:
+    """Forwards over one cache. On a CPU they are not captured but run: so Triton's interpreter can test them."""
+
+    def __init__(self, model: Transformer, kv: PagedKv, num_inputs: int, *, records_experts: bool) -> None:
+        """num_inputs: integers that a forward uploads, at most."""
+        self.choices: list[Tensor] = []
+        """Experts of each layer that the last forward's tokens chose, if they are recorded."""
+        self._records_experts = records_experts
+        self._model = model
+        self._kv = kv
+        self._host = torch.zeros(num_inputs, dtype=torch.int32, pin_memory=model.device.type == "cuda")
+        self._device = torch.zeros_like(self._host, device=model.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[int, Tensor] = {}
+        """Hidden states, where each graph leaves them."""
+        self._choices: dict[int, list[Tensor]] = {}
+        """Choices of experts, where each graph leaves them."""
+
+    def _run(self, size: int, num_tokens: int) -> None:
+        if graph := self._graphs.get(size):
+            graph.replay()
+        else:
+            self._forward(size)
+        self.choices = [chosen[:num_tokens] for chosen in self._choices.get(size, ())]
+
+    def _forward(self, size: int) -> None:
+        raise NotImplementedError
+
+    def _compute(
+        self, size: int, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> None:
+        self._model.choices = [] if self._records_experts else None
+        self._hidden[size] = self._model.hidden(tokens, positions, attend, rows)
+        if self._model.choices is not None:
+            self._choices[size] = self._model.choices
+            self._model.choices = None  # what others compute is theirs
+
+    def _capture(self, sizes: Sequence[int]) -> None:
+        """Largest first: the others find its memory in the pool."""
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        for size in reversed(sizes):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._forward(size)  # compiles kernels, and lets libraries set themselves up
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._forward(size)
+            graph.replay()  # the first time it is uploaded; its inputs are zeros: tokens of nobody, on the scratch page
+            self._graphs[size] = graph
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """1, 2, 4, ... up to 64 and then in steps of 64, until `largest` fits."""
+    sizes = [1]
+    while sizes[-1] < largest:
+        sizes.append(sizes[-1] + min(sizes[-1], 64))
+    return sizes
+
+
+class _StepInputs(NamedTuple):
+    """Views of one array of int32, on the host and on the device."""
+
+    tokens: Tensor
+    """[largest batch]"""
+    positions: Tensor
+    """[largest batch]: KV tokens before each of them."""
+    page_tables: Tensor
+    """[largest batch, most pages of a sequence]"""
+
+    @classmethod
+    def of(cls, array: Tensor, largest: int) -> "_StepInputs":
+        return cls(array[:largest], array[largest : 2 * largest], array[2 * largest :].view(largest, -1))
+
+
+class LaunchedStep(NamedTuple):
+    """A step on its way: its tokens are there when it is done."""
+
+    tokens: Tensor
+    done: torch.cuda.Event
+
+
+class DecodeGraphs(_Graphs):
+    """Decode steps. A step uploads what is new."""
+
+    def __init__(
+        self, model: Transformer, kv: PagedKv, max_running_requests: int, *, records_experts: bool = False
+    ) -> None:
+        self.hidden = torch.empty(0)
+        """Hidden states of the last step's tokens, which logits are made of."""
+        self._sizes = batch_sizes(max_running_requests)
+        self._largest = self._sizes[-1]
+        num_pages = min(kv.num_pages, -(-model.config.max_context_tokens // kv.page_size))
+        super().__init__(model, kv, self._largest * (2 + num_pages), records_experts=records_experts)
+        self._host_inputs, self._device_inputs = (_StepInputs.of(a, self._largest) for a in (self._host, self._device))
+        self._on_host = tuple(part.numpy() for part in self._host_inputs)
+        self._num_used = 0
+        """Rows from here on begin with the scratch page."""
+        self._best: dict[int, Tensor] = {}
+        """Tokens that each graph makes, on the device."""
+        if model.device.type == "cuda":
+            self._capture(self._sizes)
+
+    def decode(self, batch: DecodeBatch) -> list[int]:
+        """Next tokens, in the order of the batch."""
+        return to_host(self._launch(batch)).tolist()
+
+    def launch(self, batch: DecodeBatch) -> LaunchedStep:
+        """The same on a GPU, which is not waited for."""
+        return LaunchedStep(*begin_to_host(self._launch(batch)))
+
+    def _launch(self, batch: DecodeBatch) -> Tensor:
+        num_requests = len(batch.tokens)
+        size = next(size for size in self._sizes if size >= num_requests)
+        self._upload(batch, size)
+        self._run(size, num_requests)
+        self.hidden = self._hidden[size][:num_requests]
+        return self._best[size][:num_requests]
+
+    def _upload(self, batch: DecodeBatch, size: int) -> None:
+        """The step before has ended: its tokens were read. Of page tables what lies between rows that changed."""
+        tokens, positions, _ = self._on_host
+        num_requests = len(batch.tokens)
+        tokens[:num_requests] = batch.tokens
+        positions[:num_requests] = batch.num_kv_tokens
+        tokens[num_requests:size] = 0
+        positions[num_requests:size] = 0
+        num_small = 2 * self._largest
+        self._device[:num_small].copy_(self._host[:num_small], non_blocking=True)
+        if rows := self._change_tables(batch):
+            changed = slice(min(rows), max(rows) + 1)
+            self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
+
+    def _change_tables(self, batch: DecodeBatch) -> list[int]:
+        """Rows that change."""
+        *_, page_tables = self._on_host
+        for row, start, pages in batch.changes:
+            page_tables[row, start : start + len(pages)] = pages
+        num_requests = len(batch.tokens)
+        left = range(num_requests, self._num_used)
+        page_tables[left.start : left.stop, 0] = SCRATCH_PAGE
+        self._num_used = num_requests
+        return [*left, *(change.row for change in batch.changes)]
+
+    def _forward(self, size: int) -> None:
+        tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
+        self._compute(size, tokens, positions, KernelDecode(self._kv, self._model, positions, page_tables))
+        self._best[size] = self._model.best_tokens(self._model.logits_of(self._hidden[size]))
+
+
+SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
+"""Tokens of each graph. Beyond the last, the GPU takes longer than any host to launch."""
+_MOST_SEQUENCES = 64
+
+
+class _ForwardInputs(NamedTuple):
+    """Views of one array of int32, on the host or on the device."""
+
+    tokens: Tensor
+    """[most tokens]"""
+    positions: Tensor
+    """[most tokens], each in its sequence."""
+    slots: Tensor
+    """[most tokens]: where their KV goes."""
+    last: Tensor
+    """[most sequences]: the last token of each."""
+    num_tiles: Tensor
+    """[1]"""
+    tiles: Tensor
+    """[most tiles, 4], of attention."""
+    pages: Tensor
+    """Pages of all sequences, one list behind another."""
+
+    @classmethod
+    def of(cls, array: Tensor, sizes: list[int]) -> "_ForwardInputs":
+        tokens, positions, slots, last, num_tiles, tiles, pages = array.split(sizes)
+        return cls(tokens, positions, slots, last, num_tiles, tiles.view(-1, 4), pages)
+
+
+class PrefillGraphs(_Graphs):
+    """Short prefill forwards, one size for each number of tokens."""
+
+    def __init__(self, model: Transformer, kv: PagedKv, *, records_experts: bool = False) -> None:
+        from pdkernels.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
+
+        self._most_pages = kv.num_pages + _MOST_SEQUENCES
+        largest = SIZES[-1]
+        most_tiles = 1 + largest // TILE_TOKENS + _MOST_SEQUENCES
+        sizes = [largest, largest, largest, _MOST_SEQUENCES, 1, 4 * most_tiles, self._most_pages]
+        self._num_small = sum(sizes[:-1])
+        super().__init__(model, kv, sum(sizes), records_experts=records_experts)
+        self._on_device = _ForwardInputs.of(self._device, sizes)
+        self._on_host = [part.numpy() for part in _ForwardInputs.of(self._host, sizes)]
+        if model.device.type == "cuda":
+            self._capture(SIZES)
+
+    def hold(self, batch: PrefillBatch) -> bool:
+        chunks = batch.chunks
+        return (
+            sum(len(chunk.tokens) for chunk in chunks) <= SIZES[-1]
+            and len(chunks) <= _MOST_SEQUENCES
+            and sum(map(self._num_pages, (chunk.num_kv_tokens for chunk in chunks))) <= self._most_pages
+        )
+
+    def hidden(self, batch: PrefillBatch) -> Tensor:
+        """Hidden states of each sequence's last token. They overwrite those of the forward before."""
+        num_tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
+        size = next(size for size in SIZES if size >= num_tokens)
+        self._upload(batch, size)
+        self._run(size, num_tokens)
+        return self._hidden[size][: len(batch.chunks)]
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._kv.page_size)
+
+    def _upload(self, batch: PrefillBatch, size: int) -> None:
+        """The forward before has ended: its tokens were read."""
+        from pdkernels.paged_prefill import prefill_tiles  # noqa: PLC0415
+
+        tokens, positions, slots, last, num_tiles, tiles, pages = self._on_host
+        row = page = 0
+        for chunk in batch.chunks:
+            end, num_pages = row + len(chunk.tokens), self._num_pages(chunk.num_kv_tokens)
+            table = pages[page : page + num_pages]
+            table[:] = chunk.page_table[:num_pages]
+            tokens[row:end] = chunk.tokens
+            positions[row:end] = np.arange(chunk.num_context_tokens, chunk.num_kv_tokens, dtype=np.int32)
+            slots[row:end] = self._slots(table, positions[row:end])
+            row, page = end, page + num_pages
+        for part in (tokens, positions, slots):
+            part[row:size] = 0  # slot 0 is on the scratch page
+        num_new = [len(chunk.tokens) for chunk in batch.chunks]
+        last[: len(num_new)] = [end - 1 for end in accumulate(num_new)]
+        last[len(num_new) :] = 0
+        lengths = [chunk.num_kv_tokens for chunk in batch.chunks]
+        contexts = [chunk.num_context_tokens for chunk in batch.chunks]
+        cut = prefill_tiles(num_new, contexts, map(self._num_pages, lengths), size)
+        num_tiles[0] = len(cut)
+        tiles[: len(cut)] = cut
+        used = self._num_small + page
+        self._device[:used].copy_(self._host[:used], non_blocking=True)
+
+    def _slots(self, table: "NDArray[np.int32]", positions: "NDArray[np.int32]") -> "NDArray[np.int32]":
+        slots: NDArray[np.int32] = table[positions // self._kv.page_size] * self._kv.page_size
+        return slots + positions % self._kv.page_size
+
+    def _forward(self, size: int) -> None:
+        given = self._on_device
+        attend = _PagedAttention(self._kv, given, size)
+        self._compute(size, given.tokens[:size], given.positions[:size], attend, given.last)
+
+
+class _PagedAttention:
+    """Chunks of several sequences over their pages. What there is of them is read on the device."""
+
+    def __init__(self, kv: PagedKv, given: _ForwardInputs, size: int) -> None:
+        self._kv = kv
+        self._slots = given.slots[:size]
+        self._lists = given.tiles, given.num_tiles, given.pages
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        from pdkernels.paged_prefill import paged_prefill  # noqa: PLC0415
+
+        self._kv.append(layer, self._slots, key, value)
+        keys, values = self._kv.layer(layer)
+        tiles, num_tiles, pages = self._lists
+        attended: Tensor = paged_prefill(query, keys, values, tiles, num_tiles, pages, page_size=self._kv.page_size)
+        return attended
+
+    def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        raise NotImplementedError(
+            "keys and values of contexts are expanded from latents, whose number graphs do not know"
+        )
+
+
+def has_prefill_graphs(model: Transformer) -> bool:
+    """True if forwards of the model fit in graphs."""
+    from pdkernels.paged_prefill import can_page  # noqa: PLC0415
+
+    return model.config.latent is None and can_page(model.config.head_dim)

@@ -1,2 +1,0 @@
-class LaunchError(RuntimeError):
-    """An instance or a host did not come up."""
