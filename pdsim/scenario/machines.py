@@ -25,7 +25,7 @@ from pdsim.scenario.cost_models import chunk_sizer
 from pdsim.scenario.faults import HealthSettings
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import AggregatedSettings, ComputingSettings, DecodingSettings, ElasticSettings
-from pdsim.scenario.sizing import attention_waves, kv_cache, layout_of, roles
+from pdsim.scenario.sizing import attention_waves, kv_cache, roles
 from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
@@ -174,8 +174,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
     admission, preemption = deepcopy(decode.admission), deepcopy(decode.preemption)
     giver = None
     if decode.returns_kv:
-        wire = wiring.wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
-        giver = KvGiver(instance_id, cache, wire)
+        giver = KvGiver(instance_id, cache, wiring.wire_of(scenario))
     if scenario.engine == "vllm":
         return VllmDecodeInstance(
             instance_id,
@@ -246,15 +245,10 @@ def build_monitor(scenario: Scenario, health: HealthSettings) -> HealthMonitor:
     return HealthMonitor(peers, max_failures=health.heartbeat_failures)
 
 
-def _initial(scenario: Scenario) -> Servers:
-    """The first servers prefill, the next decode, the others are off."""
-    prefill, decode = scenario.pair
-    return Servers(prefill.instances, decode.instances)
-
-
 def build_autoscaler(scenario: Scenario, elastic: ElasticSettings) -> Autoscaler:
+    prefill, decode = scenario.pair
     return Autoscaler(
-        initial=_initial(scenario),
+        initial=Servers(prefill.instances, decode.instances),
         max_servers=scenario.max_servers,
         times=ScalingTimes(
             interval_ns=elastic.interval,
@@ -276,21 +270,17 @@ def build_router(scenario: Scenario) -> Router:
 
     limits = NO_RETRIES
     if health is not None:
-        limits = RetryLimits(
-            max_retries=health.max_retries,
-            backoff_jitter=health.backoff_jitter,
-            seed=scenario.seed,
-        )
+        limits = RetryLimits(max_retries=health.max_retries, backoff_jitter=health.backoff_jitter, seed=scenario.seed)
     if scenario.aggregated is not None:
         prefill, decode = role("aggregated", settings.prefill), None
     else:
         prefill, decode = role("prefill", settings.prefill), role("decode", settings.decode)
     if scenario.elastic is not None and decode is not None:
-        first, _ = initial = _initial(scenario)
-        for i in range(scenario.max_servers):
+        first, more = (servers.instances for servers in scenario.pair)
+        for i in range(scenario.max_servers):  # the first servers prefill, the next decode, the others are off
             if i >= first:
                 prefill.drain(f"prefill-{i}")
-            if not first <= i < sum(initial):
+            if not first <= i < first + more:
                 decode.drain(f"decode-{i}")
     return Router(
         prefill=prefill,

@@ -163,7 +163,8 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
     layout = layout_of(scenario, role)
     chunk = settings.chunked_prefill_tokens
     if chunk is None:
-        chunk = _default_chunk(scenario, layout)
+        tokens = memory.memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
+        chunk = memory.vllm_batch(layout.gpu).num_tokens * layout.dp if scenario.engine == "vllm" else tokens
     chunk = max(chunk, 0)  # 0: no chunking
     if 0 < chunk < scenario.page_size * settings.dp:
         least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
@@ -186,20 +187,6 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
 
 
-def _default_chunk(scenario: Scenario, layout: memory.Layout) -> int:
-    """Chunk of all data-parallel ranks together."""
-    if scenario.engine == "vllm":
-        return memory.vllm_batch(layout.gpu).num_tokens * layout.dp
-    return memory.memory_tier(layout.gpu, layout.tp).chunked_prefill_tokens
-
-
-def _default_running(scenario: Scenario, layout: memory.Layout, pool_tokens: int) -> int:
-    """Running requests of one data-parallel rank."""
-    if scenario.engine == "vllm":
-        return memory.vllm_batch(layout.gpu).num_requests
-    return memory.default_max_running(pool_tokens, layout.model.max_context_tokens)
-
-
 def _told_fraction(scenario: Scenario, settings: ServerSettings) -> float | None:
     """The scenario's, or vLLM's; None: SGLang derives it."""
     return settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else None)
@@ -219,9 +206,12 @@ def _resolved_memory(
         raise ConfigError(f"{role}: pool_tokens {pool} is less than a page of {page} tokens")
     pool = pool // page * page
     given, states = settings.max_running_requests, layout.max_states(fraction)
-    running = _default_running(scenario, layout, pool)
     if given is not None:
         running = max(1, given // settings.dp)
+    elif scenario.engine == "vllm":
+        running = memory.vllm_batch(layout.gpu).num_requests
+    else:
+        running = memory.default_max_running(pool, layout.model.max_context_tokens)
     if states is not None:
         running = max(1, min(running, states // (STATES_PER_REQUEST if settings.radix_cache else 1)))
     host = settings.host_cache

@@ -1,6 +1,5 @@
 """Makes transports, topologies and planners from layouts and network settings."""
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
@@ -31,16 +30,12 @@ class Interconnect:
 
 
 def interconnect(scenario: Scenario) -> Interconnect:
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    layout, staging = wire_of(scenario, prefill, decode), scenario.network.staging
-    engine = transport(scenario)
-    ids = roles(scenario)
-    sides = {"prefill": (ids["prefill"], prefill), "decode": (ids["decode"], decode)}
+    wire, staging = wire_of(scenario), scenario.network.staging
     return Interconnect(
-        wire=layout,
-        transport=engine,
-        topology=topology(scenario.network, engine, sides, layout, both_ways=scenario.pair.decode.returns_kv),
-        staging=None if staging is None else staging_cost(staging, prefill, decode, layout.num_writers),
+        wire=wire,
+        transport=transport(scenario),
+        topology=topology(scenario, wire),
+        staging=None if staging is None else staging_cost(scenario, staging, wire),
         layer_groups=scenario.pair.prefill.layer_groups,
     )
 
@@ -71,19 +66,14 @@ def transport(scenario: Scenario) -> Transport:
     return found
 
 
-def wire_of(scenario: Scenario, prefill: Layout, decode: Layout) -> RankPairLayout:
-    engine = transport(scenario)
+def wire_of(scenario: Scenario) -> RankPairLayout:
+    """The KV between the ranks of both roles. Raises ConfigError where they do not divide."""
+    prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
     found = replace(wire(prefill, decode, scenario.page_size, engine.coalesces), pushes=engine.pushes)
     if scenario.engine == "vllm" and found.slices:
         # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
         return replace(found, slices=False, coalesces=False)
     return found
-
-
-def is_sliced(scenario: Scenario) -> bool:
-    """True if a slice of each token's heads is sent, where nothing is staged."""
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    return wire_of(scenario, prefill, decode).slices
 
 
 def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> RankPairLayout:
@@ -120,18 +110,16 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool) -> Ra
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
     """Raises ConfigError for layers or staging that the two sides cannot have."""
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    layout = wire_of(scenario, prefill, decode)
-    num_layers = prefill.model.num_layers
-    if groups > num_layers:
-        raise ConfigError(f"prefill: {groups} layer_groups for the {num_layers} layers of {prefill.model.name}")
-    if groups and layout.slices:
+    model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)
+    if groups > model.num_layers:
+        raise ConfigError(f"prefill: {groups} layer_groups for the {model.num_layers} layers of {model.name}")
+    if groups and wire.slices:
         raise ConfigError("prefill: layer_groups need equal tensor-parallel sizes on prefill and decode")
-    if layout.pushes and staging is not None:
+    if wire.pushes and staging is not None:
         raise ConfigError("network.staging: a push writes into decode's pages and needs no staging; leave it out")
     plan = None if staging is None else staging_plan(scenario, staging)
     policy = deepcopy(scenario.pair.prefill.transfer)
-    return SendPlanner(prefill_id, layout, policy, staging=plan, layer_groups=groups)
+    return SendPlanner(prefill_id, wire, policy, staging=plan, layer_groups=groups)
 
 
 def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
@@ -143,13 +131,14 @@ def staging_plan(scenario: Scenario, staging: StagingSettings) -> StagingPlan:
     )
 
 
-def staging_cost(staging: StagingSettings, prefill: Layout, decode: Layout, num_writers: int) -> StagingCost:
+def staging_cost(scenario: Scenario, staging: StagingSettings, wire: RankPairLayout) -> StagingCost:
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
     return StagingCost(
         gather_host_ns=staging.gather_host,
         scatter_host_ns=staging.scatter_host,
         gather_bandwidth=prefill.gpu.memory_bandwidth * staging.gather_efficiency,
         scatter_bandwidth=decode.gpu.memory_bandwidth * staging.scatter_efficiency,
-        num_writers=num_writers,
+        num_writers=wire.num_writers,
     )
 
 
@@ -204,29 +193,24 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
     )
 
 
-def topology(
-    network: NetworkSettings,
-    engine: Transport,
-    sides: Mapping[str, tuple[list[str], Layout]],
-    wire: RankPairLayout,
-    *,
-    both_ways: bool = False,
-) -> Topology:
+def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
     """GPUs are numbered through, prefill first, and gpus_per_nic neighbours share a NIC; instances share those too.
 
-    both_ways: decode sends as well, to as many ranks.
+    Where decode returns KV, it sends to as many ranks.
     """
+    network, engine = scenario.network, transport(scenario)
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
     num_senders = wire.num_pairs // wire.num_targets
     share = wire.total(wire.num_layers) / (wire.num_pairs * wire.num_layers)  # of the largest stage, of a mean one
     first_gpu = 0
-    for role, (ids, layout) in sides.items():
+    for role, ids in roles(scenario).items():
+        layout = layout_of(scenario, role)
         num_holders = layout.tp * layout.pp  # of groups that share prompts, one sends
         own, weight = ("out", num_senders / num_holders) if role == "prefill" else ("in", wire.num_writers * share)
         for instance_id in ids:
-            for way in ("out", "in") if both_ways else (own,):
+            for way in ("out", "in") if scenario.pair.decode.returns_kv else (own,):
                 link = f"{engine.link} {first_gpu // gpus_per_link} {way}"
                 capacity[link] = link_bandwidth(network, engine, layout)
                 path: Path = ((link, weight * min(num_holders, gpus_per_link)),)

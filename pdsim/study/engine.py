@@ -129,8 +129,11 @@ class InProcessEngine:
         """There is nothing to end."""
 
 
-def open_engine(name: str, num_workers: int) -> Engine:
-    """pool, here, ray or ray:ADDRESS. Raises ConfigError. num_workers is the pool's; a cluster knows its own."""
+def open_engine(name: str, num_workers: int | None) -> Engine:
+    """pool, here, ray or ray:ADDRESS. Raises ConfigError.
+
+    num_workers is the pool's, None: one for each CPU; a cluster knows its own.
+    """
     kind, _, address = name.partition(":")
     if kind == "ray":
         from pdsim.study.engine import RayCluster  # noqa: PLC0415
@@ -140,9 +143,9 @@ def open_engine(name: str, num_workers: int) -> Engine:
         return InProcessEngine()
     if name != "pool":
         raise ConfigError(f"--engine {name}: there are pool, here, ray and ray:ADDRESS")
-    if num_workers < 1:
+    if num_workers is not None and num_workers < 1:
         raise ConfigError(f"--jobs {num_workers}: at least 1")
-    return Pool(num_workers)
+    return Pool(num_workers or os.cpu_count() or 1)
 
 
 _PATIENCE_S = 5.0

@@ -1,6 +1,5 @@
 """A sweep from file to result."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -67,7 +66,7 @@ def sweep(
     points = planner.plan(designed_points(file))
     if file.search is not None:
         load_optuna()
-    with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
+    with closing(open_engine(engine, jobs)) as opened:
         store = Store(folder)
         work = Work(store, opened, progress, file.slos)
         store.write_head(file.name, file.slos)

@@ -14,7 +14,7 @@ from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.planning.outcome import SATURATED
 from pdsim.study.planning.slo import Term
-from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging
+from pdsim.study.planning.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.tasks import described
@@ -100,12 +100,13 @@ class Board:
         if row["status"] != "ok":
             raise ConfigError(row["message"])
         known = [row, *(other for other in others if other["status"] == "ok")]
+        is_priced = all(server.gpu in self.prices for server in servers)
         stages = STAGES if scenario.aggregated is None else AGGREGATED_STAGES
         return {
             "requests": row["completed"],
             "lost": row["failed"] + row["unfinished"],
             "gpus": scenario.num_gpus,
-            "price_per_h": self._price(servers, counts),
+            "price_per_h": price_per_h(self.prices, servers, counts) if is_priced else None,
             "kw": kilowatts(servers, counts),
             "cluster": label_of(servers, counts, names_gpu=True) + (", staged" if "network.staging" in changes else ""),
             "warning": f"The cluster {SATURATED}." if row["saturated"] else "",
@@ -131,11 +132,6 @@ class Board:
             changes |= self.base.with_load(load)
         found = {**cluster(self.base, servers, counts), **changes}
         return {**found, "network.staging": {}} if needs_staging(self.base, self.base.changed(found)) else found
-
-    def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float | None:
-        if any(server.gpu not in self.prices for server in servers):
-            return None
-        return sum(self.prices[one.gpu] * one.num_gpus * count for one, count in zip(servers, counts, strict=True))
 
     def _command(self, changes: Changes) -> str:
         """The same on a command line, which writes a scenario first where there is none."""

@@ -15,7 +15,6 @@ from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer_plan import TransferUnit
 from pdsim.scenario import wiring
-from pdsim.scenario.sizing import layout_of
 
 
 class KvDamagedError(Exception):
@@ -45,7 +44,7 @@ class KvTransfers:
         self._carry_out = carry_out
         scenario = spec.scenario
         if spec.role == "prefill":
-            self._wire = wiring.wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
+            self._wire = wiring.wire_of(scenario)
         staging = scenario.network.staging
         self._cell_pages = 0 if staging is None else wiring.staging_plan(scenario, staging).cell_pages
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None

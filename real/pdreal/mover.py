@@ -258,7 +258,7 @@ def exchange_of(scenario: Scenario) -> Exchange:
     if prefill.model.state is not None:
         raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
     return Exchange(
-        wire=wiring.wire_of(scenario, prefill, decode),
+        wire=wiring.wire_of(scenario),
         num_kv_heads=from_catalog(scenario.model).num_kv_heads,
         prefill_tp=prefill.tp,
         decode_tp=decode.tp,

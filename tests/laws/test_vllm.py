@@ -280,8 +280,7 @@ def test_ranks_of_unequal_tensor_parallelism_move_a_piece_of_each_block(
     """All pairs of ranks together move each KV head of each token once, whatever the sizes of the two sides."""
     changes = {"model": "qwen3-8b", "page_size": page_size, "prefill__tp": tp[0], "decode__tp": tp[1]}
     scenario = small(request(0, num_tokens, 3), engine="vllm", **changes)
-    layouts = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    wire, attention = wire_of(scenario, *layouts), layouts[0].model.attention
+    wire, attention = wire_of(scenario), layout_of(scenario, "prefill").model.attention
     assert isinstance(attention, GroupedQueryAttention)
     num_pages = -(-num_tokens // page_size)
     (unit,) = run(scenario).records.transfers

@@ -60,21 +60,16 @@ class Outcome:
         lacks = [term.lack(strain) for term, strain in self.strains.items() if strain > 1]
         return self.why if self.reason == SATURATED or not lacks else " and ".join(lacks)
 
-    def _strains_of(self, name: str) -> dict[str, float | None]:
-        """Strains of the terms that are about one class alone."""
-        return {
-            term.name_in_class: strain if isfinite(strain) else None
-            for term, strain in self.strains.items()
-            if term.request_class == name
-        }
-
     def to_json(self) -> dict[str, Any]:
-        strains = {str(term): strain if isfinite(strain) else None for term, strain in self.strains.items()}
-        found = {"meets": self.meets, "reason": self.reason, "of_limits": strains}
+        strains = {term: strain if isfinite(strain) else None for term, strain in self.strains.items()}
+        of_limits = {str(term): strain for term, strain in strains.items()}
+        found = {"meets": self.meets, "reason": self.reason, "of_limits": of_limits}
         if self.attained is None:
             return {**found, "attained": None, "goodput_per_s": None}
         classes = {
-            name: {**asdict(attained), "of_limits": self._strains_of(name)} for name, attained in self.classes.items()
+            name: asdict(attained)
+            | {"of_limits": {term.name_in_class: s for term, s in strains.items() if term.request_class == name}}
+            for name, attained in self.classes.items()
         }
         joint = {"attained": self.attained.share, "goodput_per_s": self.attained.goodput_per_s}
         return {**found, **joint, **({"classes": classes} if classes else {})}
@@ -158,7 +153,7 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
 def _at_percentile(term: Term, requests: Sequence[RequestRecord]) -> tuple[float, RequestRecord | None]:
     """The percentile over its limit, and the request that has it; None: the term is about no request."""
     strains = sorted(
-        (_strain(term, request), place)
+        (term.strain([request]) if request.outcome == "finished" else inf, place)
         for place, request in enumerate(requests)
         if term.covers(request.request_class) and term.is_about(request.num_output_tokens)
     )
@@ -166,7 +161,3 @@ def _at_percentile(term: Term, requests: Sequence[RequestRecord]) -> tuple[float
         return 0.0, None
     strain, place = strains[len(strains) - 1 - term.num_allowed(len(strains))]
     return strain, requests[place]
-
-
-def _strain(term: Term, request: RequestRecord) -> float:
-    return term.strain([request]) if request.outcome == "finished" else inf

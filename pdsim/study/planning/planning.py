@@ -1,7 +1,6 @@
 """Finds the cheapest cluster that meets an SLO under a load, and what speaks for and against it."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.slo import DEFAULT_SLO, Slo
 from pdsim.study.planning.space import CandidateCluster, Server, Space, with_other_settings
 from pdsim.study.planning.trials import Trials, measurement
-from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, Base, base_of
+from pdsim.study.questions.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.store import Store, opened_folder
 
 _BATCH = 8
@@ -32,7 +31,12 @@ Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
 def search(candidates: Sequence[CandidateCluster], evaluate: Evaluate) -> dict[CandidateCluster, Outcome]:
-    """Outcomes of what was tried. The cheapest that meet the SLO are all in it. candidates: by price."""
+    """Outcomes of what was tried, the cheapest that meet the SLO all among it. candidates: by price.
+
+    A run ends as soon as too many requests miss the SLO, so that what fails costs little. Each batch is of the middle
+    of the prices that are left: what is dearer than one that meets the SLO is dropped, and what is part of one that
+    misses it, for it misses it with fewer instances, too.
+    """
     tried: dict[CandidateCluster, Outcome] = {}
     while left := _left(candidates, tried):
         batch = _middle(left)
@@ -129,7 +133,7 @@ def plan(
         raise ConfigError(f"--out {out}: the plan's {SCENARIO} would stand in the place of {scenario}: another folder")
     wanted = Slo.parse(slo)
     given = None if scenario is None else Path(scenario)
-    options = _options(trace, speedup)
+    options = AskOptions(trace=None if trace is None else Path(trace), speedup=speedup)
     with opened_folder(out) as folder:
         base = base_of(given, options, changes, folder=folder, starter={})
         if options.speedups and base.load is None:
@@ -137,15 +141,19 @@ def plan(
         wanted.require_classes(base.scenario)
         servers = base.scenario.pair
         space = Space(prices or dict.fromkeys((server.gpu for server in servers), 1.0), max_gpus, tried or {})
-        other = None if check is None else _other(given, check, changes, folder)
-        if other is not None:
+        other = None
+        if check is not None:
+            (folder / "check").mkdir(exist_ok=True)
+            judged = AskOptions(trace=Path(check))
+            other = base_of(given, judged, changes, folder=folder / "check", starter={})
             wanted.require_classes(other.scenario)
-        with closing(open_engine(engine, os.cpu_count() or 1 if jobs is None else jobs)) as opened:
+        with closing(open_engine(engine, jobs)) as opened:
             work = Work(Store(folder), opened, progress)
             trials = Trials(base, wanted, seeds, work)
             made = Finder(trials, space, report).find(options.speedups)
-            if given is not None and made.chosen is not None:
-                made = replace(made, own=_own(trials, space))
+            own = space.own(base)
+            if given is not None and made.chosen is not None and own is not None:
+                made = replace(made, own=Row(own, trials.whole([own.changes])[0]))
             if other is not None and made.chosen is not None:
                 (outcome,) = Trials(other, wanted, seeds, work).whole([made.chosen.candidate.changes])
                 made = replace(made, checked=outcome)
@@ -160,23 +168,6 @@ def plan(
                 write_yaml(fields, folder / SCENARIO)
                 write_entries_of(chosen, folder)
     return made
-
-
-def _options(trace: Path | str | None, speedup: str = AskOptions.speedup) -> AskOptions:
-    return AskOptions(trace=None if trace is None else Path(trace), speedup=speedup)
-
-
-def _other(scenario: Path | None, check: Path | str, changes: Sequence[str], folder: Path) -> Base:
-    """The same scenario with the trace that the plan is judged on."""
-    folder = folder / "check"
-    folder.mkdir(exist_ok=True)
-    return base_of(scenario, _options(check), changes, folder=folder, starter={})
-
-
-def _own(trials: Trials, space: Space) -> Row | None:
-    """The scenario's own cluster, beside which the plan saves something; None: its GPUs have no price."""
-    own = space.own(trials.base)
-    return None if own is None else Row(own, trials.whole([own.changes])[0])
 
 
 class Finder:
@@ -237,7 +228,7 @@ class Finder:
         """The candidates with most to spare on the slowest server that this may be, where that is not known."""
         if "slowest" not in self._trials.base.ends:
             return equal
-        slow = [_changed(one, self._trials.base.ends["slowest"]) for one in equal]
+        slow = [{**one.changes, **self._trials.base.ends["slowest"]} for one in equal]
         strains = [outcome.strain for outcome in self._trials.whole(slow)]
         return [one for _, one in sorted(zip(strains, equal, strict=True), key=lambda pair: (pair[0], pair[1].label))]
 
@@ -261,10 +252,11 @@ class Finder:
         """Candidates that miss the SLO least, by how much and because of what, the nearest first."""
         outcomes = dict(zip(candidates, self._trials.whole([one.changes for one in candidates]), strict=True))
         ranked = sorted(candidates, key=lambda one: (outcomes[one].strain, one.label))
-        return tuple(self._missed(one, outcomes[one]) for one in _of_both_kinds(ranked, _NUM_TOLD))
-
-    def _missed(self, one: CandidateCluster, outcome: Outcome) -> Row:
-        return Row(one, outcome, None if outcome.worst is None else self._trials.limit(one.changes, outcome.worst))
+        told = [(one, outcomes[one], outcomes[one].worst) for one in _of_both_kinds(ranked, _NUM_TOLD)]
+        return tuple(
+            Row(one, outcome, None if worst is None else self._trials.limit(one.changes, worst))
+            for one, outcome, worst in told
+        )
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
         """Dearer ones, each with more to spare than all cheaper ones: those tried, or with an instance more."""
@@ -284,13 +276,13 @@ class Finder:
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
         """Its load grows, an instance is lost, and the server is as fast or as slow as it may be."""
         base = self._trials.base
-        growth = {} if base.load is None else {factor: _changed(chosen, base.scaled(factor)) for factor in _GROWTH}
+        growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
         lost = {
-            role: _changed(chosen, {f"{role}.instances": count - 1})
+            role: {**chosen.changes, f"{role}.instances": count - 1}
             for role, count in zip(chosen.roles, chosen.counts, strict=True)
             if count > 1
         }
-        ends = {name: _changed(chosen, end) for name, end in base.ends.items()}
+        ends = {name: {**chosen.changes, **end} for name, end in base.ends.items()}
         grown = self._trials.outcomes(list(growth.values()))
         whole = self._trials.whole([*lost.values(), *ends.values()])
         holds = [factor for factor, outcome in zip(growth, grown, strict=True) if outcome.meets]
@@ -322,7 +314,7 @@ class Finder:
     def _measurement(self, chosen: CandidateCluster) -> str:
         """Names the groups of times to measure: those of which one end alone misses the SLO, or else all."""
         base = self._trials.base
-        ends = {group: [_changed(chosen, end) for end in both] for group, both in base.alone.items()}
+        ends = {group: [{**chosen.changes, **end} for end in both] for group, both in base.alone.items()}
         deciding = [group for group, both in ends.items() if not all(one.meets for one in self._trials.outcomes(both))]
         return measurement(deciding or base.scenario.uncertain, base.scenario, self._trials.sizes(chosen.changes))
 
@@ -340,7 +332,7 @@ class Finder:
 
     def _cheapest(self, candidates: Sequence[CandidateCluster], changes: Changes) -> Row | None:
         """The cheapest of these, each with these changes."""
-        tried = search(candidates, lambda batch: self._trials.outcomes([_changed(one, changes) for one in batch]))
+        tried = search(candidates, lambda batch: self._trials.outcomes([{**one.changes, **changes} for one in batch]))
         found = cheapest(tried)
         return Row(found[0], tried[found[0]]) if found else None
 
@@ -362,7 +354,3 @@ def _of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[Candi
     first = [one for one in kinds if one is not None]
     chosen = [*first, *(one for one in ranked if one not in first)][:count]
     return [one for one in ranked if one in chosen]
-
-
-def _changed(chosen: CandidateCluster, changes: Changes) -> Changes:
-    return {**chosen.changes, **changes}

@@ -123,9 +123,6 @@ class Term:
         """Requests that may miss it, of so many that it is about."""
         return num_requests - ceil(round(self.percentile / 100 * num_requests, 6))
 
-    def num_about(self, requests: Sequence[RequestSpec]) -> int:
-        return sum(self.covers(spec.request_class) and self.is_about(len(spec.output)) for spec in requests)
-
     def is_about(self, num_output_tokens: int) -> bool:
         """A single token has no TPOT."""
         return num_output_tokens > 1 or not self._is_of_tpot
@@ -187,7 +184,10 @@ class Tally:
     """Called with each request that has ended. Raises MissedError as soon as too many miss a term."""
 
     def __init__(self, slo: "Slo", requests: Sequence[RequestSpec]) -> None:
-        self._left = {term: term.num_allowed(term.num_about(requests)) for term in slo.terms}
+        self._left = {}
+        for term in slo.terms:
+            about = [s for s in requests if term.covers(s.request_class) and term.is_about(len(s.output))]
+            self._left[term] = term.num_allowed(len(about))
         self._classes = classes_of(requests)
         self._num_ended = 0
 
@@ -211,10 +211,6 @@ class Slo:
             for name, terms in groupby(self.terms, key=lambda term: term.request_class)
         )
 
-    @property
-    def classes(self) -> list[str]:
-        return list(dict.fromkeys(term.request_class for term in self.terms if term.request_class))
-
     def kept(self, row: Mapping[str, Any]) -> Any:
         """A mask of a shard's finished requests: true where all limits that cover one are kept."""
         import numpy as np  # noqa: PLC0415
@@ -232,8 +228,8 @@ class Slo:
     def require_classes(self, scenario: Scenario) -> None:
         """Raises ConfigError if no request has one of its classes, or if the workload cannot be read."""
         known = dict.fromkeys(classes_of(requests_of(scenario)).values())
-        for name in self.classes:
-            if name not in known:
+        for name in dict.fromkeys(term.request_class for term in self.terms):
+            if name and name not in known:
                 found = f"there are {', '.join(known)}" if known else "they have no classes"
                 raise ConfigError(f"--slo: no request of class {name!r}{did_you_mean(name, known)}; {found}")
 

@@ -10,14 +10,13 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
-from pdsim.scenario.wiring import is_sliced
+from pdsim.scenario.wiring import wire_of
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.questions.base import ROUTERS, Base
 from pdsim.study.tasks import described
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
-_LARGEST_TP = 8
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 """Roles of a cluster, by their number."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
@@ -54,14 +53,17 @@ class CandidateCluster:
     """Prefill and decode instances, or aggregated ones."""
     num_gpus: int = field(compare=False)
     price_per_h: float = field(compare=False)
-    kw: float | None = field(compare=False)
-    """Power of the GPUs' boards; None: a GPU's is not known."""
     changes: Changes = field(compare=False, repr=False)
     """Changes of the base scenario."""
 
     @property
     def priced(self) -> str:
         return f"{self.label}, {counted(self.num_gpus, 'GPU')}, {self.price_per_h:g} an hour"
+
+    @property
+    def kw(self) -> float | None:
+        """Power of the GPUs' boards; None: a GPU's is not known."""
+        return kilowatts(self.servers, self.counts)
 
     @property
     def is_aggregated(self) -> bool:
@@ -100,7 +102,8 @@ class Space:
                     reasons.setdefault(path_and_size, str(impossible))
                 continue
             possible.update(_sizes_of(roles))
-            found += self._of(base, roles, staging=self._needs_staging(base, scenario))
+            is_tried = any(path.startswith("network.staging") for path in self.tried)
+            found += self._of(base, roles, staging=not is_tried and needs_staging(base, scenario))
         for (path, size), reason in reasons.items():
             if path in self.tried and (path, size) not in possible:
                 raise ConfigError(f"--try {path}: no cluster can have {size}; {reason}")
@@ -127,17 +130,9 @@ class Space:
         counts = tuple(one.instances for one in pair)
         if any(server.gpu not in self.prices for server in servers):
             return None
-        label, price, kw = self._label(servers, counts), self._price(servers, counts), kilowatts(servers, counts)
-        return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, kw, {})
-
-    def _label(self, servers: Sequence[Server], counts: Sequence[int]) -> str:
-        return label_of(servers, counts, names_gpu=len(self.prices) > 1)
-
-    def _price(self, servers: Sequence[Server], counts: Sequence[int]) -> float:
-        return sum(self.prices[one.gpu] * one.num_gpus * count for one, count in zip(servers, counts, strict=True))
-
-    def _needs_staging(self, base: Base, scenario: Scenario) -> bool:
-        return not any(path.startswith("network.staging") for path in self.tried) and needs_staging(base, scenario)
+        label = label_of(servers, counts, names_gpu=len(self.prices) > 1)
+        price = price_per_h(self.prices, servers, counts)
+        return CandidateCluster(label, label, servers, counts, base.scenario.num_gpus, price, {})
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Candidates of these servers that have no more GPUs than they may."""
@@ -145,15 +140,15 @@ class Space:
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:
                 continue
-            price = self._price(roles, counts)
-            kw = kilowatts(roles, counts)
+            price = price_per_h(self.prices, roles, counts)
+            names = [label_of(roles, numbers, names_gpu=len(self.prices) > 1) for numbers in (counts, ())]
             for settings in self._settings(base, roles, counts):
                 staged: Changes = {"network.staging": {}} if staging else {}
                 changes = {**cluster(base, roles, counts), **staged, **settings}
                 words = described(settings).replace("router=", "") if settings else ""
                 suffix = (", staged" if staging else "") + (f", {words}" if words else "")
-                label, family = self._label(roles, counts) + suffix, self._label(roles, ()) + suffix
-                yield CandidateCluster(label, family, roles, counts, num_gpus, price, kw, changes)
+                label, family = (name + suffix for name in names)
+                yield CandidateCluster(label, family, roles, counts, num_gpus, price, changes)
 
     def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
         """Fields that the cluster has; routers too, unless `--try router=...` names them.
@@ -218,17 +213,18 @@ def needs_staging(base: Base, scenario: Scenario) -> bool:
     """True if each token's heads would be sent in slices, nobody chose that, and staging is possible."""
     prefill = scenario.prefill
     is_whole = prefill is not None and prefill.pp == prefill.cp == 1
-    return is_whole and not base.names("network.staging") and is_sliced(scenario)
+    return is_whole and not base.names("network.staging") and wire_of(scenario).slices
+
+
+def price_per_h(prices: Mapping[str, float], servers: Sequence[Server], counts: Sequence[int]) -> float:
+    return sum(prices[one.gpu] * one.num_gpus * count for one, count in zip(servers, counts, strict=True))
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
     """The most that their boards draw; None: a GPU's is not known."""
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
-    found = [
-        w * server.num_gpus * count / 1e3
-        for w, server, count in zip(watts, roles, counts, strict=True)
-        if w is not None
-    ]
+    pairs = zip(watts, roles, counts, strict=True)
+    found = [w * server.num_gpus * count / 1e3 for w, server, count in pairs if w is not None]
     return sum(found) if len(found) == len(roles) else None
 
 
@@ -240,8 +236,7 @@ def _sizes_of(roles: Sequence[Server]) -> Iterator[tuple[str, int]]:
 
 
 def tp_sizes(gpu: str) -> list[int]:
-    most = min(_LARGEST_TP, load_gpu(gpu).gpus_per_server)
-    return [tp for tp in (1, 2, 4, 8) if tp <= most]
+    return [tp for tp in (1, 2, 4, 8) if tp <= load_gpu(gpu).gpus_per_server]
 
 
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
@@ -253,12 +248,8 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
     changes = {}
     for role, server, count in zip(("prefill", "decode"), roles, counts, strict=True):
         changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.tp}
-    own, prefill = base.scenario.pair.prefill.split, roles[0].split
-    if prefill.pp != own.pp:
-        changes["prefill.pp"] = prefill.pp
-    if prefill.cp != own.cp:
-        changes["prefill.cp"] = prefill.cp
-    return changes
+    own, sizes = base.scenario.pair.prefill.split, roles[0].split._asdict()
+    return changes | {f"prefill.{name}": sizes[name] for name in ("pp", "cp") if sizes[name] != getattr(own, name)}
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:

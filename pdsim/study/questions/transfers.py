@@ -179,13 +179,14 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
 
 def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
     """Moves the KV of one prompt in one batch between each pair of ranks, no page following another."""
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    wire = replace(wire_of(scenario, prefill, decode), page_size=page_size)
+    wire = replace(wire_of(scenario), page_size=page_size)
     wire = replace(wire, page_bytes=wire.page_bytes // scenario.page_size * page_size)
     apart = tuple(range(0, 2 * ceil(num_tokens / page_size), 2))
     load = wire.size(apart, apart, with_state=False)
     engine = transport(scenario)
-    bandwidth = link_bandwidth(scenario.network, engine, prefill) / max(wire.num_writers, wire.num_targets)
+    bandwidth = link_bandwidth(scenario.network, engine, layout_of(scenario, "prefill")) / max(
+        wire.num_writers, wire.num_targets
+    )
     bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)
     moving_ns = max(engine.least_moving_ns(load.num_descriptors), load.num_bytes / bandwidth * 1e9)
     ns = engine.batch_ns + engine.posting_ns(load.num_descriptors) + moving_ns
@@ -270,7 +271,7 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
     """Bytes that a prefill rank sends a decode rank of what one forward computes of a prompt."""
-    wire = wire_of(scenario, layout_of(scenario, "prefill"), layout_of(scenario, "decode"))
+    wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)
 
