@@ -60,24 +60,15 @@ def write_run(folder: Path, scenario: Scenario, run: FinishedRun, *, quiet: bool
     """All but the journal."""
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
         write_records(folder, run.summary, run.records)
-        write_scenario(scenario, folder)
+        given = {name: value for name, value in scenario.model_dump().items() if value is not None}
+        text = f"# resolved by pdsim {__version__}\n{to_yaml(given)}"
+        (folder / SCENARIO).write_text(text, encoding="utf-8")
+        write_entries_of(scenario, folder)
         write_timeline(folder / "timeline.json.gz", run.records)
-        _write_overview(folder, run.records)
+        if any(request.outcome == "finished" for request in run.records.requests):
+            from pdsim.metrics.plots import overview
 
-
-def write_scenario(scenario: Scenario, folder: Path) -> None:
-    """Resolved, with the version of the code that ran it."""
-    head = f"# resolved by pdsim {__version__}\n"
-    given = {name: value for name, value in scenario.model_dump().items() if value is not None}
-    (folder / SCENARIO).write_text(head + to_yaml(given), encoding="utf-8")
-    write_entries_of(scenario, folder)
-
-
-def _write_overview(out: Path, records: RunRecords) -> None:
-    from pdsim.metrics.plots import overview
-
-    if any(request.outcome == "finished" for request in records.requests):
-        overview(records).savefig(out / "overview.png", dpi=110)
+            overview(run.records).savefig(folder / "overview.png", dpi=110)
 
 
 @contextmanager

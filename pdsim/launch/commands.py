@@ -252,10 +252,9 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 
 
 def _servers(scenario: Scenario) -> list[str]:
-    given = {role: getattr(scenario, role) for role in ROLES if getattr(scenario, role) is not None}
     return [
         f"{role}: instances {servers.instances}, {_sizes(servers.split)}, gpu {servers.gpu}"
-        for role, servers in given.items()
+        for role, servers in scenario.roles.items()
     ]
 
 

@@ -101,15 +101,8 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
     mode = ROUTER_MODES[component_name(scenario.router.prefill)]
     if mode == "kv":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by a rule of its own")
-    made.add(
-        "frontend",
-        "python -m dynamo.frontend",
-        [
-            ("http-host", HOST),
-            ("http-port", GATEWAY_PORT),
-            ("router-mode", mode),
-        ],
-    )
+    flags = [("http-host", HOST), ("http-port", GATEWAY_PORT), ("router-mode", mode)]
+    made.add("frontend", "python -m dynamo.frontend", flags)
     resolved = resolve(scenario)
     return made, places(scenario), resolved.model_copy(update={"health": None})
 

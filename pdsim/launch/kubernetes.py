@@ -52,24 +52,17 @@ def _text(manifests: list[Manifest]) -> str:
     return "---\n".join(map(to_yaml, manifests))
 
 
-def _metadata(name: str, labels: Mapping[str, str]) -> Manifest:
-    return {"name": name, "labels": dict(labels)}
+def _manifest(api: str, kind: str, name: str, labels: Mapping[str, str], **rest: Any) -> Manifest:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": dict(labels)}, **rest}
 
 
-def _deployment(name: str, labels: Mapping[str, str], replicas: int, pod: Manifest, **annotations: str) -> Manifest:
-    template: Manifest = {"labels": dict(labels)}
-    if annotations:
-        template["annotations"] = dict(annotations)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _metadata(name, labels),
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": dict(labels)},
-            "template": {"metadata": template, "spec": pod},
-        },
-    }
+def _template(labels: Mapping[str, str], pod: Manifest, annotations: Mapping[str, str]) -> Manifest:
+    return {"metadata": {"labels": dict(labels), **({"annotations": annotations} if annotations else {})}, "spec": pod}
+
+
+def _deployment(name: str, labels: Mapping[str, str], replicas: int, template: Manifest) -> Manifest:
+    spec = {"replicas": replicas, "selector": {"matchLabels": dict(labels)}, "template": template}
+    return _manifest("apps/v1", "Deployment", name, labels, spec=spec)
 
 
 def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) -> Manifest:
@@ -108,30 +101,19 @@ def _servers(made: Launch, scenario: Scenario, role: str, app: str, model: str) 
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
     name, labels = f"{app}-{role}", _labels(app, role)
+    template = _template(labels, pod, annotations)
     if num_hosts == 1:
-        return _deployment(name, labels, servers.instances, pod, **annotations)
-    return _group(name, labels, servers.instances, num_hosts, pod, **annotations)
-
-
-def _group(
-    name: str, labels: Mapping[str, str], replicas: int, num_hosts: int, pod: Manifest, **annotations: str
-) -> Manifest:
-    """Servers of several pods each, of which the first answers."""
-    leader: Manifest = {"labels": dict(labels), **({"annotations": dict(annotations)} if annotations else {})}
-    (container,) = pod["containers"]
+        return _deployment(name, labels, servers.instances, template)
+    # Several pods for each server, of which the first answers.
     silent = {field: value for field, value in container.items() if field not in ("readinessProbe", "ports")}
-    template = {
+    group = {
         "size": num_hosts,
         "restartPolicy": "RecreateGroupOnPodRestart",
-        "leaderTemplate": {"metadata": leader, "spec": pod},
+        "leaderTemplate": template,
         "workerTemplate": {"spec": deepcopy({**pod, "containers": [silent]})},
     }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _metadata(name, labels),
-        "spec": {"replicas": replicas, "leaderWorkerTemplate": template},
-    }
+    spec = {"replicas": servers.instances, "leaderWorkerTemplate": group}
+    return _manifest("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, labels, spec=spec)
 
 
 def _labels(app: str, role: str) -> dict[str, str]:
@@ -140,20 +122,14 @@ def _labels(app: str, role: str) -> dict[str, str]:
 
 def _access(app: str) -> list[Manifest]:
     """Access that the gateway needs to watch pods."""
-    name = f"{app}-gateway"
-    api = "rbac.authorization.k8s.io"
-    metadata = _metadata(name, _labels(app, "gateway"))
+    name, labels, api = f"{app}-gateway", _labels(app, "gateway"), "rbac.authorization.k8s.io"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    role = {"kind": "Role", "name": name, "apiGroup": api}
+    subjects = [{"kind": "ServiceAccount", "name": name}]
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(metadata)},
-        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": dict(metadata), "rules": rules},
-        {
-            "apiVersion": f"{api}/v1",
-            "kind": "RoleBinding",
-            "metadata": dict(metadata),
-            "subjects": [{"kind": "ServiceAccount", "name": name}],
-            "roleRef": {"kind": "Role", "name": name, "apiGroup": api},
-        },
+        _manifest("v1", "ServiceAccount", name, labels),
+        _manifest(f"{api}/v1", "Role", name, labels, rules=rules),
+        _manifest(f"{api}/v1", "RoleBinding", name, labels, subjects=subjects, roleRef=role),
     ]
 
 
@@ -174,20 +150,17 @@ def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest
         "ports": [{"containerPort": GATEWAY_PORT}],
     }
     pod = {"serviceAccountName": f"{app}-gateway", "containers": [container]}
-    return _deployment(f"{app}-gateway", _labels(app, "gateway"), 1, pod)
+    labels = _labels(app, "gateway")
+    return _deployment(f"{app}-gateway", labels, 1, _template(labels, pod, {}))
 
 
 def _service(app: str) -> Manifest:
     labels = _labels(app, "gateway")
     spec = {"selector": labels, "ports": [{"port": GATEWAY_PORT, "targetPort": GATEWAY_PORT}]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(f"{app}-gateway", labels), "spec": spec}
+    return _manifest("v1", "Service", f"{app}-gateway", labels, spec=spec)
 
 
 def _job(app: str, command: list[str]) -> Manifest:
     pod = {"restartPolicy": "Never", "containers": [{"name": "load", "image": IMAGE, "command": command}]}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _metadata(f"{app}-load", _labels(app, "load")),
-        "spec": {"backoffLimit": 0, "template": {"spec": pod}},
-    }
+    spec = {"backoffLimit": 0, "template": {"spec": pod}}
+    return _manifest("batch/v1", "Job", f"{app}-load", _labels(app, "load"), spec=spec)

@@ -36,7 +36,6 @@ from pdsim.scenario.servers import (
     ComputingSettings,
     DecodeSettings,
     DecodingSettings,
-    HostCacheSettings,
     PrefillSettings,
     ServerSettings,
 )
@@ -52,11 +51,8 @@ MEETING_PORT = 20000
 """Port at which the hosts of one server find each other."""
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_e2m1"}
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
-PREFILL_POLICIES = ("fcfs", "lpm", "priority")
-EVICTION_POLICIES = ("lru", "lfu")
 ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl")
-_CONTEXT_PARALLEL: Flags = [("enable-prefill-cp", True), ("cp-strategy", "zigzag")]
 LINKS = {
     "mooncake-tcp": {"MC_FORCE_TCP": "true"},
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
@@ -88,7 +84,7 @@ RULES: dict[str, Rule] = {
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "state_dtype": None,
-    "*.eviction": one_of(EVICTION_POLICIES, "SGLang"),
+    "*.eviction": one_of(("lru", "lfu"), "SGLang"),
     "*.host_cache": None,
     "storage": None,
     **{
@@ -96,7 +92,7 @@ RULES: dict[str, Rule] = {
         for name in ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
     },
     "*.max_prefill_tokens": None,
-    "*.policy": one_of(PREFILL_POLICIES, "SGLang"),
+    "*.policy": one_of(("fcfs", "lpm", "priority"), "SGLang"),
     "*.preemption": one_of(("fewest_outputs_first",), "SGLang"),
     "priorities": None,
     "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
@@ -143,16 +139,13 @@ def launch(scenario: Scenario, source: str, model: str) -> Launch:
     """Servers, each on GPUs of its own, gateway and load. Raises ConfigError for what SGLang cannot be told."""
     made = Launch(notes=notes_on(scenario, "sglang", RULES))
     at = places(scenario)
-    resolved = resolve(scenario)
-    if scenario.health is None:
-        resolved = resolved.model_copy(update={"health": None})
-    scenario = resolved
+    scenario = resolve(scenario).model_copy(update={"health": scenario.health})
     if scenario.network.staging is not None and scenario.network.staging.prefill_buffer is not None:
         made.notes.append(
             "network.staging.prefill_buffer is heard by SGLang 0.5.12; in 0.5.23 the buffer holds one forward's KV"
         )
-    for role, servers_at in at.items():
-        _add_servers(made, scenario, role, servers_at, model)
+    for role in at:
+        _add_servers(made, scenario, role, at[role], model)
     made.add("gateway", GATEWAY, gateway_flags(made, scenario, at))
     load = Launch()
     add_bench_serving(load, scenario)
@@ -182,10 +175,7 @@ def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]
     policies = [router.prefill] if scenario.aggregated else [router.prefill, router.decode]
     flags += next(filter(None, map(_thresholds, policies)), {}).items()
     if (health := scenario.health) is not None:
-        flags += [
-            ("retry-max-retries", health.max_retries),
-            ("retry-jitter-factor", health.backoff_jitter),
-        ]
+        flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]
     return flags
 
 
@@ -230,6 +220,8 @@ def across_hosts(leader: str, num_hosts: object, rank: object) -> Flags:
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
     has_whole_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
+    running, host = servers.max_running_requests, servers.host_cache
+    host_bytes = None if host is None else host.size
     flags: Flags = [
         ("tp-size", servers.tp),
         ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
@@ -243,14 +235,11 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("kv-cache-dtype", KV_DTYPES.get(scenario.kv_dtype)),
         ("mem-fraction-static", servers.mem_fraction),
         ("max-total-tokens", servers.pool_tokens),
-        (
-            "max-running-requests",
-            None if servers.max_running_requests is None else servers.max_running_requests * servers.dp,
-        ),
+        ("max-running-requests", running and running * servers.dp),
         ("radix-eviction-policy", component_name(servers.eviction)),
-        ("enable-hierarchical-cache", servers.host_cache is not None),
-        ("hicache-size", _gigabytes(servers.host_cache)),
-        ("hicache-write-policy", servers.host_cache and servers.host_cache.write),
+        ("enable-hierarchical-cache", host is not None),
+        ("hicache-size", None if host_bytes is None else max(1, round(host_bytes / 1e9))),
+        ("hicache-write-policy", host and host.write),
         *_storage_flags(scenario, servers),
         ("quantization", quantization(scenario)),
         ("mamba-ssm-dtype", STATE_DTYPES[scenario.state_dtype]),
@@ -292,10 +281,6 @@ def _storage_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     ]
 
 
-def _gigabytes(host: HostCacheSettings | None) -> int | None:
-    return None if host is None or host.size is None else max(1, round(host.size / 1e9))
-
-
 def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [("disaggregation-transfer-backend", scenario.network.transport.partition("-")[0])]
     if isinstance(servers, PrefillSettings):
@@ -303,7 +288,8 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
             ("disaggregation-mode", "prefill"),
             *flags,
             ("enable-dynamic-chunking", servers.dynamic_chunks),
-            *(_CONTEXT_PARALLEL if servers.cp > 1 else ()),
+            ("enable-prefill-cp", servers.cp > 1),
+            ("cp-strategy", "zigzag" if servers.cp > 1 else None),
             ("attn-cp-size", servers.cp if servers.cp > 1 else None),
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]

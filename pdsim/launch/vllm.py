@@ -163,7 +163,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         ("tensor-parallel-size", servers.tp // servers.dp),
         ("data-parallel-size", servers.dp if servers.dp > 1 else None),
         ("enable-expert-parallel", servers.has_whole_experts),
-        ("enable-eplb", servers.redundant_experts is not None),
+        ("enable-eplb", redundant is not None),
         ("eplb-config", eplb),
         ("block-size", block),
         ("max-model-len", scenario.context_tokens),
@@ -223,8 +223,8 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
         flags += [("decode", [one.url]) for one in at["decode"]]
         flags += [(f"{role}-policy", component_name(getattr(router, role))) for role in KV_ROLES]
     flags.append(("intra-node-data-parallel-size", dp if dp > 1 else None))
-    aware = [one for one in policies if isinstance(one, CacheAware)]
-    return [*flags, *(thresholds(aware[0]).items() if aware else ())]
+    aware = next((thresholds(one) for one in policies if isinstance(one, CacheAware)), {})
+    return [*flags, *aware.items()]
 
 
 # The load.

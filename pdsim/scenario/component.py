@@ -5,7 +5,7 @@ tables below or an import path. In a file a field with a unit goes without its s
 """
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -226,6 +226,7 @@ def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | Non
 
 
 _type_hints = cache(get_type_hints)
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
@@ -306,11 +307,6 @@ def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {value!r}"
         )
     return {key: dimension.parse(amount) for key, amount in value.items()}
-
-
-@cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint)
 
 
 def in_file(field_name: str) -> tuple[str, Dimension | None]:

@@ -42,8 +42,7 @@ def limited(is_limited: bool, /) -> Iterator[None]:
 
 def require_room_for_run(scenario: Scenario) -> None:
     """Raises ConfigError for more instances or requests than fit; of a trace its file has the requests."""
-    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
-    counts = [servers.instances * servers.dp for servers in roles if servers is not None]
+    counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
     workload = scenario.workload
     requests = 0 if hasattr(workload, "path") else prod(getattr(workload, name, 1) for name in _COUNTS)
     num_bytes = sum(counts) * _INSTANCE_BYTES + requests * _REQUEST_BYTES

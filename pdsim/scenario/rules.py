@@ -80,7 +80,7 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
         return "decode.speculative_draft_tokens: decoding with drafts is SGLang's only here; leave it out"
-    if any(one is not None and one.host_cache for one in (prefill, decode, scenario.aggregated)):
+    if any(servers.host_cache for servers in scenario.roles.values()):
         return "host_cache is SGLang's; leave it out"
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
@@ -143,8 +143,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 
 
 def _of_storage(scenario: "Scenario") -> str:
-    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
-    if scenario.storage is None or any(servers.host_cache for servers in roles if servers is not None):
+    if scenario.storage is None or any(servers.host_cache for servers in scenario.roles.values()):
         return ""
     return "storage lies behind host caches: give a role one (prefill: {host_cache: {}})"
 
@@ -170,13 +169,12 @@ def _of_elastic_clusters(scenario: "Scenario") -> str:
 
 
 def _of_roles(scenario: "Scenario") -> str:
-    roles = {"prefill": scenario.prefill, "decode": scenario.decode}
-    given = [name for name, settings in roles.items() if settings is not None]
-    if scenario.aggregated is None and len(given) < len(roles):
-        missing = " and ".join(name for name in roles if name not in given)
-        return f"no {missing}: a cluster has prefill and decode instances, or aggregated ones"
-    if scenario.aggregated is not None and given:
-        return f"aggregated stands beside {' and '.join(given)}: a cluster has one or the other; leave one out"
+    missing = [role for role in ("prefill", "decode") if role not in scenario.roles]
+    if scenario.aggregated is None and missing:
+        return f"no {' and '.join(missing)}: a cluster has prefill and decode instances, or aggregated ones"
+    if scenario.aggregated is not None and len(scenario.roles) > 1:
+        given = " and ".join(role for role in scenario.roles if role != "aggregated")
+        return f"aggregated stands beside {given}: a cluster has one or the other; leave one out"
     return ""
 
 

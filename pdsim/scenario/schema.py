@@ -26,6 +26,7 @@ from pdsim.scenario.servers import (
 )
 from pdsim.scenario.yaml_file import did_you_mean
 from pdsim.system.catalog import Kind, load_model
+from pdsim.system.memory import Role
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.client_driver import Client, ClosedLoop, OpenLoop
 from pdsim.workload.lengths import Acceptance
@@ -164,6 +165,13 @@ class Scenario(Section):
         return self
 
     @property
+    def roles(self) -> dict[Role, ServerSettings]:
+        """Servers of the roles that it has."""
+        roles: dict[Role, ServerSettings | None]
+        roles = {"prefill": self.prefill, "decode": self.decode, "aggregated": self.aggregated}
+        return {role: servers for role, servers in roles.items() if servers is not None}
+
+    @property
     def max_servers(self) -> int:
         """Servers of prefill and decode together, at most."""
         prefill, decode = self.pair
@@ -180,16 +188,14 @@ class Scenario(Section):
     @property
     def entries(self) -> list[tuple[Kind, str]]:
         """Entries of the catalog that it names."""
-        servers = (self.prefill, self.decode, self.aggregated)
-        gpus: list[tuple[Kind, str]] = [("gpus", server.gpu) for server in servers if server is not None]
+        gpus: list[tuple[Kind, str]] = [("gpus", servers.gpu) for servers in self.roles.values()]
         return [("models", self.model), ("transports", self.network.transport), *gpus]
 
     @property
     def num_gpus(self) -> int:
         if self.elastic is not None:
             return self.max_servers * self.pair.prefill.tp
-        roles = (self.prefill, self.decode, self.aggregated)
-        return sum(servers.num_gpus for servers in roles if servers is not None)
+        return sum(servers.num_gpus for servers in self.roles.values())
 
     @property
     def acceptance(self) -> Acceptance | None:
@@ -201,7 +207,10 @@ class Scenario(Section):
     @property
     def setup(self) -> Setup:
         """The model, and what the instances run on."""
-        prefill, decode = self._measured_servers
+        prefill, decode = self.servers
+        role = None if self.cost.measured is None else self.cost.measured.role
+        if role is not None:  # which alone was measured
+            prefill = decode = prefill if role == "prefill" else decode
         return Setup(
             model=self.model,
             weight_dtype=self.weight_dtype or load_model(self.model).weight_dtype,
@@ -249,7 +258,8 @@ class Scenario(Section):
     def device(self) -> str:
         """The device whose step times a run has."""
         measured = self.cost.measured
-        return (measured and measured.role is None and measured.device) or self._gpus
+        gpus = dict.fromkeys(servers.gpu for servers in self.servers)
+        return (measured and measured.role is None and measured.device) or " and ".join(gpus)
 
     @property
     def foreign_setup(self) -> list[str]:
@@ -258,20 +268,9 @@ class Scenario(Section):
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 
     @property
-    def _gpus(self) -> str:
-        return " and ".join(dict.fromkeys(server.gpu for server in self.servers))
-
-    @property
     def servers(self) -> tuple[ServerSettings, ServerSettings]:
         """The servers that prefill, and those that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
-
-    @property
-    def _measured_servers(self) -> tuple[ServerSettings, ServerSettings]:
-        """The same, or the servers of the role that alone was measured."""
-        prefill, decode = self.servers
-        role = None if self.cost.measured is None else self.cost.measured.role
-        return (prefill if role != "decode" else decode, decode if role != "prefill" else prefill)
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
         """The arguments that SGLang's bench_serving writes in front of its results."""

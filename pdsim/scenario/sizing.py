@@ -44,10 +44,9 @@ def server_of(instance_id: str) -> str:
 
 def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
     """The roles of a cluster, and the instances of each."""
-    names: tuple[memory.Role, ...] = ("prefill", "decode") if scenario.aggregated is None else ("aggregated",)
     if scenario.elastic is not None:  # any server may have any role
-        return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in names}
-    return {role: instance_ids(getattr(scenario, role), role) for role in names}
+        return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in scenario.roles}
+    return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}
 
 
 def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:

@@ -11,9 +11,10 @@ from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.fields import DURATION
 from pdsim.show.tables import new_console, new_table, print_first_that_fits, print_ranges
+from pdsim.study.estimate import Estimate
 from pdsim.study.planning.plan import Plan
 from pdsim.study.questions.answer import Answer
-from pdsim.study.result import Estimate, PointResult, SweepResult
+from pdsim.study.result import PointResult, SweepResult
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import shown
 

@@ -7,7 +7,8 @@ from typing import Any
 from pdsim.metrics.summary_rows import RANGED, between, counted, range_text, significant
 from pdsim.show.figures import Bar, Dot, FigureBlock, heat_map, lines, tornado, trade_offs
 from pdsim.show.page import Card, Cell, Page, Table, cell, setup_sentence
-from pdsim.study.result import Estimate, PointResult, SweepResult, rate_per_gpu
+from pdsim.study.estimate import Estimate
+from pdsim.study.result import PointResult, SweepResult, rate_per_gpu
 from pdsim.study.tasks import described, shown
 
 _LOADS = ("client.concurrency", "client.arrivals.rate")

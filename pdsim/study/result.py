@@ -2,13 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import chain
-from math import atan, cos, pi, sin, sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from pdsim.metrics.run_folder import load_pandas
@@ -16,59 +13,13 @@ from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.cost import ENDS
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import Estimate, estimate
 from pdsim.study.store import DAMAGED, HEAD, PLAN, Store
 from pdsim.study.sweep_file import SloSettings
 from pdsim.study.tasks import described, metrics, scenario_of
 
-_CONFIDENCE = 0.95
 _ARRAYS = ("ttft_ns", "e2e_ns", "output_tokens")
 """Columns that have a number for each request that finished."""
-
-
-class Estimate(NamedTuple):
-    mean: float
-    half_width: float | None
-    """The true mean lies so far from it at most, with 95 % confidence; None: one replication says nothing of that."""
-
-    def scaled(self, factor: float) -> "Estimate":
-        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
-
-    def divided(self, divisor: float) -> "Estimate":
-        return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
-
-    def text(self, shown: Callable[[float], str]) -> str:
-        """Text such as "1.2 ± 0.1"."""
-        half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
-        return shown(self.mean) + half
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    mean = fmean(values)
-    if len(values) == 1:
-        return Estimate(mean, None)
-    return Estimate(mean, quantile(len(values) - 1) * stdev(values) / sqrt(len(values)))
-
-
-@cache
-def quantile(degrees: int) -> float:
-    """Within so many standard errors of 0 lies 95 % of a t-distribution."""
-    low, high = 0.0, 100.0
-    while high - low > 1e-9:  # noqa: PLR2004
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, degrees) < _CONFIDENCE else (low, middle)
-    return high
-
-
-def _within(t: float, degrees: int) -> float:
-    """The probability of [-t, t]: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    angle = atan(t / sqrt(degrees))
-    is_odd = degrees % 2
-    term = cos(angle) if is_odd else 1.0
-    total = 0.0
-    for k in range(2 + is_odd, degrees + 1, 2):
-        total += term
-        term *= cos(angle) ** 2 * (k - 1) / k
-    return (angle + sin(angle) * total) * 2 / pi if is_odd else sin(angle) * total
 
 
 class Attained(NamedTuple):

@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from pdsim.study.result import estimate, quantile
+from pdsim.study.estimate import estimate, quantile
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 10, 29, 120])

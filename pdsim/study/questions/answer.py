@@ -9,9 +9,9 @@ from pdsim.metrics.run_folder import load_pandas
 from pdsim.scenario.loading import Changes
 from pdsim.sim.result import RunResult
 from pdsim.sim.sensitivity import Limit
+from pdsim.study.estimate import Estimate, number
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import SLO, Study, number, spread
-from pdsim.study.result import Estimate
+from pdsim.study.questions.study import SLO, Study
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Answer:
 
     def cells(self, row: AnswerRow) -> list[str]:
         values = [(row.estimates[name], COLUMNS[name].digits) for name in self.columns]
-        cells = ["" if value is None else spread(value, digits) for value, digits in values]
+        cells = ["" if value is None else value.spread(digits) for value, digits in values]
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:

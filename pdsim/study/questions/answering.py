@@ -18,11 +18,12 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.sim.sensitivity import Limit
 from pdsim.sim.simulation import Observation, simulate
 from pdsim.study.engine import Progress, Work, open_engine
+from pdsim.study.estimate import number, share
 from pdsim.study.planning.slo import Term
 from pdsim.study.planning.trials import Trials, measurement, sizes_of
 from pdsim.study.questions.answer import COLUMNS, SATURATED, Answer, AnswerRow
 from pdsim.study.questions.base import NUM_SEEDS, AskOptions, base_of, trace_lines
-from pdsim.study.questions.study import SLO, Question, Study, Verdict, milliseconds, number, place_of, question, share
+from pdsim.study.questions.study import SLO, Question, Study, Verdict, place_of, question
 from pdsim.study.store import Store, opened_folder
 from pdsim.workload.client_driver import ClosedLoop
 
@@ -169,7 +170,7 @@ def _missed(study: Study, label: str) -> str:
     for time, slo_ms in (("ttft", options.ttft_ms), ("tpot", options.tpot_ms)):
         tail = study.tail_ms(label, time)
         if tail.mean > slo_ms:
-            found.append(f"{time.upper()} {_percentile(study)} is {milliseconds(tail)} where {slo_ms:g} ms are asked")
+            found.append(f"{time.upper()} {_percentile(study)} is {tail.duration} where {slo_ms:g} ms are asked")
     if failed := study.failed_share(label):
         found.append(f"{share(failed)} of them failed")
     if len(found) == 1:
@@ -209,8 +210,7 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 def _default_router(study: Study, scenario: Scenario) -> list[str]:
     """The router of a question that does not vary it, where there is a choice of instances and nobody chose one."""
     is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
-    roles = (scenario.prefill, scenario.decode, scenario.aggregated)
-    most_instances = max(servers.instances for servers in roles if servers is not None)
+    most_instances = max(servers.instances for servers in scenario.roles.values())
     if is_varied or most_instances == 1 or study.base.names("router"):
         return []
     router = component_name(scenario.router.prefill)

@@ -3,20 +3,9 @@
 from pdsim.scenario.servers import HostCacheSettings, StorageSettings
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import Estimate, number, percent
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import (
-    Arm,
-    Question,
-    Study,
-    Verdict,
-    change,
-    is_told_apart,
-    milliseconds,
-    number,
-    percent,
-    times,
-)
-from pdsim.study.result import Estimate
+from pdsim.study.questions.study import Arm, Question, Study, Verdict
 from pdsim.system.memory import GIB
 from pdsim.workload.client_driver import ClosedLoop
 
@@ -40,13 +29,13 @@ def _decode_cache_verdict(study: Study) -> Verdict:
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")
     text = f"with {percent(study.mean(_ON, 'decode_cache_hit_rate'))} of the prompt tokens found on decode, "
-    text += f"requests/s are {times(rate)} as many"
+    text += f"requests/s are {rate.times} as many"
     if study[_ON].is_saturated:
         text += "; the load is too much even so"
     elif not study[_OFF].is_saturated:
-        ttft = [milliseconds(study.metric(label, "median_ttft_ms")) for label in (_OFF, _ON)]
+        ttft = [study.metric(label, "median_ttft_ms").duration for label in (_OFF, _ON)]
         text += f", median TTFT goes from {ttft[0]} to {ttft[1]}, "
-        text += f"and mean ITL is {change(study.ratio(_ON, _OFF, 'mean_itl_ms'))}"
+        text += f"and mean ITL is {study.ratio(_ON, _OFF, 'mean_itl_ms').change}"
     winner, advice = (_ON, "Switch it on") if _radix_pays(study, rate) else (_OFF, "Leave it off, it does not pay")
     return Verdict(winner, advice, f"{text}.", [_radix_effects(study)])
 
@@ -54,10 +43,10 @@ def _decode_cache_verdict(study: Study) -> Verdict:
 def _radix_pays(study: Study, rate: Estimate) -> bool:
     if study[_OFF].is_saturated != study[_ON].is_saturated:
         return study[_OFF].is_saturated
-    if is_told_apart(rate):
+    if rate.is_told_apart:
         return rate.mean > 1
     latency = study.ratio(_ON, _OFF, "mean_e2e_latency_ms")
-    return is_told_apart(latency) and latency.mean < 1
+    return latency.is_told_apart and latency.mean < 1
 
 
 def _radix_effects(study: Study) -> str:
@@ -125,20 +114,18 @@ def _memory_pays(study: Study, label: str, off: str) -> bool:
         return study[off].is_saturated
     rate = study.ratio(label, off, "request_throughput")
     ttft = study.ratio(label, off, "mean_ttft_ms")
-    return (is_told_apart(rate) and rate.mean > 1) or (is_told_apart(ttft) and ttft.mean < 1)
+    return (rate.is_told_apart and rate.mean > 1) or (ttft.is_told_apart and ttft.mean < 1)
 
 
 def _memory_gain(study: Study, label: str, off: str) -> str:
     if study[off].is_saturated:
         rates = [number(study.mean(one, "request_throughput")) for one in (label, off)]
         return f"and the cluster serves {rates[0]} requests/s instead of {rates[1]}"
-    means, tails = (
-        [milliseconds(study.metric(one, f"{time}_ttft_ms")) for one in (off, label)] for time in ("mean", "p99")
-    )
-    text = f"mean TTFT goes from {means[0]} to {means[1]} ({change(study.ratio(label, off, 'mean_ttft_ms'))})"
+    means, tails = ([study.metric(one, f"{time}_ttft_ms").duration for one in (off, label)] for time in ("mean", "p99"))
+    text = f"mean TTFT goes from {means[0]} to {means[1]} ({study.ratio(label, off, 'mean_ttft_ms').change})"
     text += f", p99 from {tails[0]} to {tails[1]}"
     rate = study.ratio(label, off, "request_throughput")
-    return f"{text}, requests/s are {times(rate)} as many" if is_told_apart(rate) else text
+    return f"{text}, requests/s are {rate.times} as many" if rate.is_told_apart else text
 
 
 def _per_server(study: Study, label: str) -> str:

@@ -5,8 +5,9 @@ from math import ceil
 
 from pdsim.metrics.explain import STAGES
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import number, percent
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import Arm, Question, Study, Verdict, change, milliseconds, number, percent, place_of
+from pdsim.study.questions.study import Arm, Question, Study, Verdict, place_of
 from pdsim.workload.arrivals import Poisson
 
 _ALL_AT_ONCE = "all at once"
@@ -140,7 +141,7 @@ def _explain_ttft_verdict(study: Study) -> Verdict:
     stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
     longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
     parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({STAGES[one][2]})" for one in longest]
-    return Verdict(_APART, "", f"A mean TTFT of {milliseconds(ttft)} is {', '.join(parts)}.", _compared(study))
+    return Verdict(_APART, "", f"A mean TTFT of {ttft.duration} is {', '.join(parts)}.", _compared(study))
 
 
 def _compared(study: Study) -> list[str]:
@@ -149,7 +150,7 @@ def _compared(study: Study) -> list[str]:
     if study[_AGGREGATED].is_saturated:
         return ["The same GPUs without disaggregation cannot take the load."]
     ratio = study.ratio(_APART, _AGGREGATED, "mean_ttft_ms")
-    return [f"Against the same GPUs without disaggregation, TTFT is {change(ratio)}."]
+    return [f"Against the same GPUs without disaggregation, TTFT is {ratio.change}."]
 
 
 EXPLAIN_TTFT = Question(

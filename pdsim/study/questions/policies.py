@@ -4,21 +4,9 @@ from pdsim.scenario.component import ROUTING_POLICIES
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.rules import ENGINE_DEFAULTS
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import number, percent, share
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import (
-    Arm,
-    Question,
-    Study,
-    Verdict,
-    change,
-    is_told_apart,
-    milliseconds,
-    number,
-    percent,
-    share,
-    spread,
-    times,
-)
+from pdsim.study.questions.study import Arm, Question, Study, Verdict
 
 
 def _routing_arms(_base: Base) -> list[Arm]:
@@ -27,7 +15,7 @@ def _routing_arms(_base: Base) -> list[Arm]:
 
 def _routing_verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
-    text = f"mean TTFT {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
+    text = f"mean TTFT {study.metric(best, 'mean_ttft_ms').duration}"
     found = study.others_against(best, study.labels(), "mean_ttft_ms", "it")
     notes = [_hits(study)]
     if study.base.scenario.pair.prefill.instances == 1:
@@ -36,7 +24,7 @@ def _routing_verdict(study: Study) -> Verdict:
 
 
 def _hits(study: Study) -> str:
-    shares = (f"{label} {spread(study.metric(label, 'prefill_cache_hit_rate'))}" for label in study.labels())
+    shares = (f"{label} {study.metric(label, 'prefill_cache_hit_rate').spread()}" for label in study.labels())
     return f"Share of prompt tokens that prefill had cached: {', '.join(shares)}."
 
 
@@ -74,15 +62,15 @@ def _admission_verdict(study: Study) -> Verdict:
     worst = min(labels, key=lambda label: study.mean(label, "output_throughput"))
     most, least = (number(study.mean(label, "output_throughput")) for label in (best, worst))
     loss = study.ratio(best, worst, "output_throughput")
-    if not is_told_apart(loss):
+    if not loss.is_told_apart:
         default = _DEFAULT if _DEFAULT in labels else best
         text = f"{least} to {most} output tokens/s, whatever is kept in reserve."
         return Verdict(default, "It hardly matters", text, [_retracted(study), *_late(study)])
-    text = f"{most} output tokens/s, {times(loss)} those of '{worst}'"
+    text = f"{most} output tokens/s, {loss.times} those of '{worst}'"
     if best == _DEFAULT:
         text += "; it is SGLang's default"
     elif _DEFAULT in labels:
-        text += f" and {times(study.ratio(best, _DEFAULT, 'output_throughput'))} those of SGLang's default of 512"
+        text += f" and {study.ratio(best, _DEFAULT, 'output_throughput').times} those of SGLang's default of 512"
     return Verdict(best, f"Use '{best}'", text + ".", [_retracted(study), *_late(study)])
 
 
@@ -94,7 +82,7 @@ def _retracted(study: Study) -> str:
 def _late(study: Study) -> list[str]:
     if not {_DEFAULT, _LATE} <= set(study.labels()):
         return []
-    rate, ttft = (times(study.ratio(_LATE, _DEFAULT, name)) for name in ("output_throughput", "mean_ttft_ms"))
+    rate, ttft = (study.ratio(_LATE, _DEFAULT, name).times for name in ("output_throughput", "mean_ttft_ms"))
     return [f"Pages granted when a prompt is computed, not before: {rate} the output tokens/s, and {ttft} the TTFT."]
 
 
@@ -137,11 +125,11 @@ def _local_prefill_verdict(study: Study) -> Verdict:
         return Verdict(best, "Send all prompts to prefill", f"{text}, {share(study.attained(second))} with '{second}'.")
     text += f", {share(study.attained(_REMOTE))} with {_REMOTE}"
     goodput = study.goodput_ratio(best, _REMOTE)
-    if is_told_apart(goodput):
-        text += f"; goodput is {times(goodput)} as much"
+    if goodput.is_told_apart:
+        text += f"; goodput is {goodput.times} as much"
     if len(study.steady([best, _REMOTE])) > 1:
-        text += f"; TTFT is {change(study.ratio(best, _REMOTE, 'mean_ttft_ms'))}"
-        text += f", TPOT {change(study.ratio(best, _REMOTE, 'mean_tpot_ms'))}"
+        text += f"; TTFT is {study.ratio(best, _REMOTE, 'mean_ttft_ms').change}"
+        text += f", TPOT {study.ratio(best, _REMOTE, 'mean_tpot_ms').change}"
     sent = [study.mean(label, "transfer_bytes") for label in (best, _REMOTE)]
     text += f"; {number(100 * sent[0] / sent[1])} % of the KV is sent"
     advice = f"Compute prompts {best.replace(' on decode', ' uncached tokens on decode')}"
@@ -219,7 +207,7 @@ def _priorities_verdict(study: Study) -> Verdict:
     if failed := study.failed_share(best):
         text += f"; {share(failed)} of all are refused"
     rate = study.ratio(best, _FCFS, "request_throughput")
-    if best != _FCFS and is_told_apart(rate):
+    if best != _FCFS and rate.is_told_apart:
         text += f"; requests/s are {rate.mean:.3g} times as many"
     wanted = study.options.attainment
     advice = f"'{best}'" if shares[best] >= wanted else f"Not enough for {percent(wanted)}: '{best}' is the nearest"

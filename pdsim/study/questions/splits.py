@@ -7,20 +7,10 @@ from pdsim.scenario.loading import Changes
 from pdsim.scenario.servers import Split
 from pdsim.scenario.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import number, share
 from pdsim.study.planning.space import needs_staging, tp_sizes
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import (
-    Arm,
-    Question,
-    Study,
-    Verdict,
-    change,
-    is_told_apart,
-    milliseconds,
-    number,
-    share,
-    times,
-)
+from pdsim.study.questions.study import Arm, Question, Study, Verdict
 
 
 def _splits(base: Base) -> list[Arm]:
@@ -49,13 +39,13 @@ def _pd_ratio_verdict(study: Study) -> Verdict:
         return Verdict(best, f"Use {best}", text, study.routers_against(best))
     second, worst = study.best(others), min(others, key=study.goodput)
     ratio = study.goodput_ratio(best, second)
-    if is_told_apart(ratio):
-        text += f", {times(ratio)} what {second} gives"
+    if ratio.is_told_apart:
+        text += f", {ratio.times} what {second} gives"
     else:
-        latency = times(study.ratio(second, best, "mean_e2e_latency_ms"))
+        latency = study.ratio(second, best, "mean_e2e_latency_ms").times
         text += f", which cannot be told from what {second} gives, at {latency} the latency"
     if worst != second:
-        text += f", and {times(study.goodput_ratio(best, worst))} what the worst, {worst}, gives"
+        text += f", and {study.goodput_ratio(best, worst).times} what the worst, {worst}, gives"
     if study.meets(best) and not study.meets(second):
         text += "; no other ratio meets it for as many as should"
     return Verdict(best, f"Use {best}", text + ".", study.routers_against(best))
@@ -107,14 +97,14 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
     if study.meets(winner) and not study.meets(other):
         text = f"{winner} meets the SLO with {share(study.attained(winner))} of the requests, "
         text += f"{other} misses it with {share(study.attained(other))}"
-    elif is_told_apart(goodput):
+    elif goodput.is_told_apart:
         text = f"{winner} gives {number(study.goodput(winner))} requests/s per GPU within the SLO, "
-        text += f"{times(goodput)} what {other} gives"
+        text += f"{goodput.times} what {other} gives"
     else:
         text = f"{winner} and {other} give the same goodput"
     if not study[winner].is_saturated and not study[other].is_saturated:
-        text += f", with {change(study.ratio(winner, other, 'mean_ttft_ms'))} TTFT"
-        text += f" and {change(study.ratio(winner, other, 'mean_tpot_ms'))} TPOT"
+        text += f", with {study.ratio(winner, other, 'mean_ttft_ms').change} TTFT"
+        text += f" and {study.ratio(winner, other, 'mean_tpot_ms').change} TPOT"
     notes = [*_crossover(study), *study.routers_against(winner)]
     return Verdict(winner, _DO_NOT if winner in together else _DO, text + ".", notes)
 
@@ -145,9 +135,9 @@ def _better(study: Study, apart: str, together: str, series: str) -> str:
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
         return f"{name if study.meets(apart) else together.removesuffix(f', {series} in')} alone meets the SLO"
-    if is_told_apart(goodput) or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
-        return f"{name} has {times(goodput)} the aggregated goodput"
-    return f"{name} has {times(study.ratio(apart, together, 'mean_e2e_latency_ms'))} the aggregated latency"
+    if goodput.is_told_apart or len(study.steady([apart, together])) < 2:  # noqa: PLR2004
+        return f"{name} has {goodput.times} the aggregated goodput"
+    return f"{name} has {study.ratio(apart, together, 'mean_e2e_latency_ms').times} the aggregated latency"
 
 
 def _own_tokens(study: Study) -> float:
@@ -198,11 +188,11 @@ def _prefill_split_verdict(study: Study) -> Verdict:
     best = study.best(study.labels())
     text = f"{share(study.attained(best))} of the requests meet the SLO"
     if best in study.steady([best]):
-        text += f", with a mean TTFT of {milliseconds(study.metric(best, 'mean_ttft_ms'))}"
+        text += f", with a mean TTFT of {study.metric(best, 'mean_ttft_ms').duration}"
         text += "".join(f"; with {label} it is {found}" for label, found in _other_kinds(study, best))
     forwards = {label: study.metric(label, "mean_prefill_forward_ms") for label in study.labels()}
     quickest = min(study.steady(forwards) or [best], key=lambda label: forwards[label].mean)
-    note = f"{quickest} computes a prompt fastest, in {milliseconds(forwards[quickest])}."
+    note = f"{quickest} computes a prompt fastest, in {forwards[quickest].duration}."
     return Verdict(best, f"Split prefill into {best}", f"{text}.", [note])
 
 
@@ -212,7 +202,7 @@ def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
     for label in study.steady(study.labels()):
         kinds.setdefault(_kind(label), []).append(label)
     firsts = [study.best(labels) for kind, labels in kinds.items() if kind != _kind(best)]
-    return [(label, change(study.ratio(label, best, "mean_ttft_ms"))) for label in firsts]
+    return [(label, study.ratio(label, best, "mean_ttft_ms").change) for label in firsts]
 
 
 def _kind(label: str) -> str:

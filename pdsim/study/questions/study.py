@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from math import inf, isinf
+from math import inf
 from typing import NamedTuple
 
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
+from pdsim.study.estimate import Estimate, estimate
 from pdsim.study.planning.trials import Trials
 from pdsim.study.questions.base import AskOptions, Base
-from pdsim.study.result import Estimate, PointResult, estimate, warnings_of
+from pdsim.study.result import PointResult, warnings_of
 
 
 class Arm(NamedTuple):
@@ -89,54 +90,6 @@ def question(name: str) -> Question:
     module = import_module(f"pdsim.study.questions.{QUESTIONS[name]}")
     found: Question = getattr(module, name.replace("-", "_").upper())
     return found
-
-
-# Numbers as answers say them: with the unit, three digits, and the 95 % interval where there are replications.
-
-
-def number(value: float, digits: int = 3) -> str:
-    """So many digits, and all of those before the point."""
-    if isinf(value):
-        return "∞"
-    if not value or abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return f"{value:#.{digits}g}".rstrip(".")
-
-
-def spread(value: Estimate, digits: int = 3) -> str:
-    """The mean, and how far from it the true one may lie."""
-    half = value.half_width
-    mean = number(value.mean, digits)
-    return mean if not half else f"{mean} ± {number(half, 2)}"
-
-
-def milliseconds(value: Estimate) -> str:
-    return f"{spread(value)} ms" if value.mean < 1000 else f"{spread(value.divided(1e3))} s"  # noqa: PLR2004
-
-
-def times(value: Estimate) -> str:
-    """A ratio."""
-    return f"{spread(value)} times"
-
-
-def percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-def share(value: float) -> str:
-    """A percentage with four digits: 98.63 % is not 99 %."""
-    return f"{100 * value:.4g}%"
-
-
-def change(value: Estimate) -> str:
-    """A ratio as a change: "12 ± 3 % more"."""
-    percent = Estimate(abs(value.mean - 1), value.half_width).scaled(100)
-    return f"{spread(percent)} % {'more' if value.mean >= 1 else 'less'}"
-
-
-def is_told_apart(ratio: Estimate) -> bool:
-    """True if 1 lies outside the interval. Where one run is all there is, or none varies: if it differs by 2 %."""
-    return abs(ratio.mean - 1) > (ratio.half_width or 0.02)
 
 
 SLO = "asked"
@@ -279,8 +232,8 @@ class Study:
         cluster = self._cluster(best)
         others = [label for label in self.labels() if label != best and self._cluster(label) == cluster]
         return [
-            f"'{label}' gives {times(self.goodput_ratio(label, best))} the goodput of '{best}'"
-            f" at {times(self.ratio(label, best, 'mean_e2e_latency_ms'))} its latency."
+            f"'{label}' gives {self.goodput_ratio(label, best).times} the goodput of '{best}'"
+            f" at {self.ratio(label, best, 'mean_e2e_latency_ms').times} its latency."
             for label in others
         ]
 
@@ -305,11 +258,9 @@ class Study:
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []
         ratios = {label: self.ratio(label, best, field) for label in steady}
-        equal = [
-            label for label in ratios if not is_told_apart(ratios[label]) and self.meets(label) == self.meets(best)
-        ]
+        equal = [label for label in ratios if not ratios[label].is_told_apart and self.meets(label) == self.meets(best)]
         found = [f"{' and '.join(equal)} cannot be told apart from it"] if equal else []
-        found += [f"with {label} {what} is {times(ratios[label])} that" for label in ratios if label not in equal]
+        found += [f"with {label} {what} is {ratios[label].times} that" for label in ratios if label not in equal]
         return found + [f"{label} is saturated" for label in others if self[label].is_saturated]
 
 

@@ -9,20 +9,9 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sizing import layout_of, resolve
 from pdsim.scenario.wiring import link_bandwidth, transport, wire_of
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.study.estimate import number, percent
 from pdsim.study.questions.base import Base
-from pdsim.study.questions.study import (
-    EQUAL,
-    Arm,
-    Question,
-    Study,
-    Verdict,
-    change,
-    is_told_apart,
-    milliseconds,
-    number,
-    percent,
-    times,
-)
+from pdsim.study.questions.study import EQUAL, Arm, Question, Study, Verdict
 from pdsim.system.catalog import load_model
 from pdsim.system.model import LatentAttention
 
@@ -47,7 +36,7 @@ def _transport_arms(_base: Base) -> list[Arm]:
 def _transport_verdict(study: Study) -> Verdict:
     engines = study.labels("")
     best = study.best(engines)
-    ttft, exposed = (milliseconds(study.metric(best, name)) for name in ("mean_ttft_ms", _EXPOSED))
+    ttft, exposed = (study.metric(best, name).duration for name in ("mean_ttft_ms", _EXPOSED))
     text = f"mean TTFT {ttft}, with {exposed} of transfer that compute does not hide"
     if study[best].is_saturated:
         text = "it serves the most requests"
@@ -102,12 +91,12 @@ def _overlap_verdict(study: Study) -> Verdict:
     meeting = [label for label in labels if study.meets(label)]
     best = min(meeting or labels, key=lambda label: study.mean(label, "mean_ttft_ms"))
     gain = study.ratio(best, _WHOLE, "mean_ttft_ms")
-    exposed = {label: milliseconds(study.metric(label, _EXPOSED)) for label in labels}
-    if best == _WHOLE or not is_told_apart(gain):
+    exposed = {label: study.metric(label, _EXPOSED).duration for label in labels}
+    if best == _WHOLE or not gain.is_told_apart:
         text = f"sent after the whole prompt, {exposed[_WHOLE]} of its transfer are exposed"
         text += ", and no other way has a mean TTFT that can be told apart."
         return Verdict(_CHUNKS if _CHUNKS in labels else best, "It hardly matters", text)
-    text = f"mean TTFT is {change(gain)} than with whole prompts, since "
+    text = f"mean TTFT is {gain.change} than with whole prompts, since "
     text += f"{exposed[best]} instead of {exposed[_WHOLE]} of a transfer are not hidden by compute."
     return Verdict(best, f"Send by '{best}'", text, _chunks_alone(study, best))
 
@@ -117,9 +106,9 @@ def _chunks_alone(study: Study, best: str) -> list[str]:
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
     gain = study.ratio(_CHUNKS, _WHOLE, "mean_ttft_ms")
-    if not is_told_apart(gain):
+    if not gain.is_told_apart:
         return ["Sent chunk by chunk, SGLang's way, mean TTFT cannot be told from that of whole prompts."]
-    return [f"Chunk by chunk, SGLang's way, mean TTFT is {change(gain)} than with whole prompts."]
+    return [f"Chunk by chunk, SGLang's way, mean TTFT is {gain.change} than with whole prompts."]
 
 
 OVERLAP = Question(
@@ -159,7 +148,7 @@ def _page_and_descriptors_verdict(study: Study) -> Verdict:
     ms = {label: f"{number(torn[label].ms)} ms" for label in torn}
     text = f"when the pages of a prompt of {prompt:,.0f} tokens do not follow each other, "
     text += f"its KV takes {ms[best]} to move, {ms[first]} with pages of {first} and {ms[last]} with pages of {last}."
-    young = [milliseconds(study.metric(label, _EXPOSED)) for label in (first, best)]
+    young = [study.metric(label, _EXPOSED).duration for label in (first, best)]
     found = (
         f"In this run, whose pools are young, compute leaves {young[0]} of a transfer uncovered with pages of {first}"
     )
@@ -249,8 +238,8 @@ def _beside(study: Study, label: str, other: str) -> str:
     if study[label].is_saturated or study[other].is_saturated:
         rates = [number(study.mean(one, "request_throughput")) for one in (label, other)]
         return f"{rates[0]} requests/s against {rates[1]}"
-    ttft, longer = (milliseconds(study.metric(one, "mean_ttft_ms")) for one in (label, other))
-    ratio = times(study.ratio(other, label, "mean_ttft_ms"))
+    ttft, longer = (study.metric(one, "mean_ttft_ms").duration for one in (label, other))
+    ratio = study.ratio(other, label, "mean_ttft_ms").times
     return f"mean TTFT is {ttft} with that ring, and {longer}, {ratio} as long,"
 
 

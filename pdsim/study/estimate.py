@@ -1,0 +1,102 @@
+"""Estimates of a number over replications, and texts of them: with the unit, three digits, and the 95 % interval."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import atan, cos, isinf, pi, sin, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+_CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    mean: float
+    half_width: float | None
+    """The true mean lies so far from it at most, with 95 % confidence; None: one replication says nothing of that."""
+
+    def scaled(self, factor: float) -> "Estimate":
+        return Estimate(self.mean * factor, None if self.half_width is None else self.half_width * factor)
+
+    def divided(self, divisor: float) -> "Estimate":
+        return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
+
+    def spread(self, digits: int = 3) -> str:
+        """The mean, and how far from it the true one may lie."""
+        mean = number(self.mean, digits)
+        return f"{mean} ± {number(self.half_width, 2)}" if self.half_width else mean
+
+    @property
+    def duration(self) -> str:
+        """Text of milliseconds."""
+        return f"{self.spread()} ms" if self.mean < 1000 else f"{self.divided(1e3).spread()} s"  # noqa: PLR2004
+
+    @property
+    def times(self) -> str:
+        """Text of a ratio, such as "1.2 times"."""
+        return f"{self.spread()} times"
+
+    @property
+    def change(self) -> str:
+        """Text of a ratio as a change: "12 ± 3 % more"."""
+        percent = Estimate(abs(self.mean - 1), self.half_width).scaled(100)
+        return f"{percent.spread()} % {'more' if self.mean >= 1 else 'less'}"
+
+    @property
+    def is_told_apart(self) -> bool:
+        """True if 1 lies outside the interval of a ratio.
+
+        Where one run is all there is, or none varies: if it differs by 2 %.
+        """
+        return abs(self.mean - 1) > (self.half_width or 0.02)
+
+    def text(self, shown: Callable[[float], str]) -> str:
+        """Text such as "1.2 ± 0.1"."""
+        half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
+        return shown(self.mean) + half
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    mean = fmean(values)
+    if len(values) == 1:
+        return Estimate(mean, None)
+    return Estimate(mean, quantile(len(values) - 1) * stdev(values) / sqrt(len(values)))
+
+
+@cache
+def quantile(degrees: int) -> float:
+    """Within so many standard errors of 0 lies 95 % of a t-distribution."""
+    low, high = 0.0, 100.0
+    while high - low > 1e-9:  # noqa: PLR2004
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < _CONFIDENCE else (low, middle)
+    return high
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability of [-t, t]: the finite series of Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    angle = atan(t / sqrt(degrees))
+    is_odd = degrees % 2
+    term = cos(angle) if is_odd else 1.0
+    total = 0.0
+    for k in range(2 + is_odd, degrees + 1, 2):
+        total += term
+        term *= cos(angle) ** 2 * (k - 1) / k
+    return (angle + sin(angle) * total) * 2 / pi if is_odd else sin(angle) * total
+
+
+def number(value: float, digits: int = 3) -> str:
+    """So many digits, and all of those before the point."""
+    if isinf(value):
+        return "∞"
+    if not value or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def share(value: float) -> str:
+    """A percentage with four digits: 98.63 % is not 99 %."""
+    return f"{100 * value:.4g}%"
