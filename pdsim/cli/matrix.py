@@ -223,9 +223,8 @@ def _profile_name(ranks: Ranks, first: Ranks) -> str:
 
 
 def _ranks(scenario: Scenario) -> Ranks:
-    if scenario.aggregated is not None:
-        return scenario.aggregated.tp, scenario.aggregated.tp
-    return scenario.pair.prefill.tp, scenario.pair.decode.tp
+    prefill, decode = scenario.servers
+    return prefill.tp, decode.tp
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
@@ -236,11 +235,10 @@ def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Ste
     for tp in sorted({tp for ranks in by_ranks for tp in ranks} | {1}):
         rows.append(f"{_DATA}/rows.csv" if tp == 1 else f"{_DATA}/rows-tp{tp}.csv")
         yield Step(tuple(_measure(suite, scenario, tp, rows[-1], rounds, num_gpus)), rows[-1])
-    server = scenario.aggregated or scenario.pair.decode
     for (prefill_tp, decode_tp), variant in by_ranks.items():
         profile = (variant.profile or suite.profile or Path("profile.yaml")).name
         of_ranks = ["--prefill-tp", prefill_tp, "--decode-tp", decode_tp] if (prefill_tp, decode_tp) != (1, 1) else []
-        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", server.gpu, *of_ranks]
+        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", scenario.servers[1].gpu, *of_ranks]
         yield Step(tuple(map(str, command)), profile)
     yield Step(("pdsim", "validate", SUITE_FILE), _ERRORS)
 

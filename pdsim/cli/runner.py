@@ -150,7 +150,7 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
     """Sensitivities of a scenario file, or of the scenario in a run folder; real runs are simulated, too."""
-    scenario = load_scenario(path / run_folder.SCENARIO) if path.is_dir() else load_scenario(path, changes)
+    scenario = scenario_of(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:
         return sensitivities(scenario, progress=advance)
 
@@ -175,7 +175,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
     scenario, requests = cluster.scenario, cluster.requests
     if not requests:
         raise ConfigError(f"{scenario.name}: its workload has no requests, so there is no typical step")
-    computing, decoding = (scenario.aggregated, scenario.aggregated) if scenario.aggregated else scenario.pair
+    computing, decoding = scenario.servers
     prefill_id, decode_ids = next(iter(cluster.costs)), [i for i in cluster.costs if not i.startswith("prefill")]
     prompt_tokens = fmean(len(request.prompt) for request in requests)
     new_tokens = min(round(prompt_tokens), computing.rank_chunk_tokens or round(prompt_tokens))

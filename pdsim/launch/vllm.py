@@ -141,8 +141,7 @@ def own_ways(scenario: Scenario) -> list[str]:
         found.append(f"page_size: {scenario.page_size}: vLLM chooses its block size, 16 tokens on most GPUs")
     if scenario.engine == "vllm":
         return found
-    decoding = scenario.aggregated or scenario.pair.decode
-    if isinstance(decoding.preemption, FewestOutputsFirst):
+    if isinstance(scenario.servers[1].preemption, FewestOutputsFirst):
         found.append("preemption: fewest_outputs_first: vLLM preempts who arrived last, and computes it again")
     if scenario.aggregated is None:
         prefill, decode = scenario.pair

@@ -209,8 +209,8 @@ def describe_component(value: Any) -> Any:
 
 def component_name(value: Any) -> str:
     """The name of a component, as `use` has it."""
-    described = describe_component(value)
-    return described if isinstance(described, str) else str(described["use"])
+    kind: Any = type(value)
+    return _name_of(kind)
 
 
 @cache

@@ -1,6 +1,8 @@
 """The state machines of a resolved scenario: instances, senders, receivers, router, health monitor."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
 from pdsim.core.aggregated_instance import AggregatedInstance, AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
@@ -134,26 +136,11 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     )
     policy, planner = deepcopy(prefill.policy), wiring.planner(scenario, instance_id)
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
-    if not is_vllm:
-        return PrefillInstance(
-            instance_id,
-            cache=cache,
-            limits=limits,
-            policy=policy,
-            planner=planner,
-            taker=taker,
-            sizer=chunk_sizer(scenario),
-        )
-    return VllmPrefillInstance(
-        instance_id,
-        cache=cache,
-        limits=limits,
-        policy=policy,
-        planner=planner,
-        taker=taker,
-        prompt_tokens=prefill.long_prefill_tokens,
-        hold_timeout_ns=prefill.hold_timeout,
-    )
+    make: Callable[..., PrefillInstance] = partial(PrefillInstance, sizer=chunk_sizer(scenario))
+    if is_vllm:
+        tokens, timeout_ns = prefill.long_prefill_tokens, prefill.hold_timeout
+        make = partial(VllmPrefillInstance, prompt_tokens=tokens, hold_timeout_ns=timeout_ns)
+    return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
 
 
 def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
@@ -171,29 +158,14 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         wave_requests=_wave_requests(scenario, "decode"),
         grants_computed_only=decode.allocation == "prefill_complete",
     )
-    admission, preemption = deepcopy(decode.admission), deepcopy(decode.preemption)
     giver = None
     if decode.returns_kv:
         giver = KvGiver(instance_id, cache, wiring.wire_of(scenario))
+    make: Callable[..., DecodeInstance] = partial(DecodeInstance, staged=scenario.network.staging is not None)
     if scenario.engine == "vllm":
-        return VllmDecodeInstance(
-            instance_id,
-            cache=cache,
-            limits=limits,
-            budget=_token_budget(prefill),
-            admission_policy=admission,
-            preemption_policy=preemption,
-            giver=giver,
-        )
-    return DecodeInstance(
-        instance_id,
-        cache=cache,
-        limits=limits,
-        admission_policy=admission,
-        preemption_policy=preemption,
-        staged=scenario.network.staging is not None,
-        giver=giver,
-    )
+        make = partial(VllmDecodeInstance, budget=_token_budget(prefill))
+    policies = {"admission_policy": deepcopy(decode.admission), "preemption_policy": deepcopy(decode.preemption)}
+    return make(instance_id, cache=cache, limits=limits, giver=giver, **policies)
 
 
 def _token_budget(settings: ComputingSettings) -> TokenBudget:

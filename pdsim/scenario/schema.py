@@ -17,7 +17,9 @@ from pdsim.scenario.profile import cost_by_role, front_end_of_profile, network_o
 from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_priority_policy
 from pdsim.scenario.servers import (
     AggregatedSettings,
+    ComputingSettings,
     DecodeSettings,
+    DecodingSettings,
     ElasticSettings,
     Pair,
     PrefillSettings,
@@ -200,13 +202,13 @@ class Scenario(Section):
     @property
     def acceptance(self) -> Acceptance | None:
         """Acceptance of those who decode; None: a step gives each request one token."""
-        decoding = self.aggregated or self.decode
-        assert decoding is not None
-        return decoding.acceptance
+        return self.servers[1].acceptance
 
     @property
     def setup(self) -> Setup:
         """The model, and what the instances run on."""
+        prefill: ServerSettings
+        decode: ServerSettings
         prefill, decode = self.servers
         role = None if self.cost.measured is None else self.cost.measured.role
         if role is not None:  # which alone was measured
@@ -268,7 +270,7 @@ class Scenario(Section):
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 
     @property
-    def servers(self) -> tuple[ServerSettings, ServerSettings]:
+    def servers(self) -> tuple[ComputingSettings, DecodingSettings]:
         """The servers that prefill, and those that decode."""
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 

@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from pdsim.core.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer_plan import RankPairLayout
@@ -47,14 +48,13 @@ def transport(scenario: Scenario) -> Transport:
         found = load_transport(network.transport)
     except CatalogError as wrong:
         raise ConfigError(f"network: {wrong}") from None
-    if network.transfer_latency is not None:
-        found = replace(found, batch_ns=network.transfer_latency)
-    if network.staging is not None and network.staging.transfer_latency is not None:
-        found = replace(found, staged_batch_ns=network.staging.transfer_latency)
-    if network.descriptor_latency is not None:
-        found = replace(found, descriptor_ns=network.descriptor_latency)
-    if network.serial is not None:
-        found = replace(found, serial=network.serial)
+    changes: dict[str, Any] = {
+        "batch_ns": network.transfer_latency,
+        "staged_batch_ns": None if network.staging is None else network.staging.transfer_latency,
+        "descriptor_ns": network.descriptor_latency,
+        "serial": network.serial,
+    }
+    found = replace(found, **{field: value for field, value in changes.items() if value is not None})
     if slowdown != 1:
         staged_ns = found.staged_batch_ns
         found = replace(

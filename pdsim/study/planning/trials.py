@@ -33,8 +33,7 @@ class Sizes:
 
 def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
     """Sizes of a run by its summary."""
-    decoding = scenario.decode or scenario.aggregated
-    assert decoding is not None
+    _, decoding = scenario.servers
     prompt_tokens, output_tokens = (
         row[f"total_{what}_tokens"] / max(1, row["completed"]) for what in ("input", "output")
     )
